@@ -1,10 +1,12 @@
-"""How long a save stalls training: blocking against asynchronous, interleaved in one run.
+"""What a checkpoint costs: blocking and asynchronous saves, interleaved in one run, and loading.
 
-    python benchmarks/checkpoint_stall.py [--rounds 3] [--size DiT-B] [--processes 1]
+    python benchmarks/checkpoint_stall.py [--rounds 3] [--sizes base,DiT-B] [--processes 1]
 
-The default model has more than 100 M parameters. The stall is the time that the training loop spends in the writer and
-not in training: `save`, `poll` after each step until the checkpoint is written, and `finish` a step later. Steps that
-run while a checkpoint is being written share the machine with the writer; how much longer they take is shown apart.
+The sizes have 5 M and 129 M parameters. The stall is the time that the training loop spends in the writer and not in
+training: `save`, `poll` after each step until the checkpoint is written, and `finish` a step later. Steps that run
+while a checkpoint is being written share the machine with the writer; how much longer they take is shown apart. Loading
+is `verify`, which hashes every file, and `load`. Memory is the proportional set size of all processes together, so that
+a page which a writer shares with its trainer counts once.
 The goal: an asynchronous save stalls training for at most 5 % of the time of a blocking one. Writes
 benchmarks/results/checkpoint_stall.{json,md}.
 """
@@ -17,7 +19,9 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -69,103 +73,102 @@ def measure(size: str, rounds: int, folder: Path) -> dict | None:
         trainer.step(loader.next_step())
 
     def save(kind: str) -> None:
+        (folder / "phase").write_text(kind)
         state = {"iteration": iteration, "steps_taken": trainer.steps_taken, "skipped": 0, "data": loader.state()}
         writers[kind].save(trainer.pieces(), iteration, state, text)
 
     rows = []
     for r in range(rounds + 1):  # the first is a warm-up
         iteration = r + 1
+        (folder / "phase").write_text("training")
         plain = [timed(step) for _ in range(4)]
         dist.barrier()
         blocking = timed(lambda: save("blocking"))
         step()
         dist.barrier()
         begun = time.perf_counter()
-        call = timed(lambda: save("async"))
-        polls, busy = [], []
+        stalls, busy = [timed(lambda: save("async"))], []
         while writers["async"].busy:
             busy.append(timed(step))
-            polls.append(timed(writers["async"].poll))
+            stalls.append(timed(writers["async"].poll))
         step()
-        wait = timed(writers["async"].finish)
-        polls.append(wait)
+        stalls.append(timed(writers["async"].finish))
+        until_whole = time.perf_counter() - begun
+        (folder / "phase").write_text("load")
+        newest = checkpoint.whole_checkpoints(folder / "async")[-1]
         row = {
             "blocking_s": blocking,
-            "async_call_s": call,
-            "async_polls_s": sum(polls),
-            "longest_poll_s": max(polls),
+            "stall_s": sum(stalls),
+            "stall_share": sum(stalls) / blocking,
+            "call_s": stalls[0],
             "step_s": statistics.median(plain),
             "step_while_writing_s": statistics.median(busy),
-            "steps_while_writing": len(busy),
-            "until_whole_s": time.perf_counter() - begun,
+            "until_whole_s": until_whole,
+            "verify_s": timed(partial(checkpoint.verify, newest)),
+            "load_s": timed(partial(saving.load, trainer.pieces(), newest)),
         }
         if r:
             rows.append(row)
-    for writer in writers.values():
-        writer.close()
-    total = sum(f.stat().st_size for f in checkpoint.find(folder / "async").iterdir())
-    checkpoint.verify(checkpoint.find(folder / "async"))
     out = {
         "size": size,
         "parameters": counts.parameter_count(resolved.config.model),
-        "checkpoint_gb": total / 1e9,
+        "checkpoint_gb": sum(f.stat().st_size for f in newest.iterdir()) / 1e9,
         "processes": world,
         "rounds": rows,
+        "medians": {key: statistics.median(row[key] for row in rows) for key in row},
     }
     return out if parallel.rank() == 0 else None
 
 
-def summary(result: dict) -> dict:
-    """Medians over the rounds; the stall as a share of the blocking save, round by round."""
-    rows = result["rounds"]
-    median = lambda f: statistics.median(f(r) for r in rows)  # noqa: E731
-    return {
-        "blocking_s": median(lambda r: r["blocking_s"]),
-        "stall_s": median(lambda r: r["async_call_s"] + r["async_polls_s"]),
-        "stall_share": median(lambda r: (r["async_call_s"] + r["async_polls_s"]) / r["blocking_s"]),
-        "step_s": median(lambda r: r["step_s"]),
-        "step_while_writing_s": median(lambda r: r["step_while_writing_s"]),
-        "until_whole_s": median(lambda r: r["until_whole_s"]),
-    }
-
-
-def table(result: dict, s: dict) -> str:
+def table(result: dict) -> str:
+    m, gib = result["medians"], {phase: f"{peak / 2**30:.2f}" for phase, peak in result["peak_bytes"].items()}
     rows = [
-        ["training held up, s", f"{s['blocking_s']:.2f}", f"{s['stall_s']:.3f}"],
-        ["share of the blocking save", "100 %", f"{s['stall_share']:.1%}"],
-        ["until the checkpoint is whole, s", f"{s['blocking_s']:.2f}", f"{s['until_whole_s']:.2f}"],
-        [
-            "a training step, alone / while writing, s",
-            f"{s['step_s']:.2f} / -",
-            f"{s['step_s']:.2f} / {s['step_while_writing_s']:.2f}",
-        ],
+        ["training held up, s", f"{m['blocking_s']:.3f}", f"{m['stall_s']:.3f}"],
+        ["share of the blocking save", "100 %", f"{m['stall_share']:.1%}"],
+        ["until the checkpoint is whole, s", f"{m['blocking_s']:.3f}", f"{m['until_whole_s']:.3f}"],
+        ["a training step meanwhile, s", "-", f"{m['step_while_writing_s']:.3f} (alone {m['step_s']:.3f})"],
+        ["peak memory, GiB", gib["blocking"], gib["async"]],
     ]
     return (
-        f"{result['size']}, {result['parameters'] / 1e6:.0f} M parameters, {result['processes']} process(es), "
-        f"a checkpoint of {result['checkpoint_gb']:.2f} GB; medians of {len(result['rounds'])} interleaved rounds. "
-        f"{report.sentence(result['machine'])}.\n\n{report.table(['', 'blocking', 'asynchronous'], rows)}"
+        f"{result['size']}, {result['parameters'] / 1e6:.0f} M parameters, {result['processes']} process(es), a "
+        f"checkpoint of {result['checkpoint_gb']:.3f} GB; medians of {len(result['rounds'])} interleaved rounds.\n\n"
+        f"{report.table(['', 'blocking', 'asynchronous'], rows)}\n\nLoading takes {m['load_s']:.3f} s after "
+        f"{m['verify_s']:.3f} s of checksums. Peak memory: {gib['training']} GiB in steps without a save, "
+        f"{gib['load']} in loading."
     )
 
 
+def run(size: str, rounds: int, processes: int) -> dict:
+    peaks: dict[str, int] = {}
+    with tempfile.TemporaryDirectory(prefix="checkpoint_stall_") as folder:
+
+        def memory(process: Any) -> int:
+            phase = (Path(folder) / "phase").read_text() or "training"  # empty while it is written
+            used = sum(p.memory_full_info().pss for p in (process, *process.children(recursive=True)))
+            peaks[phase] = max(used, peaks.get(phase, 0))
+            return used
+
+        mine = ["--child", folder, "--sizes", size, "--rounds", str(rounds)]
+        report.of_process(torchrun_argv(__file__, mine, processes)[1:], memory, every_s=0.1)
+        return json.loads((Path(folder) / "result.json").read_text()) | {"peak_bytes": peaks}
+
+
 def main() -> int:
-    parser = report.arguments(__doc__, rounds=3, size="DiT-B", processes=1)
+    parser = report.arguments(__doc__, rounds=3, sizes="base,DiT-B", processes=1)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         from dfm_nb import parallel
 
-        result = measure(args.size, args.rounds, Path(args.child))
+        result = measure(args.sizes, args.rounds, Path(args.child))
         parallel.shutdown()
         if result is not None:
             (Path(args.child) / "result.json").write_text(json.dumps(result))
         return 0
     about = report.machine()
-    with tempfile.TemporaryDirectory(prefix="checkpoint_stall_") as folder:
-        mine = ["--child", folder, "--size", args.size, "--rounds", str(args.rounds)]
-        report.of_process(torchrun_argv(__file__, mine, args.processes)[1:])
-        result = json.loads((Path(folder) / "result.json").read_text())
-    result |= {"machine": about, "summary": summary(result)}
-    report.save("checkpoint_stall", result, table(result, result["summary"]), args.output_dir)
+    results = [run(size, args.rounds, args.processes) for size in args.sizes.split(",")]
+    text = "\n\n".join([f"{report.sentence(about)}.", *map(table, results)])
+    report.save("checkpoint_stall", {"machine": about, "sizes": results}, text, args.output_dir)
     return 0
 
 
