@@ -33,11 +33,16 @@ COMMON = {
     "optimizer.muon_momentum": 0.95,
     "validation.samples": "false",
 }
+FROM = {"optimizer.weight_decay": 0.5, "checkpoint.pretrained": "butterflies"}
 ARMS: dict[str, dict[str, object]] = {
     "recipe demo_bf16 (decay 4)": {},
     "decay 0.5": {"optimizer.weight_decay": 0.5},
     "decay 0.5, network base": {"optimizer.weight_decay": 0.5, "model.size": "base"},
-    "decay 0.5, from butterflies": {"optimizer.weight_decay": 0.5, "checkpoint.pretrained": "butterflies"},
+    "decay 0.5, from butterflies": FROM,
+    "the same, P_mean -0.8": FROM | {"model.P_mean": -0.8},
+    "the same, P_mean 0": FROM | {"model.P_mean": 0.0},
+    "the same, P_std 1.4": FROM | {"model.P_std": 1.4},
+    "the same, decay 0.05": FROM | {"optimizer.weight_decay": 0.05},
 }
 
 
@@ -65,16 +70,9 @@ def text(result: dict) -> str:
     rows = []
     for name, arm in result["arms"].items():
         share, apart = ([100 * arm["retrieval"][k] for k in ("value", "low", "high", "real")], arm["kernel_distance"])
-        rows.append(
-            [
-                name,
-                f"{arm['samples']:,}",
-                f"{arm['cpu_s']:.0f}",
-                f"{arm['val_loss']:.3f}",
-                f"{share[0]:.0f} % ({share[1]:.0f} - {share[2]:.0f})",
-                f"{1000 * apart['value']:.0f}",
-            ]
-        )
+        near = f"{share[0]:.0f} % ({share[1]:.0f} - {share[2]:.0f})"
+        figures = f"{arm['samples']:,}", f"{arm['cpu_s']:.0f}", f"{arm['val_loss']:.3f}"
+        rows.append([name, *figures, near, f"{1000 * apart['value']:.0f}"])
     real = next(iter(result["arms"].values()))["retrieval"]["real"]
     head = ["arm", "samples seen", "CPU seconds", "validation loss", "nearest of 20 (chance 5 %)", "KID x 1000"]
     about = f"{report.sentence(result['machine'])}. {result['iterations']} iterations, one seed. Real drawings through "
