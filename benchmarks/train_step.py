@@ -3,15 +3,16 @@
     python benchmarks/train_step.py [--rounds 7] [--size DiT-S] [--cases NAME ...]
 
 The plain one is what the DiT paper's code does, with text: one batch padded to its longest sample and caption, boolean
-masks, torch SDPA, AdamW, gradient clipping. Both see the same samples, in fp32 on one thread, interleaved in one run.
-The figure compared is useful tokens (without padding) a second. Prints a table and writes
-benchmarks/results/train_step.{json,md}.
+masks, torch SDPA, AdamW, gradient clipping. Both see the same samples on one thread, interleaved in one run: in fp32,
+and in bf16 if the CPU multiplies it in hardware (the plain one under `torch.autocast`). The figure compared is useful
+tokens (without padding) per second of CPU time. Prints a table and writes benchmarks/results/train_step.{json,md}.
 """
 
 from __future__ import annotations
 
 import statistics
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -24,6 +25,7 @@ from benchmarks import report
 from benchmarks.report import timed
 from dfm_nb import config as cfg
 from dfm_nb import parallel
+from dfm_nb.base.cpu import fast_bf16
 from dfm_nb.data.loader import build_pack
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import MockStore
@@ -74,12 +76,8 @@ class PlainDiT(nn.Module):
         super().__init__()
         h, p = m.hidden_size, m.in_channels * m.patch_temporal * m.patch_spatial**2
         self.h = h
-        self.x, self.text, self.text_norm, self.pool = (
-            nn.Linear(p, h),
-            nn.Linear(m.text_dim, h),
-            nn.RMSNorm(h),
-            nn.Linear(h, h),
-        )
+        self.x, self.text = nn.Linear(p, h), nn.Linear(m.text_dim, h)
+        self.text_norm, self.pool = nn.RMSNorm(h), nn.Linear(h, h)
         self.sigma = nn.Sequential(nn.Linear(256, h), nn.SiLU(), nn.Linear(h, h))
         self.fps = nn.Sequential(nn.Linear(256, h), nn.SiLU(), nn.Linear(h, h))
         self.layers = nn.ModuleList(PlainLayer(h, m.num_attention_heads) for _ in range(m.num_layers))
@@ -93,11 +91,8 @@ class PlainDiT(nn.Module):
     def forward(self, b):
         text = self.text_norm(self.text(b["text"]))
         weight = b["text_valid"][..., None] / b["text_valid"].sum(1)[:, None, None]
-        cond = (
-            self.sigma(self.wave(b["c_noise"]))
-            + self.fps(self.wave(b["fps"].log() / 4))
-            + self.pool((text * weight).sum(1))
-        )
+        cond = self.sigma(self.wave(b["c_noise"])) + self.fps(self.wave(b["fps"].log() / 4))
+        cond = cond + self.pool((text * weight).sum(1))
         x = self.x(b["x"]) + b["position"]
         mask, text_mask = b["valid"][:, None, None], b["text_valid"][:, None, None].bool()
         for layer in self.layers:
@@ -129,19 +124,21 @@ def padded_batch(pack, h: int) -> dict:
     }
 
 
-def plain_step(model, optimizer, batch) -> None:
+def plain_step(model, optimizer, batch, precision: str) -> None:
     optimizer.zero_grad()
-    loss = (model(batch) - batch["target"]).square().mean(-1)[batch["valid"]].mean()
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        output = model(batch)
+    loss = (output.float() - batch["target"]).square().mean(-1)[batch["valid"]].mean()
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
 
-def compare(name: str, rounds: int, size: str) -> dict:
+def compare(name: str, precision: str, rounds: int, size: str) -> dict:
     sizes, capacity, steps = CASES[name]
     overrides = [
         f"model.size={size}",
-        "mixed_precision=fp32",
+        f"mixed_precision={precision}",
         "dataset.mock=true",
         "model.in_channels=16",
         "model.text_dim=384",
@@ -160,8 +157,8 @@ def compare(name: str, rounds: int, size: str) -> dict:
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-4, fused=True)
     packed_s, plain_s = [], []
     for r in range(rounds + 2):  # two warm-ups
-        a = sum(timed(lambda p=p: trainer.step([p])) for p in packs)
-        b = sum(timed(lambda q=q: plain_step(plain, optimizer, q)) for q in batches)
+        a = sum(timed(lambda p=p: trainer.step([p]), time.process_time) for p in packs)
+        b = sum(timed(lambda q=q: plain_step(plain, optimizer, q, precision), time.process_time) for q in batches)
         if r >= 2:
             packed_s.append(a)
             plain_s.append(b)
@@ -170,6 +167,7 @@ def compare(name: str, rounds: int, size: str) -> dict:
     packed, unpacked = tokens / statistics.median(packed_s), tokens / statistics.median(plain_s)
     return {
         "case": name,
+        "precision": precision,
         "tokens_a_step": capacity,
         "packed_tokens_per_s": packed,
         "plain_tokens_per_s": unpacked,
@@ -189,14 +187,15 @@ def main() -> None:
     torch.set_num_threads(1)
     about = report.machine()
     parallel.init()
-    rows = [compare(name, args.rounds, args.size) for name in args.cases or CASES]
-    head = ["samples", "tokens a step", "packed, tokens/s", "plain padded, tokens/s", "ratio"]
+    precisions = ["fp32", "bf16"][: 1 + fast_bf16()]
+    rows = [compare(name, p, args.rounds, args.size) for p in precisions for name in args.cases or CASES]
+    head = ["samples", "precision", "tokens a step", "packed, tokens/s", "plain padded, tokens/s", "ratio"]
     cells = []
     for r in rows:
         rates = [f"{r['packed_tokens_per_s']:,.0f}", f"{r['plain_tokens_per_s']:,.0f}", f"{r['ratio']:.2f}"]
-        cells.append([r["case"], f"{r['tokens_a_step']:,}", *rates, f"{r['padding_of_plain']:.0%}"])
+        cells.append([r["case"], r["precision"], f"{r['tokens_a_step']:,}", *rates, f"{r['padding_of_plain']:.0%}"])
     text = (
-        f"Model {args.size}, fp32, medians of {args.rounds} interleaved rounds. {report.sentence(about)}.\n\n"
+        f"Model {args.size}, CPU time, medians of {args.rounds} interleaved rounds. {report.sentence(about)}.\n\n"
         + report.table([*head, "padding in the plain batch"], cells)
     )
     report.save("train_step", {"machine": about, "rows": rows}, text, args.output_dir)
