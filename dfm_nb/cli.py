@@ -13,7 +13,6 @@ import importlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +95,8 @@ def _main(argv: list[str]) -> int:
 
 def _in_json(run: Callable[[], int], result: Callable[[], dict] | None) -> int:
     """Print one object: `exit_code`, and what is on the disk now or the verb prints. The rest goes to stderr."""
+    import tempfile
+
     sys.stdout.flush()
     out = os.dup(1)
     with tempfile.NamedTemporaryFile() as told, tempfile.TemporaryFile("w+") as printed:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from typing import TYPE_CHECKING
 
 from dfm_nb.base.headless import message_stream
-from dfm_nb.base.run import Run
+
+if TYPE_CHECKING:  # `dfm --help` needs nothing of a run folder
+    from dfm_nb.base.run import Run
 
 log = logging.getLogger("dfm_nb")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -53,8 +56,7 @@ def start_logging(run: Run | None = None, rank: int = 0) -> logging.Logger:
     log.setLevel(logging.INFO)
     log.propagate = False
     console = _Console(message_stream())
-    prefix = "" if rank == 0 else f"[rank {rank}] "
-    console.setFormatter(_Formatter(f"[%(levelname)s] {prefix}%(message)s"))
+    console.setFormatter(_Formatter(f"[%(levelname)s] {f'[rank {rank}] ' if rank else ''}%(message)s"))
     console.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     log.addHandler(console)
     if run is not None and rank == 0:
