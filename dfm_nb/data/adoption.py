@@ -20,10 +20,9 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import latent_sums
 from dfm_nb.data.preparation import Merged
-from dfm_nb.data.prepared_folder import CHECKSUMS, PreparedFolder, write_manifest
+from dfm_nb.data.prepared_folder import CHECKSUMS, NO_CAPTION_TOKENS, PreparedFolder, write_empty_text, write_manifest
 from dfm_nb.data.sample_index import write_indexes
 from dfm_nb.data.shard_plan import SPLITS
-from dfm_nb.data.stores import NO_CAPTION_TOKENS, write_empty_text
 
 
 def adopt_dataset(

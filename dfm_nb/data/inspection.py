@@ -17,11 +17,10 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import to_frames
-from dfm_nb.data.prepared_folder import CHECKSUMS, MEND, read_checksums, read_manifest
+from dfm_nb.data.prepared_folder import CHECKSUMS, MEND, read_checksums, read_empty_text, read_manifest
 from dfm_nb.data.sample_index import SampleIndex, index_path
 from dfm_nb.data.shard_plan import SPLITS, evenly
 from dfm_nb.data.shards import Fits, SampleEntry
-from dfm_nb.data.stores import read_empty_text
 
 NAMED = 10
 """Keys that are spelled out."""

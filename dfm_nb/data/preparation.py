@@ -35,11 +35,10 @@ from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.edits import edits_sha256, read_edits
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, reword_shard, to_pixels
-from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, write_manifest
+from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, write_empty_text, write_manifest
 from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.sample_index import write_indexes
 from dfm_nb.data.shard_plan import SPLITS, VAL_FROM_ITEMS, ShardPlans, evenly
-from dfm_nb.data.stores import write_empty_text
 
 SHORT_SIDE_PX = 64  # where the tokenizer has no size of its own
 FIT_ITEMS = 1500  # items a tokenizer is fitted to, evenly spaced over the training split

@@ -13,7 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
 from dfm_nb.base import files
 from dfm_nb.base.files import local, read_json, remove_temporaries, write_atomically
@@ -26,14 +29,16 @@ FORMAT_VERSION = 2
 
 CHECKSUMS = "checksums.json"
 TOKENIZER = "tokenizer.safetensors"
+EMPTY_TEXT = "text_empty.safetensors"
+NO_CAPTION_TOKENS = 1  # one zero token replaces the empty caption of encoders that are not at hand
 INDEX = ".index.arrow"
 """Ends the name of a split's index (`dfm_nb.data.sample_index`)."""
 
 _INDEXES = [f"{split}{INDEX}" for split in SPLITS]
-OWN_FILES = (CHECKSUMS, "manifest.json", TOKENIZER, "text_empty.safetensors", *_INDEXES, *shards.NV_META)
+OWN_FILES = (CHECKSUMS, "manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, *shards.NV_META)
 """Files that a preparation writes next to the shards; without the first two the folder is unfinished."""
 
-BESIDE = ("manifest.json", TOKENIZER, "text_empty.safetensors", *_INDEXES, ".nv-meta/split.yaml")
+BESIDE = ("manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, ".nv-meta/split.yaml")
 """Other files that `CHECKSUMS` lists if they exist: what readers use, and the members of each split."""
 
 MEND = "restore it, or, where the change is meant, write index and checksums again: dfm index {}"
@@ -239,3 +244,29 @@ def _differences(held: dict[str, Any], now: dict[str, Any]) -> str:
     return "; ".join(
         f"{k}: {json.dumps(held.get(k))[:80]} there, {json.dumps(now.get(k))[:80]} now" for k in differ[:4]
     )
+
+
+def write_empty_text(root: Path, text_LD: torch.Tensor) -> None:
+    """Store the embedding of the empty caption."""
+    write_atomically(root / EMPTY_TEXT, save({"text_emb": text_LD[None].contiguous()}))
+
+
+def read_empty_text(root: Path, text_dim: int | None = None) -> torch.Tensor:
+    """The stored embedding [L, D] of the empty caption; one zero token of `text_dim` for a folder that has none.
+
+    Raises
+    ------
+    ValueError : the file is damaged, of another width than `text_dim`, or missing while that is None.
+    """
+    path = root / EMPTY_TEXT
+    if text_dim and not path.is_file():
+        return torch.zeros(NO_CAPTION_TOKENS, text_dim, dtype=torch.bfloat16)
+    try:
+        found = load_file(path)["text_emb"]
+        if found.ndim != 3 or 0 in found.shape or not (found.is_floating_point() and found.float().isfinite().all()):
+            raise ValueError("it must be finite numbers [1, L, D]")
+        if text_dim not in (None, found.shape[2]):
+            raise ValueError(f"it is {found.shape[2]} wide, the captions {text_dim}")
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is missing or damaged ({error}); restore it") from None
+    return found[0]

@@ -11,25 +11,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 
 from dfm_nb.base import geometry
-from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.config.schema import TRAINED_SIZE
 from dfm_nb.data.captioning import MIRRORED
 from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
-from dfm_nb.data.prepared_folder import read_checksums, read_manifest
+from dfm_nb.data.prepared_folder import read_checksums, read_empty_text, read_manifest
 from dfm_nb.data.remote import RemoteFolder
 from dfm_nb.data.sample_index import SampleIndex, Shard, Sizes, index_path
 from dfm_nb.data.shards import Fits, how_to_adopt
 from dfm_nb.packs.packs import LatentStatistics
 
-NO_CAPTION_TOKENS = 1  # one zero token replaces the empty caption of encoders that are not at hand
-EMPTY_TEXT = "text_empty.safetensors"
 SPREAD_SAMPLES = 256  # that `usual_size` counts
 
 
@@ -114,32 +109,6 @@ class EnergonStore(SampleIndex):
                 self._cache[index] = clip
                 self._cache_room -= size
         return clip
-
-
-def write_empty_text(root: Path, text_LD: torch.Tensor) -> None:
-    """Store the embedding of the empty caption."""
-    write_atomically(root / EMPTY_TEXT, save({"text_emb": text_LD[None].contiguous()}))
-
-
-def read_empty_text(root: Path, text_dim: int | None = None) -> torch.Tensor:
-    """The stored embedding [L, D] of the empty caption; one zero token of `text_dim` for a folder that has none.
-
-    Raises
-    ------
-    ValueError : the file is damaged, of another width than `text_dim`, or missing while that is None.
-    """
-    path = root / EMPTY_TEXT
-    if text_dim and not path.is_file():
-        return torch.zeros(NO_CAPTION_TOKENS, text_dim, dtype=torch.bfloat16)
-    try:
-        found = load_file(path)["text_emb"]
-        if found.ndim != 3 or 0 in found.shape or not (found.is_floating_point() and found.float().isfinite().all()):
-            raise ValueError("it must be finite numbers [1, L, D]")
-        if text_dim not in (None, found.shape[2]):
-            raise ValueError(f"it is {found.shape[2]} wide, the captions {text_dim}")
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} is missing or damaged ({error}); restore it") from None
-    return found[0]
 
 
 class MockStore(Sizes):

@@ -24,7 +24,7 @@ from dfm_nb.base.seeds import generator_for
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import counts
 from dfm_nb.data.encoding import to_frames, to_pixels
-from dfm_nb.data.stores import EMPTY_TEXT, read_empty_text
+from dfm_nb.data.prepared_folder import EMPTY_TEXT, read_empty_text
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Clips, Generated
 from dfm_nb.generation.guided import BatchDenoiser, GuidedDenoiser
