@@ -33,16 +33,16 @@ COMMON = {
     "optimizer.muon_momentum": 0.95,
     "validation.samples": "false",
 }
-FROM = {"optimizer.weight_decay": 0.5, "checkpoint.pretrained": "butterflies"}
+FROM_BUTTERFLIES = {"optimizer.weight_decay": 0.5, "checkpoint.pretrained": "butterflies"}
 ARMS: dict[str, dict[str, object]] = {
     "recipe demo_bf16 (decay 4)": {},
     "decay 0.5": {"optimizer.weight_decay": 0.5},
     "decay 0.5, network base": {"optimizer.weight_decay": 0.5, "model.size": "base"},
-    "decay 0.5, from butterflies": FROM,
-    "the same, P_mean -0.8": FROM | {"model.P_mean": -0.8},
-    "the same, P_mean 0": FROM | {"model.P_mean": 0.0},
-    "the same, P_std 1.4": FROM | {"model.P_std": 1.4},
-    "the same, decay 0.05": FROM | {"optimizer.weight_decay": 0.05},
+    "decay 0.5, from butterflies": FROM_BUTTERFLIES,
+    "the same, P_mean -0.8": FROM_BUTTERFLIES | {"model.P_mean": -0.8},
+    "the same, P_mean 0": FROM_BUTTERFLIES | {"model.P_mean": 0.0},
+    "the same, P_std 1.4": FROM_BUTTERFLIES | {"model.P_std": 1.4},
+    "the same, decay 0.05": FROM_BUTTERFLIES | {"optimizer.weight_decay": 0.05},
 }
 
 

@@ -97,7 +97,7 @@ def table(rows: Sequence[Point], names: Iterable[str]) -> pd.DataFrame:
     records = []
     for row in rows:
         own = {"run": row.name, **{name: row.values[name] for name in names}}
-        records.append(own | row.outcome | own)
+        records.append(own | row.outcome | own)  # these columns first, whatever the notebook publishes by their names
     return pd.DataFrame(records, dtype=object).fillna("")
 
 

@@ -38,7 +38,7 @@ _INDEXES = [f"{split}{INDEX}" for split in SPLITS]
 OWN_FILES = (CHECKSUMS, "manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, *shards.NV_META)
 """Files that a preparation writes next to the shards; without the first two the folder is unfinished."""
 
-BESIDE = ("manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, ".nv-meta/split.yaml")
+ALSO_LISTED = ("manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, ".nv-meta/split.yaml")
 """Other files that `CHECKSUMS` lists if they exist: what readers use, and the members of each split."""
 
 MEND = "restore it, or, where the change is meant, write index and checksums again: dfm index {}"
@@ -66,7 +66,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any], tars: Mapping[str, di
 
 def seal_folder(folder: Path, tars: Mapping[str, dict[str, Any]]) -> None:
     """Write the checksums of the shards and the files next to them. tars : for each, what `files.listed_as` gives."""
-    found = {name: files.listed_as(folder / name) for name in BESIDE if (folder / name).is_file()}
+    found = {name: files.listed_as(folder / name) for name in ALSO_LISTED if (folder / name).is_file()}
     files.seal(folder / CHECKSUMS, {**found, **tars})
 
 
