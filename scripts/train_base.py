@@ -112,7 +112,7 @@ class Drawings(Base):
     more_measured: list[str] = []
     intro = """
 A small packaged text-to-image Diffusion Transformer: `Pipeline.from_pretrained("drawings")`. It generates drawings and
-emoji of 64 px on white. As a base for few pictures it gives a nearer style than `butterflies`
+emoji of 64 px on white. As a base for few pictures it is not clearly better than `butterflies`
 ([measured](../../../docs/own-pictures.md#few-pictures))."""
     source = (
         "{samples} samples, mirror images among them: Open Clip Art Library 0.18 of Debian, npm's "
