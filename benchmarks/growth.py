@@ -250,7 +250,7 @@ def write_corpus(path: Path, megabytes: float) -> int:
 def corpus_rank(sizes: list[int], rounds: int) -> list[float]:
     """On one rank: seconds of `dfm text preprocess` by megabytes."""
     from benchmarks.text_preprocess import train_tokenizer
-    from dfm_nb.text.cli import main
+    from dfm_nb.text.commands import main
 
     with tempfile.TemporaryDirectory(prefix="growth_") as place:
         folder = Path(place)

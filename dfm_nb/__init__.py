@@ -17,7 +17,7 @@ A picture's way: `data.sources` -> `data.encoding` -> shards -> `data.loader` ->
 `training.loop` -> `checkpoints.saving`. A prompt's way: `generation.pipeline` -> `diffusion.samplers` -> tokenizer ->
 `generation.clip_files`.
 
-README has a table "to add ... touch": which files a new sampler, setting, logger or measure takes.
+CONTRIBUTING lists which files a new sampler, setting, logger or measure takes.
 
 The names in `__all__` are the Python API. They are loaded on first use, so importing the package is fast.
 """

@@ -31,7 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "evaluate": ("dfm_nb.evaluate", "measure a checkpoint against its captions"),
     "export": ("dfm_nb.export", "consolidated weights from a run or checkpoint"),
     "import": ("dfm_nb.import_", "weights of Wan 2.1 or NeMo DFM's DiT -> a file as dfm export writes"),
-    "text": ("dfm_nb.text.cli", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, merge"),
+    "text": ("dfm_nb.text.commands", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, merge"),
     "plan": ("dfm_nb.plan", "layouts that fit a model on some GPUs, with memory and relative time"),
     "doctor": ("dfm_nb.doctor", "check this machine: what it has and what is missing"),
 }

@@ -20,7 +20,7 @@ from pathlib import Path
 from demo import Stages, dfm
 
 from dfm_nb.base.metrics import read_metrics
-from dfm_nb.evaluation.table import table
+from dfm_nb.evaluation.results import table
 
 
 class Base(Stages):

@@ -13,8 +13,8 @@ import torch
 from dfm_nb.base import video
 from dfm_nb.evaluation import distance, diversity, features, reference
 from dfm_nb.evaluation.reference import Real
+from dfm_nb.evaluation.results import rows, table
 from dfm_nb.evaluation.retrieval import WAYS, retrieval, wrong_passes
-from dfm_nb.evaluation.table import rows, table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,7 +115,7 @@ class Measured:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each kind and measure, with its 95 % interval (`low`, `high`); see `evaluation.table.rows`."""
+        """A row for each kind and measure, with its 95 % interval (`low`, `high`); see `evaluation.results.rows`."""
         import pandas as pd
 
         return pd.DataFrame(rows(self.values))

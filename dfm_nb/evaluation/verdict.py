@@ -31,8 +31,8 @@ from dfm_nb.base.plots import PALETTE, blank, plain, save
 from dfm_nb.evaluation.distance import Estimate, difference, estimate, kernel_estimate, kernel_influences, mean_estimate
 from dfm_nb.evaluation.diversity import pairwise
 from dfm_nb.evaluation.features import Features
+from dfm_nb.evaluation.results import CHECKPOINTS
 from dfm_nb.evaluation.retrieval import WAYS, retrieval
-from dfm_nb.evaluation.table import CHECKPOINTS
 
 LEVEL = 0.01
 """Share of real held-out pictures that count as copies."""

@@ -7,7 +7,7 @@ from dfm_nb.base.intervals import wilson
 from dfm_nb.butterflies import captions, synthetic, wordings
 from dfm_nb.butterflies.attributes import MEASURED, TOGETHER, is_pair, score, share, shares, unseen_attributes
 from dfm_nb.butterflies.judge import HEADS
-from dfm_nb.evaluation.table import table
+from dfm_nb.evaluation.results import table
 
 
 def test_wilson_interval_is_the_published_one():

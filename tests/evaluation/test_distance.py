@@ -5,7 +5,7 @@ import pytest
 
 from dfm_nb.butterflies import synthetic
 from dfm_nb.evaluation import comparison, distance
-from dfm_nb.evaluation.table import table
+from dfm_nb.evaluation.results import table
 
 
 def test_kernel_distance_is_the_unbiased_sum_over_pairs():

@@ -5,7 +5,7 @@ import pytest
 
 from dfm_nb.evaluation import verdict
 from dfm_nb.evaluation.distance import difference, kernel_estimate, kernel_influences
-from dfm_nb.evaluation.table import rows, table
+from dfm_nb.evaluation.results import rows, table
 
 
 def pictures(n: int, seed: int) -> list[np.ndarray]:

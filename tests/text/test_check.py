@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.text import check as text_check
-from dfm_nb.text import cli as text_cli
+from dfm_nb.text import commands
 from dfm_nb.text.corpus import PreprocessConfig, preprocess
 from dfm_nb.text.indexed import Index
 from tests.text.corpora import write_pair
@@ -88,7 +88,7 @@ def test_verify_finds_each_fault_and_none_in_a_sound_corpus(corpus, tmp_path, ca
     checks = text_check.verify(prefix, inputs=[str(source)], progress=False)
     assert failed(checks) == ["all documents of the JSONL are there"]
     capsys.readouterr()
-    assert text_cli.main(["verify", prefix]) == 0 and text_cli.main(["verify", prefix, "--append-eod", "--json"]) == 1
+    assert commands.main(["verify", prefix]) == 0 and commands.main(["verify", prefix, "--append-eod", "--json"]) == 1
 
 
 def test_verify_compares_tokenizers(corpus, folders):
@@ -118,7 +118,7 @@ def test_inspect_counts_are_those_of_the_arrays(tmp_path):
 
 def test_inspect_decodes_and_writes_json(corpus, tmp_path, capsys):
     prefix = corpus()
-    assert text_cli.main(["inspect", prefix, "--json"]) == 0
+    assert commands.main(["inspect", prefix, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["documents"] == 40 and report["first_documents"][0]["text"] == TEXTS[0] + "<|endoftext|>"
-    assert text_cli.main(["inspect", prefix]) == 0 and repr(TEXTS[0])[1:15] in capsys.readouterr().out
+    assert commands.main(["inspect", prefix]) == 0 and repr(TEXTS[0])[1:15] in capsys.readouterr().out

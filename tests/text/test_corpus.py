@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from dfm_nb.text import cli as text_cli
+from dfm_nb.text import commands
 from dfm_nb.text import corpus as text_corpus
 from dfm_nb.text import parts as text_parts
 from dfm_nb.text import tokenizer as text_tokenizer
@@ -262,7 +262,7 @@ def test_a_limit_on_file_size_leaves_no_final_file_and_can_go_on(folders, tmp_pa
     """A real write that fails in the middle: the kernel refuses to let the files grow over 8 KiB."""
     source = write_jsonl(tmp_path / "in.jsonl", texts(400))
     flags = f"--input {source} --output-prefix {tmp_path}/out --tokenizer-model {folders['gpt2']} --append-eod"
-    command = f"ulimit -f 8; exec {sys.executable} -m dfm_nb.text.cli preprocess {flags} --workers 2"
+    command = f"ulimit -f 8; exec {sys.executable} -m dfm_nb text preprocess {flags} --workers 2"
     done = subprocess.run(["bash", "-c", f"{command} --chunk-size 20"], capture_output=True, text=True)
     assert done.returncode == 2 and "ulimit" in done.stderr and "Traceback" not in done.stderr
     assert not [*tmp_path.glob("*.bin"), *tmp_path.glob("*.idx")]
@@ -274,14 +274,14 @@ def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys, 
     source = write_jsonl(tmp_path / "in.jsonl", texts(40), key="body")
     flags = f"--input {source} --output_prefix {tmp_path}/out --tokenizer-type HuggingFaceTokenizer --tokenizer_model"
     flags += f" {folders['gpt2']} --json-keys body --workers 1 --chunk_size 1000 --append-eod"
-    assert text_cli.main(["preprocess", *flags.split()]) == 0
+    assert commands.main(["preprocess", *flags.split()]) == 0
     assert "40 documents" in capsys.readouterr().out
     assert pair(tmp_path / "out", "body") == megatron_pair(texts(40), folders["gpt2"], tmp_path / "reference")
     for rank in range(2):
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", str(rank))
-        assert text_cli.main(["preprocess", *flags.replace("/out", "/ranks").split()]) == 0
-    assert text_cli.main(["merge", "--output-prefix", f"{tmp_path}/ranks", "--json-keys", "body"]) == 0
+        assert commands.main(["preprocess", *flags.replace("/out", "/ranks").split()]) == 0
+    assert commands.main(["merge", "--output-prefix", f"{tmp_path}/ranks", "--json-keys", "body"]) == 0
     assert pair(tmp_path / "ranks", "body") == pair(tmp_path / "out", "body")
 
 

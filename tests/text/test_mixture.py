@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from dfm_nb.text import cli as text_cli
+from dfm_nb.text import commands
 from dfm_nb.text import mixture as tm
 from tests.text.corpora import write_pair
 
@@ -88,12 +88,12 @@ def test_strategies_are_their_formulas(folder):
 
 def test_cli_prints_epochs_warns_and_writes_yaml(folder, capsys):
     words = [x for w, p in zip([0.5, 0.3, 0.2], prefixes(folder)) for x in (str(w), p)]
-    assert text_cli.main(["blend", *words, "--token_budget", "6000", "--output", str(folder / "o.yaml")]) == 0
+    assert commands.main(["blend", *words, "--token_budget", "6000", "--output", str(folder / "o.yaml")]) == 0
     out, err = capsys.readouterr()
     assert "12.00" in out and out.count("0.5000") == 1 and f"--data-path 0.5 {prefixes(folder)[0]}" in out
     assert "forum is seen 12.0 times" in err and "no .meta.json" in err
     assert tm.read_yaml(folder / "o.yaml").train == blend_of(folder, [0.5, 0.3, 0.2]).train
-    assert text_cli.main(["blend", "--config", str(folder / "o.yaml"), "--strategy", "equal", "--json"]) == 0
+    assert commands.main(["blend", "--config", str(folder / "o.yaml"), "--strategy", "equal", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [r["weight"] for r in report["train"]] == pytest.approx([1 / 3] * 3) and report["token_budget"] == 1000
 
@@ -122,4 +122,4 @@ def test_list_faults_are_refused(words):
 
 def test_missing_corpus_is_named(folder):
     with pytest.raises(FileNotFoundError, match="gone"):
-        text_cli.main(["blend", "1.0", str(folder / "gone")])
+        commands.main(["blend", "1.0", str(folder / "gone")])

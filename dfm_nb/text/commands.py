@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 
-from dfm_nb.base.argv import guard, run_command
+from dfm_nb.base.argv import run_command
 from dfm_nb.base.options import Options, option
 
 
@@ -180,7 +180,3 @@ COMMANDS = {
 
 def main(argv: list[str] | None = None) -> int:
     return run_command("dfm text", COMMANDS, argv)
-
-
-if __name__ == "__main__":
-    raise SystemExit(guard(main))
