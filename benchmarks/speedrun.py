@@ -64,7 +64,7 @@ def all_cores_rate() -> float:
 
 def train(dataset: str, run_dir: Path, seed: int, idea: list[str]) -> dict:
     """One training: validation losses by step, seconds of all steps up to each, and the rates of FLOPs."""
-    recipe = "demo_bf16" if fast_bf16() else "demo"
+    recipe = "demo"
     command = [sys.executable, "-m", "dfm_nb", "pretrain", "--recipe", recipe, "--dataset-path", dataset]
     command += ["--run-dir", str(run_dir), "--nproc-per-node", str(PROCESSES), f"rng.seed={seed}"]
     command += ["train.eval_interval=100", "train.eval_iters=20", "validation.samples=false"]

@@ -401,7 +401,7 @@ def test_a_run_keeps_what_the_package_has_changed_since_and_nothing_else(monkeyp
     shape = {"model.adaln_lora_dim": None, "model.hidden_size": 64, "model.ffn_hidden_size": 256}
     assert changed == shape | {"model.P_mean": -0.4}
     assert kept.provenance == now.provenance
-    assert (kept.get("optimizer.lr"), kept.get("train.train_iters"), kept.get("model.P_std")) == (0.25, 1000, 2.0)
+    assert (kept.get("optimizer.lr"), kept.get("train.train_iters"), kept.get("model.P_std")) == (0.25, 1600, 2.0)
     kept, now = (C.resolve(None, overrides=["model.size=demo"], run_dir=run_dir) for run_dir in (tmp_path, None))
     assert kept.config.model == now.config.model
 
