@@ -1,8 +1,8 @@
 """Which settings train a model of diverse drawings? Short trainings that differ in one setting each.
 
     python scripts/fetch_openclipart.py data/openclipart
-    python scripts/fetch_fluent.py data/fluent
-    python scripts/train_base.py --model drawings --clipart data/openclipart --fluent data/fluent
+    python scripts/fetch_emoji.py data/fluent
+    python scripts/train_base.py --model drawings --clipart data/openclipart --emoji data/fluent
     python benchmarks/drawings.py --data runs/drawings/data [--only "decay 0.5" ...]
 
 Each trains in one process on the same pictures (packs of 768 tokens). Judged are the validation loss, on pictures of
@@ -35,7 +35,7 @@ COMMON = {
 }
 FROM_BUTTERFLIES = {"optimizer.weight_decay": 0.5, "checkpoint.pretrained": "butterflies"}
 ARMS: dict[str, dict[str, object]] = {
-    "recipe demo_bf16 (decay 4)": {},
+    "recipe demo (decay 4)": {},
     "decay 0.5": {"optimizer.weight_decay": 0.5},
     "decay 0.5, network base": {"optimizer.weight_decay": 0.5, "model.size": "base"},
     "decay 0.5, from butterflies": FROM_BUTTERFLIES,
@@ -49,7 +49,7 @@ ARMS: dict[str, dict[str, object]] = {
 def one_arm(data: str, settings: dict[str, object], iterations: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
-        words = ["-m", "dfm_nb", "pretrain", "--recipe", "demo_bf16", "--dataset-path", data, "--run-dir", run]
+        words = ["-m", "dfm_nb", "pretrain", "--recipe", "demo", "--dataset-path", data, "--run-dir", run]
         ends = dict.fromkeys(("train.train_iters", "train.eval_interval", "checkpoint.save_interval"), iterations)
         words += [f"{key}={value}" for key, value in (COMMON | ends | settings).items()]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

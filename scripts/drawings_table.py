@@ -1,12 +1,13 @@
-"""Open Clip Art and Fluent emoji as one table for `dfm prepare`, split by author: the data of the model `drawings`.
+"""Open Clip Art and sets of emoji as one table for `dfm prepare`, split by author: the data of the model `drawings`.
 
     python scripts/fetch_openclipart.py data/openclipart
-    python scripts/fetch_fluent.py data/fluent
-    python scripts/drawings_table.py data/openclipart data/fluent data/drawings-table
+    python scripts/fetch_emoji.py data/fluent
+    python scripts/fetch_emoji.py data/noto --set noto
+    python scripts/drawings_table.py data/openclipart data/fluent data/noto data/drawings-table
 
 Writes train.parquet and test.parquet (columns image, caption, tags) and held_out.txt, the files of the split `test`.
 It has every drawing by an author of whom the package's held-out drawings (`dfm prepare --source drawings`) have one.
-All emoji are by one author, so they are for training.
+All emoji are for training.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ def picture(path: Path) -> bytes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clipart", type=Path, help="output folder of fetch_openclipart.py")
-    parser.add_argument("fluent", type=Path, help="output folder of fetch_fluent.py")
+    parser.add_argument("emoji", type=Path, nargs="+", help="output folders of fetch_emoji.py")
     parser.add_argument("output", type=Path, help="output folder; created if missing")
     args = parser.parse_args()
     held_out = {author_key(row["author"]) for row in read(HELD_OUT)} - {""}
     tables: dict[str, list[dict]] = {"train": [], "test": []}
     files = []
-    for folder in (args.clipart, args.fluent):
+    for folder in (args.clipart, *args.emoji):
         for row in read(folder / "captions.csv"):
             name, _, more = row["caption"].partition(", ")
             # Open Clip Art's keywords follow the title in its caption

@@ -1,9 +1,15 @@
-"""Download about 1,350 real transparent 256 px pictures: npm's @lobehub/fluent-emoji-3d (MIT).
+"""Download about 1,350 real transparent pictures of a set of emoji from npm.
 
-Writes DIR/*.webp and DIR/captions.csv: the caption of a picture is the Unicode name of the code point in its file name,
-its keywords are those of npm's emojilib (MIT).
+| set | px | drawn by | licence |
+|---|---|---|---|
+| fluent | 256 | Microsoft | MIT |
+| noto | 64 | Google | Apache-2.0 |
+| twemoji | 64 | Twitter and other contributors | CC-BY 4.0 |
 
-    python scripts/fetch_fluent.py data/fluent [--limit N]
+Writes the pictures and DIR/captions.csv: the caption of a picture is the Unicode name of the code point in its file
+name, its keywords are those of npm's emojilib (MIT).
+
+    python scripts/fetch_emoji.py data/fluent [--set fluent] [--limit N]
 
 Then: dfm prepare --source folder:data/fluent --output-dir data/fluent-latents
 """
@@ -19,7 +25,13 @@ import tempfile
 import unicodedata
 from pathlib import Path
 
-PACKAGE, KEYWORDS = "@lobehub/fluent-emoji-3d@1.1.0", "emojilib@4.0.3"
+KEYWORDS = "emojilib@4.0.3"
+SETS = {
+    "fluent": ("@lobehub/fluent-emoji-3d@1.1.0", "package/assets/*.webp"),
+    "noto": ("emoji-datasource-google@16.0.0", "package/img/google/64/*.png"),
+    "twemoji": ("emoji-datasource-twitter@16.0.0", "package/img/twitter/64/*.png"),
+}
+"""Of each its package, and its pictures there."""
 
 
 def caption_of(stem: str) -> str | None:
@@ -59,17 +71,18 @@ def pack(package: str, folder: str) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="output folder; created if missing")
+    parser.add_argument("--set", choices=SETS, default="fluent", help="whose emoji")
     parser.add_argument("--limit", type=int, help="only the first N pictures")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    rows = []
+    rows, (package, pictures) = [], SETS[args.set]
     with tempfile.TemporaryDirectory() as temporary:
         with tarfile.open(pack(KEYWORDS, temporary)) as tar:
             emojilib = json.load(tar.extractfile("package/dist/emoji-en-US.json"))
-        with tarfile.open(pack(PACKAGE, temporary)) as tar:
+        with tarfile.open(pack(package, temporary)) as tar:
             for member in tar:
                 path = Path(member.name)
-                caption = caption_of(path.stem) if path.suffix == ".webp" else None
+                caption = caption_of(path.stem) if path.match(pictures) else None
                 if not member.isfile() or caption is None:
                     continue
                 (args.folder / path.name).write_bytes(tar.extractfile(member).read())
