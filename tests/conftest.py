@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import shutil
 import sys
 import tempfile
 import traceback
@@ -23,6 +24,7 @@ import torch
 from tests.processes import fork_context
 
 torch.set_num_threads(1)
+STORED = Path(__file__).parent / "stored"
 
 
 def _child(rank, world, store_path, function, args, environment, results):
@@ -111,12 +113,26 @@ def tiny_data(make_once):
     return make_once("tiny-data", tiny_run.prepare)
 
 
+@pytest.fixture
+def data(tmp_path) -> Path:
+    """A copy of the stored data, to be damaged."""
+    return shutil.copytree(STORED / "data", tmp_path / "data")
+
+
 @pytest.fixture(scope="session")
 def theirs(make_once):
     """`data` as NeMo DFM's script writes it, and its encoders: `cosmos`, `t5`."""
     from tests.data import dfm_shards
 
     return make_once("theirs", dfm_shards.make)
+
+
+@pytest.fixture(scope="session")
+def shards_of_four(make_once):
+    """A prepared folder of many shards."""
+    from tests import tiny_run
+
+    return make_once("shards-of-four", tiny_run.prepare_shards_of_four)
 
 
 @pytest.fixture(scope="session")

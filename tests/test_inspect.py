@@ -6,24 +6,16 @@ import pytest
 import torch
 from PIL import Image
 
-from dfm_nb import inspect, prepare
+from dfm_nb import inspect
 from dfm_nb.base.argv import guard
 from dfm_nb.base.records import EncodedClip
 from dfm_nb.data import shards
 from tests.data.shard_files import write_shard
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("inspect") / "data"
-    size = ["--num-images", "22", "--num-clips", "3", "--short-side", "32", "--shard-size", "10"]
-    assert guard(prepare.main, ["--source", "synthetic", "--tokenizer", "pca", *size, "--output-dir", str(folder)]) == 0
-    return folder
-
-
 @pytest.fixture
-def folder(made, tmp_path):
-    return shutil.copytree(made, tmp_path / "data")
+def folder(shards_of_four, tmp_path):
+    return shutil.copytree(shards_of_four, tmp_path / "data")
 
 
 def faults_of(folder, capsys, code=1):
@@ -35,7 +27,7 @@ def test_table_and_contact_sheet_of_a_prepared_folder(folder, capsys):
     assert inspect.main([str(folder), "--verify"]) == 0
     out = capsys.readouterr().out
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert "25 samples in" in out and "verified" in out and f"train {manifest['counts']['train']}" in out
+    assert "34 samples in" in out and "verified" in out and f"train {manifest['counts']['train']}" in out
     assert "tokenizer pca" in out and "dB" in out
     sheet = np.asarray(Image.open(folder / "contact_sheet.png"))
     assert sheet.shape[0] > 200 and sheet.std() > 20
@@ -63,15 +55,15 @@ def test_a_key_that_occurs_twice_is_named(folder, capsys):
     assert any("occurs 2 times" in f for f in faults_of(folder, capsys))
 
 
-def test_shards_from_elsewhere_are_shown_in_false_colours(made, tmp_path, capsys):
+def test_shards_from_elsewhere_are_shown_in_false_colours(shards_of_four, tmp_path, capsys):
     (tmp_path / "part").mkdir()
-    shutil.copy(made / "rank0-000000.tar", tmp_path / "part" / "theirs.tar")
+    shutil.copy(shards_of_four / "rank0-000000.tar", tmp_path / "part" / "theirs.tar")
     assert inspect.main([str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "10 samples in 1 shards" in out and "false colours" in out
+    assert "4 samples in 1 shards" in out and "false colours" in out
     assert np.asarray(Image.open(tmp_path / "contact_sheet.png")).std() > 10
     sheet = tmp_path / "one.png"
-    words = ["--contact-sheet", str(sheet), "--tokenizer", "pca", "--tokenizer-path", str(made)]
+    words = ["--contact-sheet", str(sheet), "--tokenizer", "pca", "--tokenizer-path", str(shards_of_four)]
     assert inspect.main([str(tmp_path / "part" / "theirs.tar"), *words]) == 0
     assert "false colours" not in capsys.readouterr().out and sheet.is_file()
 

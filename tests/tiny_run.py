@@ -28,6 +28,14 @@ def prepare(folder: Path) -> Path:
     return folder
 
 
+def prepare_shards_of_four(folder: Path) -> None:
+    """30 pictures and 4 clips."""
+    from dfm_nb.prepare import main
+
+    argv = "--source synthetic --tokenizer pca --num-images 30 --num-clips 4 --short-side 32 --shard-size 4".split()
+    assert main([*argv, "--val-fraction", "0.1", "--output-dir", str(folder)]) == 0
+
+
 def train(data: Path, run: Path, *overrides: str) -> Path:
     """In a process of its own; returns the run folder."""
     argv = ["--recipe", "demo", "--dataset-path", str(data), "--run-dir", str(run), *SIZE, *overrides]

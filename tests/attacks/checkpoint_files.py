@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from dfm_nb.base.files import seal, sha256
+from tests.conftest import STORED
 
-STORED = Path(__file__).parents[1] / "stored"
 NAME = "iter_0000003"
 WEIGHT = "decoder.layers.0.self_attention.linear_proj.weight"
 
@@ -16,7 +16,7 @@ WEIGHT = "decoder.layers.0.self_attention.linear_proj.weight"
 class Evil:
     """Makes a file when it is unpickled."""
 
-    def __init__(self, mark: Path):
+    def __init__(self, mark: Path | str):
         self.mark = mark
 
     def __reduce__(self):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import pickle
 import shutil
 import struct
@@ -17,26 +16,22 @@ import torch
 
 from dfm_nb.data import shards
 from dfm_nb.data.sample_index import index_dataset
+from tests.attacks.checkpoint_files import Evil
+from tests.conftest import STORED
 
-STORED = Path(__file__).parents[1] / "stored"
 MARK = "DFM_ATTACK_MARK"
 """Environment variable with the file that code of a sample would make."""
 
+EVIL = Evil(f"${MARK}")
+
 Parts = dict[str, bytes]
-
-
-class Evil:
-    """Makes a file when it is unpickled."""
-
-    def __reduce__(self):
-        return os.system, (f"touch ${MARK}",)
 
 
 class EvilInside:
     """The same in the bytes that a storage is loaded from."""
 
     def __reduce__(self):
-        return torch.storage._load_from_bytes, (pickle.dumps(Evil()),)
+        return torch.storage._load_from_bytes, (pickle.dumps(EVIL),)
 
 
 class Rebuilt:
@@ -118,9 +113,9 @@ PTH: dict[str, Callable[[Parts], None]] = {
     "no pth": lambda p: p.pop("pth"),
     "empty pth": raw("pth", b""),
     "cut pth": lambda p: p.update(pth=p["pth"][:-40]),
-    "code pth": raw("pth", pickle.dumps(Evil())),
-    "code in pth": raw("pth", saved([Evil()])),
-    "code in old pth": raw("pth", saved([Evil()], _use_new_zipfile_serialization=False)),
+    "code pth": raw("pth", pickle.dumps(EVIL)),
+    "code in pth": raw("pth", saved([EVIL])),
+    "code in old pth": raw("pth", saved([EVIL], _use_new_zipfile_serialization=False)),
     "list pth": latent(lambda t: [t]),
     "bool latent": latent(lambda t: t > 0),
     "meta latent": latent(lambda t: t.to("meta")),
@@ -142,7 +137,7 @@ PICKLE: dict[str, Callable[[Parts], None]] = {
     "no pickle": lambda p: p.pop("pickle"),
     "empty pickle": raw("pickle", b""),
     "cut pickle": lambda p: p.update(pickle=p["pickle"][:-9]),
-    "code pickle": raw("pickle", pickle.dumps(Evil())),
+    "code pickle": raw("pickle", pickle.dumps(EVIL)),
     "code inside": raw("pickle", pickle.dumps(EvilInside())),
     "eval": raw("pickle", b"\x80\x04c__builtin__\neval\n\x8c\x011\x85R."),
     "inst": raw("pickle", b"(S'touch x'\nios\nsystem\n."),
@@ -211,6 +206,14 @@ def good_parts() -> Parts:
     return shards.samples_of(STORED / "data" / "rank0-000000.tar")[0].parts()
 
 
+def add_sample(tar: Path, key: str, **parts: bytes) -> None:
+    with tarfile.open(tar, "a", format=tarfile.USTAR_FORMAT) as file:
+        for part, data in parts.items():
+            member = tarfile.TarInfo(f"{key}.{part}")
+            member.size = len(data)
+            file.addfile(member, io.BytesIO(data))
+
+
 def spoil(folder: Path, position: int, *changes: Callable[[Parts], None], split: str = "train") -> list[str]:
     """A copy of the stored data in `folder` whose samples from `position` on are changed; returns their keys."""
     shutil.copytree(STORED / "data", folder)
@@ -218,12 +221,9 @@ def spoil(folder: Path, position: int, *changes: Callable[[Parts], None], split:
     found = [(entry.key, entry.parts()) for entry in shards.samples_of(tar)]
     for (_, parts), change in zip(found[position:], changes):
         change(parts)
-    with tarfile.open(tar, "w", format=tarfile.USTAR_FORMAT) as file:
-        for key, parts in found:
-            for part, data in parts.items():
-                member = tarfile.TarInfo(f"{key}.{part}")
-                member.size = len(data)
-                file.addfile(member, io.BytesIO(data))
+    tar.unlink()
+    for key, parts in found:
+        add_sample(tar, key, **parts)
     reseal(folder)
     return [key for key, _ in found[position : position + len(changes)]]
 

@@ -17,7 +17,7 @@ from dfm_nb.data.prepared_folder import seal_folder
 from dfm_nb.data.sample_index import index_dataset
 from dfm_nb.data.stores import EnergonStore
 from dfm_nb.training.loop import BadSamples
-from tests.attacks.sample_files import STORED, UNUSABLE, spoil
+from tests.attacks.sample_files import UNUSABLE, spoil
 
 
 def manifest(**values):
@@ -55,11 +55,6 @@ DAMAGE |= {
     "NaN": ("text_empty.safetensors", empty_text(torch.full((1, 2, 384), float("nan")))),
     "sparse": ("text_empty.safetensors", lambda path: os.truncate(path, 1 << 36)),
 }
-
-
-@pytest.fixture
-def data(tmp_path):
-    return shutil.copytree(STORED / "data", tmp_path / "data")
 
 
 @pytest.mark.parametrize("file, change", DAMAGE.values(), ids=DAMAGE)
@@ -115,9 +110,8 @@ def test_folder_of_an_older_format_says_what_reads_it(data):
         EnergonStore(data)
 
 
-def test_damage_in_the_middle_of_a_tar_costs_one_sample(tmp_path):
+def test_damage_in_the_middle_of_a_tar_costs_one_sample(data):
     """The headers of one sample are overwritten: the others are read where they are."""
-    data = shutil.copytree(STORED / "data", tmp_path / "data")
     tar = data / "rank0-000000.tar"
     whole = bytearray(tar.read_bytes())
     at = int.from_bytes((data / "rank0-000000.tar.idx").read_bytes()[24:32], "little")

@@ -18,13 +18,10 @@ from dfm_nb import prepare
 from dfm_nb.base.argv import guard
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.sources import folder, table
+from tests.data.sources.test_folder import picture
 from tests.processes import commands
 
 LONE = "\ud83d x"  # half of a pair: JSON can hold it, UTF-8 cannot
-
-
-def picture(path: Path | str) -> None:
-    Image.new("RGB", (32, 32), "red").save(path, "PNG")
 
 
 def prepared(source: str, out: Path, *extra: str) -> dict:
@@ -48,7 +45,7 @@ def photos(tmp_path):
 
 
 def test_captions_that_utf8_cannot_encode_are_dropped_and_named(photos, tmp_path):
-    picture(os.fsdecode(os.fsencode(photos) + b"/caf\xe9.png"))  # a name in latin-1 is the caption
+    picture(photos / os.fsdecode(b"caf\xe9.png"))  # a name in latin-1 is the caption
     picture(photos / "json.png")
     (photos / "metadata.jsonl").write_text(json.dumps({"file_name": "json.png", "text": LONE}))
     manifest = prepared(f"folder:{photos}", tmp_path / "d")

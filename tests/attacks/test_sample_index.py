@@ -1,7 +1,6 @@
 """A damaged index is one sentence; one made to lie, under checksums that fit, is one sentence or costs samples."""
 
 import random
-import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -12,14 +11,9 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.data.prepared_folder import read_checksums, seal_folder
 from dfm_nb.data.sample_index import SCHEMA, SampleIndex, Shard, index_path, write_index
 from dfm_nb.data.stores import EnergonStore
-from tests.attacks.sample_files import STORED
+from tests.conftest import STORED
 
 FLIPS = 20
-
-
-@pytest.fixture
-def data(tmp_path):
-    return shutil.copytree(STORED / "data", tmp_path / "data")
 
 
 def refused(folder) -> None:

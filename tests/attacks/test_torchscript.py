@@ -1,7 +1,6 @@
 """TorchScript that lies in a folder of data or a checkpoint is not run; the one that the user names is."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from dfm_nb.base.files import listed_as
 from dfm_nb.data.prepared_folder import seal_folder
 from dfm_nb.data.sample_index import index_dataset
 from dfm_nb.generation.pipeline import Pipeline
-from tests.attacks.checkpoint_files import STORED, copy_run, reseal
+from tests.attacks.checkpoint_files import copy_run, reseal
 
 
 class WritesAFile(torch.nn.Module):
@@ -50,11 +49,10 @@ def mark(tmp_path):
 
 
 @pytest.fixture
-def data(tmp_path, mark):
-    folder = shutil.copytree(STORED / "data", tmp_path / "data")
-    poison(folder, mark)
-    index_dataset(folder)  # its maker writes checksums that fit
-    return folder
+def data(data, mark):
+    poison(data, mark)
+    index_dataset(data)  # its maker writes checksums that fit
+    return data
 
 
 @pytest.mark.parametrize("missing", [None, "manifest.json", "tokenizer.safetensors"])

@@ -5,7 +5,6 @@ import io
 import json
 import pickle
 import shutil
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from dfm_nb.data import adoption, shards
 from dfm_nb.data.prepared_folder import read_checksums
 from dfm_nb.data.stores import EnergonStore
 from tests import tiny_run
-from tests.attacks.sample_files import saved
+from tests.attacks.sample_files import add_sample, saved
 from tests.data import dfm_shards
 
 pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
@@ -43,14 +42,6 @@ def paths(theirs: Path) -> list[object]:
 def state(folder: Path) -> dict[str, bytes]:
     """The content of every file but the lock."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
-
-
-def add_sample(tar: Path, key: str, **parts: bytes) -> None:
-    with tarfile.open(tar, "a") as file:
-        for part, data in parts.items():
-            member = tarfile.TarInfo(f"{key}.{part}")
-            member.size = len(data)
-            file.addfile(member, io.BytesIO(data))
 
 
 def test_folder_becomes_whole_and_the_tars_stay(folder, theirs, capsys):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
 from dfm_nb.data.stores import EnergonStore
-from tests.attacks.sample_files import STORED
 from tests.data.test_encoding import Source, encoding
 
 
@@ -41,9 +38,8 @@ def test_a_clip_that_is_set_aside_leaves_the_others_of_its_video():
     assert [r.caption if isinstance(r, Clip) else r.reason for r in found] == ["caption 0", "left_out", "new"]
 
 
-def test_training_leaves_out_at_once(tmp_path):
+def test_training_leaves_out_at_once(data):
     """What a preparation makes of all edits: tests/test_prepare.py, --texts-only."""
-    data = shutil.copytree(STORED / "data", tmp_path / "data")
     keys = EnergonStore(data).keys
     write_edit(data, Edit(key=keys[3], left_out=True))
     store = EnergonStore(data)

@@ -12,7 +12,7 @@ from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
 from dfm_nb.packs.packs import PackSettings, noised, pack_draws
 from dfm_nb.training.batches import open_store
-from tests.attacks.checkpoint_files import STORED
+from tests.conftest import STORED
 from tests.model.nemo_dfm import random_network
 
 DFM_TEXT = 512

@@ -6,21 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from dfm_nb import parallel
 from dfm_nb.text import mixture as tm
 from dfm_nb.text.blend import BatchSampler, TokenizerIds, batches, build_datasets
 from dfm_nb.text.indexed import Index
 from tests.text.corpora import write_pair
 
+pytestmark = pytest.mark.usefixtures("one_rank")
 EOD = 0
 TOKENIZER = TokenizerIds(1000, EOD, name="test")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group():
-    parallel.init()
-    yield
-    parallel.shutdown()
 
 
 def corpus(path, first: int, documents: int = 40, seed: int = 0) -> str:

@@ -14,15 +14,9 @@ from dfm_nb.text import commands
 from dfm_nb.text.corpus import PreprocessConfig, preprocess
 from dfm_nb.text.indexed import Index
 from tests.text.corpora import write_pair
-from tests.text.text_tokenizers import build, sample_text, save
+from tests.text.text_tokenizers import sample_text
 
 TEXTS = [sample_text(i, words=3 + i) for i in range(40)]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("tokenizers")
-    return {kind: save(build(kind), root / kind) for kind in ("gpt2", "bpe")}
 
 
 @pytest.fixture

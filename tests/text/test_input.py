@@ -5,21 +5,14 @@ from __future__ import annotations
 import gzip
 import zipfile
 from functools import partial
-from http.server import SimpleHTTPRequestHandler
 
 import fsspec
 import pytest
 
 from dfm_nb.text.corpus import PreprocessConfig, merge, preprocess
 from dfm_nb.text.input import expand_inputs
-from tests.servers import serving
+from tests.servers import Quiet, serving
 from tests.text.test_corpus import pair, texts, write_jsonl
-from tests.text.text_tokenizers import build, save
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return save(build("bpe"), tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture
@@ -36,8 +29,7 @@ def served(tmp_path):
     server = fsspec.filesystem("memory")
     server.rm("/", recursive=True)
     server.put(f"{place}/", "/text/", recursive=True)
-    handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *args: None})
-    with serving(partial(handler, directory=str(place))) as httpd:
+    with serving(partial(Quiet, directory=str(place))) as httpd:
         yield httpd.url, place
 
 
@@ -61,19 +53,19 @@ BOTH = ("a.jsonl", "b.jsonl")
         (["zip://b*::memory://text/all.zip"], ["b.jsonl"]),
     ],
 )
-def test_a_corpus_from_urls_has_the_bytes_of_the_local_one(urls, names, served, tokenizer, tmp_path):
+def test_a_corpus_from_urls_has_the_bytes_of_the_local_one(urls, names, served, folders, tmp_path):
     http, place = served
-    here = corpus([str(place / name) for name in names], tmp_path / "here", tokenizer)
-    there = corpus([url.format(http=http, place=place) for url in urls], tmp_path / "there", tokenizer)
+    here = corpus([str(place / name) for name in names], tmp_path / "here", folders["bpe"])
+    there = corpus([url.format(http=http, place=place) for url in urls], tmp_path / "there", folders["bpe"])
     assert pair(here) == pair(there)
 
 
 @pytest.mark.parametrize("url", ["memory://text/*.jsonl", "{http}/*.jsonl"])
-def test_parts_of_a_url_join_to_the_bytes_of_one_run(url, served, tokenizer, tmp_path):
+def test_parts_of_a_url_join_to_the_bytes_of_one_run(url, served, folders, tmp_path):
     url = url.format(http=served[0])
-    whole = corpus([url], tmp_path / "whole", tokenizer)
+    whole = corpus([url], tmp_path / "whole", folders["bpe"])
     for part in range(3):
-        corpus([url], tmp_path / "parts", tokenizer, partition=f"{part}/3")
+        corpus([url], tmp_path / "parts", folders["bpe"], partition=f"{part}/3")
     parts = [str(tmp_path / f"parts_part{part:05d}-of-00003_text_document") for part in range(3)]
     merge(parts, f"{tmp_path / 'joined'}_text_document", progress=False)
     assert pair(whole) == pair(tmp_path / "joined")

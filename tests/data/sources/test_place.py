@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from functools import partial
-from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import fsspec
@@ -21,7 +20,7 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.data.sources import _fetch, folder, table
 from tests.data.sources.test_folder import counting_clip, picture
 from tests.data.sources.test_table import png
-from tests.servers import serving
+from tests.servers import Quiet, serving
 
 
 @pytest.fixture
@@ -41,11 +40,8 @@ def photos(tmp_path):
     return root
 
 
-class Handler(SimpleHTTPRequestHandler):
+class Handler(Quiet):
     """A folder with pages of links, without ranges of files; and its folders as buckets of S3, whose list it gives."""
-
-    def log_message(self, *args):
-        pass
 
     def do_GET(self):
         if "list-type=2" not in self.path:

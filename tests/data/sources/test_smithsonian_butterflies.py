@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import io
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.sources import smithsonian_butterflies
 from tests.data.sources.test_place import hub  # noqa: F401
-
-
-def jpeg(colour) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (40, 30), colour).save(buffer, "JPEG")
-    return buffer.getvalue()
+from tests.data.sources.test_table import png
 
 
 @pytest.fixture
@@ -33,7 +25,7 @@ def parquet(tmp_path):
         "scientific_name": ["Catocala aholibah", "Freyeria trochylus", "Lycaena xanthoides"],
         "sim_score": [0.9, 0.8, 0.7],
     }
-    data["image"] = [{"bytes": jpeg("red"), "path": None}] * 3
+    data["image"] = [{"bytes": png(), "path": None}] * 3
     pq.write_table(pa.table(data), path)
     return path
 

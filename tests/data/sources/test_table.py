@@ -6,7 +6,6 @@ import functools
 import io
 import json
 import threading
-from http.server import BaseHTTPRequestHandler
 
 import numpy as np
 import pandas as pd
@@ -18,7 +17,7 @@ from PIL import Image
 from dfm_nb.base import places, video
 from dfm_nb.data.sources import _fetch, folder, table
 from tests.data.sources.test_folder import fault, read
-from tests.servers import serving
+from tests.servers import Quiet, serving
 
 
 def png(colour="red", size=(24, 20)) -> bytes:
@@ -40,11 +39,8 @@ def colour_of(clip):
 # ---- a server -----------------------------------------------------------------------------------------------------
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Quiet):
     """Answers by path; `server.seen` counts the requests for each."""
-
-    def log_message(self, *args):
-        pass
 
     def do_GET(self):
         name = self.path.lstrip("/").partition("?")[0]
