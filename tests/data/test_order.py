@@ -130,9 +130,3 @@ def test_balanced_steps_are_the_same_packs_and_alike_in_work():
     assert flat[0] == flat[1]
     apart = [np.mean([max(c) / np.mean(c) for c in ([work(p) for p in step] for step in w)]) - 1 for w in windows]
     assert apart[1] < 0.2 * apart[0]
-
-
-def test_a_window_bounds_what_is_held_of_an_epoch():
-    order = SampleOrder(np.array([[0, 10**7]]), 1024, seed=0, lane=0)
-    found = order.samples(1, 9_700)
-    assert len(found) == 1024 and sorted(found) == list(range(9_700 * 1024, 9_701 * 1024))

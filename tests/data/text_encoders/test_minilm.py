@@ -46,14 +46,6 @@ def test_states_are_those_of_transformers(encoder):
         torch.testing.assert_close(encoder.model(**tokens).last_hidden_state, theirs(**tokens).last_hidden_state)
 
 
-def test_meaning_is_near_for_near_captions(encoder):
-    """Cosines of mean states, as the model card's example orders them."""
-    captions = ["monarch butterfly", "blue morpho butterfly", "a fast red car"]
-    vectors = [e.float().mean(0) for e in encoder.encode(captions)]
-    near, far = (torch.cosine_similarity(vectors[0], v, 0) for v in vectors[1:])
-    assert near > far + 0.2
-
-
 def test_missing_and_changed_weights_are_refused(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.safetensors").write_bytes(b"not it")
