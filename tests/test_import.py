@@ -133,8 +133,3 @@ def test_pickle_is_refused_and_runs_nothing(tmp_path, capsys):
     torch.save({"x_embedder.weight": Evil(tmp_path / "ran")}, tmp_path / "model.pth")
     assert guard(cli.main, ["import", str(tmp_path / "model.pth"), "--output", str(tmp_path / "out.pth")]) == 2
     assert str(tmp_path / "model.pth") in capsys.readouterr().err and not (tmp_path / "ran").exists()
-
-
-def test_model_pth_of_nemo_dfm_names_the_import(theirs, tmp_path):
-    with pytest.raises(ValueError, match="dfm import"):
-        checkpoint.find_weights(consolidated(tmp_path, theirs))

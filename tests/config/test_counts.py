@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from dfm_nb import parallel
 from dfm_nb.config import ModelConfig, counts, resolve, sizes
 from dfm_nb.model.attention import PackedLayout, SegmentLayout, cumulative
 from dfm_nb.model.build import NETWORKS
@@ -12,6 +11,7 @@ from dfm_nb.model.dit import DiT, transformer_config
 from dfm_nb.model.linear import freeze_base, is_lora
 from dfm_nb.model.pack_slice import PackSlice
 
+pytestmark = pytest.mark.usefixtures("one_rank")
 GIVEN = ["model.in_channels=16", "model.text_dim=4096"]
 VARIANTS = [
     [],
@@ -22,13 +22,6 @@ VARIANTS = [
     ["model.variant=wan", "model.ffn_hidden_size=96"],
     ["model.lora.rank=8"],
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_process():
-    parallel.init()
-    yield
-    parallel.shutdown()
 
 
 def build(size: str, *overrides: str, device: str = "meta") -> tuple[DiT, ModelConfig]:
@@ -106,6 +99,8 @@ def test_flops_are_those_that_torch_counts(extra):
     assert counts.forward_flops(model, q_lens, kv_lens) == counter.get_total_flops() - pooling
     assert counts.model_flops(model, q_lens, kv_lens) == 3 * counts.forward_flops(model, q_lens, kv_lens)
     assert counts.attention_flops(model, q_lens, kv_lens) == counter.get_flop_counts()["Global"][CPU_ATTENTION]
+    with pytest.raises(ValueError):
+        counts.forward_flops(model, [64], [])
 
 
 def test_flops_of_low_rank_updates_leave_out_gradients_of_frozen_weights():
@@ -117,12 +112,3 @@ def test_flops_of_low_rank_updates_leave_out_gradients_of_frozen_weights():
     with FlopCounterMode(display=False, custom_mapping=attention) as counter:
         forward_of_zeros(network, model, [120, 300], [5, 7]).sum().backward()
     assert counts.model_flops(model, [120, 300], [5, 7]) == pytest.approx(counter.get_total_flops(), rel=0.02)
-
-
-def test_flops_of_a_pack_are_the_sum_over_its_samples():
-    """Attention counts true segments: packing two samples costs what the two cost, not their joint square."""
-    model = resolve(None, overrides=["model.size=tiny", *GIVEN]).config.model
-    apart = counts.forward_flops(model, [64], [8]) + counts.forward_flops(model, [256], [3])
-    assert counts.forward_flops(model, [64, 256], [8, 3]) == apart < counts.forward_flops(model, [320], [11])
-    with pytest.raises(ValueError):
-        counts.forward_flops(model, [64], [])

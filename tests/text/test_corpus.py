@@ -8,7 +8,6 @@ import io
 import json
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,17 +21,8 @@ from dfm_nb.text import parts as text_parts
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.corpus import PreprocessConfig, find_parts, merge, preprocess
 from dfm_nb.text.indexed import optimal_dtype
-from tests.text.text_tokenizers import build, sample_text, save
-
-KINDS = ["bpe", "gpt2", "wordpiece"]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    root = tmp_path_factory.mktemp("tokenizers")
-    found = {kind: save(build(kind), root / kind) for kind in [*KINDS, "metaspace"]}
-    found["no_eos"] = save(build("gpt2"), root / "no_eos", eos=False)
-    return found
+from tests.text.conftest import KINDS
+from tests.text.text_tokenizers import sample_text
 
 
 def texts(n: int = 300) -> list[str]:
@@ -77,7 +67,7 @@ def megatron_pair(documents: list, folder: Path, prefix: Path, eod: bool = True,
     return Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "metaspace"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [None, np.int32])
 def test_preprocess_bytes_equal_megatrons(folders, tmp_path, kind, dtype):
     """With the data type that Megatron chooses and with another, whatever the workers, the chunks and the path."""
@@ -255,19 +245,6 @@ def test_values_of_other_keys_need_not_be_usable(folders, tmp_path):
     result = preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"], on_error="skip"))
     assert (result.documents, result.skipped, result.blank_lines) == (4, 1, 2)
     assert pair(tmp_path / "out") == megatron_pair(["a fox"] * 4, folders["gpt2"], tmp_path / "reference")
-
-
-@pytest.mark.slow
-def test_a_limit_on_file_size_leaves_no_final_file_and_can_go_on(folders, tmp_path):
-    """A real write that fails in the middle: the kernel refuses to let the files grow over 8 KiB."""
-    source = write_jsonl(tmp_path / "in.jsonl", texts(400))
-    flags = f"--input {source} --output-prefix {tmp_path}/out --tokenizer-model {folders['gpt2']} --append-eod"
-    command = f"ulimit -f 8; exec {sys.executable} -m dfm_nb text preprocess {flags} --workers 2"
-    done = subprocess.run(["bash", "-c", f"{command} --chunk-size 20"], capture_output=True, text=True)
-    assert done.returncode == 2 and "ulimit" in done.stderr and "Traceback" not in done.stderr
-    assert not [*tmp_path.glob("*.bin"), *tmp_path.glob("*.idx")]
-    assert 0 < preprocess(config(source, tmp_path / "out", folders["gpt2"])).resumed_documents < 400
-    assert pair(tmp_path / "out") == megatron_pair(texts(400), folders["gpt2"], tmp_path / "reference")
 
 
 def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys, monkeypatch):
