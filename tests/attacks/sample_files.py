@@ -58,10 +58,9 @@ def rebuilt(size: tuple, stride: tuple, offset: int = 0, numel: int = 16) -> byt
     return pickle.dumps(Rebuilt(storage(numel), offset, size, stride, False, {}))
 
 
-def poisoned(slots: bool) -> bytes:
-    """A good tensor behind a function of torch on which BUILD sets an attribute, from a dict or from slots."""
-    state = b"}\x8c\x06poison\x8c\x02oss"
-    poison = b"ctorch._utils\n_rebuild_tensor_v2\n" + (b"N" + state + b"\x86" if slots else state) + b"b0"
+def poisoned() -> bytes:
+    """A good tensor behind a function of torch on which BUILD sets an attribute."""
+    poison = b"ctorch._utils\n_rebuild_tensor_v2\n}\x8c\x06poison\x8c\x02ossb0"
     return b"\x80\x04" + poison + pickle.dumps(torch.zeros(1, 4, 384))[2:]
 
 
@@ -118,12 +117,8 @@ PTH: dict[str, Callable[[Parts], None]] = {
     "code in old pth": raw("pth", saved([EVIL], _use_new_zipfile_serialization=False)),
     "list pth": latent(lambda t: [t]),
     "bool latent": latent(lambda t: t > 0),
-    "meta latent": latent(lambda t: t.to("meta")),
     "sparse latent": latent(lambda t: t.float().to_sparse()),
-    "quantized latent": latent(lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8)),
-    "nested latent": latent(lambda t: torch.nested.nested_tensor([t.float(), t.float()])),
     "NaN latent": latent(at(float("nan"))),
-    "Inf latent": latent(at(float("inf"))),
     "huge latent": latent(at(1e30)),
     "32 channels": latent(lambda t: torch.cat([t, t], 1)),
     "3 dims": latent(lambda t: t[0, 0]),
@@ -141,16 +136,13 @@ PICKLE: dict[str, Callable[[Parts], None]] = {
     "code inside": raw("pickle", pickle.dumps(EvilInside())),
     "eval": raw("pickle", b"\x80\x04c__builtin__\neval\n\x8c\x011\x85R."),
     "inst": raw("pickle", b"(S'touch x'\nios\nsystem\n."),
-    "extension": raw("pickle", b"\x80\x04\x82\x01."),
     "persistent id": raw("pickle", b"\x80\x04\x8c\x01aQ."),
     "deep": raw("pickle", b"\x80\x04" + b"(" * 100_000 + b"."),
     "memo": raw("pickle", bytes.fromhex("80044e72000000102e")),
     "bytearray": raw("pickle", b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b"."),
-    "attribute of a function": raw("pickle", poisoned(slots=False)),
-    "attribute in slots": raw("pickle", poisoned(slots=True)),
+    "attribute of a function": raw("pickle", poisoned()),
     "list text": raw("pickle", pickle.dumps([1, 2])),
     "stride 0 text": raw("pickle", rebuilt((1, 100_000, 100_000), (0, 0, 0))),
-    "size beyond": raw("pickle", rebuilt((1, 16_384, 16_384), (0, 16_384, 1))),
     "offset beyond": raw("pickle", rebuilt((1, 2, 4), (8, 4, 1), offset=12)),
     "negative stride": raw("pickle", rebuilt((1, 2, 4), (8, -4, 1), offset=8)),
     "NaN text": text(at(float("nan"))),
@@ -166,11 +158,8 @@ JSON: dict[str, Callable[[Parts], None]] = {
     "large json": raw("json", b'{"a":[' + b"[]," * (1 << 20) + b"1]}"),
     "long number": raw("json", b'{"fps":' + b"9" * 5000 + b"}"),
     "shape as text": meta(latent_shape="16x1x4x4"),
-    "shape as number": meta(latent_shape=4),
     "negative shape": meta(latent_shape=[16, 1, -4, 4]),
     "other shape": meta(latent_shape=[16, 1, 2, 4]),
-    "huge shape": meta(latent_shape=[16, 1, 10**9, 10**9]),
-    "fps as object": meta(fps={"a": 1}),
     "fps NaN": meta(fps=float("nan")),
     "fps 1e400": meta(fps=10**400),
     "fps negative": meta(fps=-1),

@@ -63,7 +63,6 @@ def shard(**values):
 REFUSED = {
     "shard that is not there": column("shard", 7),
     "shard of another folder": shard(name="../data/rank0-000000.tar"),
-    "absolute shard": shard(name="/etc/passwd"),
 }
 
 
@@ -75,7 +74,6 @@ def test_lie_that_leaves_the_shards_is_refused(data, change):
 
 NAMED = {
     "other size": column("t", 9),
-    "other key": column("key", "image-000000"),
     "key with a slash": column("key", "../../etc/passwd"),
     "offset beyond the end": column("offset", 2**62),
     "into the middle": column("offset", 5000),

@@ -82,7 +82,6 @@ FAULTS = {
     "negative": lambda w: w["pieces"][0].update(offset=[-1, 0]),
     "other rank": lambda w: w["pieces"][0].update(shape=[24]),
     "folder above": lambda w: w["pieces"][0].update(file="../rank-00000.safetensors"),
-    "absolute": lambda w: w["pieces"][0].update(file="/rank-00000.safetensors"),
     "a number": lambda w: w["pieces"][0].update(file=3),
     "a type": lambda w: w.update(dtype="object"),
     "more": lambda w: w.update(code="import os"),
