@@ -71,16 +71,6 @@ def test_complete_folder_is_left_alone_and_another_data_set_is_refused(prepared,
         assert run(folder, "--seed", "5") == 2 and "source:" in capsys.readouterr().err
 
 
-def test_unfinished_folder_needs_resume(prepared, tmp_path, capsys):
-    shutil.copytree(prepared, tmp_path / "d")
-    for name in ("manifest.json", "rank0-000001.tar"):
-        (tmp_path / "d" / name).unlink()
-    assert run(tmp_path / "d") == 2
-    assert "--resume" in capsys.readouterr().err
-    assert run(tmp_path / "d", "--resume") == 0
-    assert parts(tmp_path / "d") == parts(prepared)
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     """Whatever a preparation leaves for readers."""
     names = ("*.tar", "*.tar.idx", "*.arrow", "*.safetensors", "split.yaml")
@@ -90,14 +80,15 @@ def contents(folder: Path) -> dict[str, bytes]:
     return found | {"manifest": json.dumps(manifest).encode()}
 
 
-def test_another_number_of_processes_goes_on_to_the_same_bytes(prepared, tmp_path):
+def test_another_number_of_processes_goes_on_to_the_same_bytes_if_asked_to(prepared, tmp_path, capsys):
     launch = ["--standalone", "--nproc-per-node=2", "-m", "dfm_nb.prepare", *SMALL]
     done = commands().run("torchrun", *launch, "--output-dir", tmp_path / "d")
     assert done.returncode == 0, done.stdout + done.stderr
     assert {k.split("/")[1] for k in parts(tmp_path / "d")} == {k.split("/")[1] for k in parts(prepared)}
     want = contents(tmp_path / "d")
-    for name in ["checksums.json", *sorted(n for n in want if n.endswith(".tar"))[1:]]:
+    for name in ["manifest.json", "checksums.json", *sorted(n for n in want if n.endswith(".tar"))[1:]]:
         (tmp_path / "d" / name).unlink()
+    assert run(tmp_path / "d") == 2 and "--resume" in capsys.readouterr().err
     assert run(tmp_path / "d", "--resume") == 0 and contents(tmp_path / "d") == want
     assert run(tmp_path / "d") == 0 and contents(tmp_path / "d") == want  # complete, whoever asks
 
