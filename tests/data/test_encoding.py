@@ -219,14 +219,19 @@ def test_reading_ahead_is_bounded_in_bytes(monkeypatch):
     assert [k for k in keys if isinstance(k, str)] == keys == [f"item-{i}-{j}" for i in range(30) for j in range(3)]
 
 
-def test_fault_of_an_encoder_ends_the_run_and_leaves_no_shard(tmp_path):
-    class Broken(Length):
-        def encode(self, captions):
-            raise RuntimeError("no weights")
+def test_fault_of_an_encoder_ends_the_run_and_leaves_no_shard(tmp_path, monkeypatch):
+    """At the second slice of a shard."""
 
+    class Broken(Mean):
+        def encode(self, video):
+            if self.batches:
+                raise RuntimeError("no memory")
+            return super().encode(video)
+
+    monkeypatch.setattr(encoding, "SLICE_SAMPLES", 4)
     (tmp_path / shards.RECORDS).mkdir()
-    with pytest.raises(RuntimeError, match="no weights"):
-        encode(tmp_path, Source([1] * 40), plans_of(40, 5), text=Broken())
+    with pytest.raises(RuntimeError, match="no memory"):
+        encode(tmp_path, Source([1] * 40), plans_of(40, 40), Broken())
     assert not list(tmp_path.glob("*.t*")) and not list((tmp_path / shards.RECORDS).iterdir())
 
 

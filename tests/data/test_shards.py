@@ -113,16 +113,6 @@ def test_text_part_is_the_same_where_megatron_core_has_replaced_torchs_function(
     assert shards._pickled(tensor) == plain
 
 
-def test_interrupted_write_leaves_no_shard(tmp_path):
-    def breaks():
-        yield clip()
-        raise RuntimeError("power cut")
-
-    with pytest.raises(RuntimeError):
-        write_shard(tmp_path / "a.tar", breaks())
-    assert not (tmp_path / "a.tar").exists()
-
-
 @pytest.mark.parametrize("part, at", [("pth", -500), ("pickle", -200), ("json", 12), (shards.MORE, -200)])
 def test_a_number_that_changed_is_found(part, at):
     """Finite still, of the same shape, and inside what no other check covers."""
