@@ -119,6 +119,12 @@ def data(tmp_path) -> Path:
     return shutil.copytree(STORED / "data", tmp_path / "data")
 
 
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A copy of the stored run, which has one whole checkpoint."""
+    return shutil.copytree(STORED / "run", tmp_path / "run")
+
+
 @pytest.fixture(scope="session")
 def theirs(make_once):
     """`data` as NeMo DFM's script writes it, and its encoders: `cosmos`, `t5`."""

@@ -14,18 +14,12 @@ from dfm_nb.checkpoints import exported, tensor_files
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.checkpoints.torch_dist import CheckpointError
 from dfm_nb.generation.pipeline import Pipeline
-from tests.attacks.checkpoint_files import NAME, copy_run
+from tests.attacks.checkpoint_files import NAME
 
-pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_rank")]
 
 SUFFIXES = [".safetensors", ".pth"]
 SIZE = dict(height=32, width=32, num_video_frames=5, num_steps=3, guidance=1.0)
-
-
-@pytest.fixture
-def run(tmp_path, one_rank):
-    copy_run(tmp_path / "run")
-    return tmp_path / "run"
 
 
 def export_to(run, file):

@@ -161,7 +161,6 @@ def test_energons_own_metadata_and_splits_are_kept_and_later_tars_are_named(fold
         (["--t5-cache-dir", "NOWHERE"], "NOWHERE"),
         (["--text-encoder", "minilm"], "384"),
         (["--tokenizer", "pca"], "pca"),
-        (["--tokenizer", "cosmos"], "'cosmos_cv'"),
         (["--val-fraction", "1"], "--val-fraction"),
     ],
 )

@@ -32,10 +32,6 @@ class TaskEncoder(energon.DefaultTaskEncoder):
     def batch(self, samples: list[Decoded]) -> Decoded:
         return samples[0]
 
-    @energon.stateless
-    def encode_batch(self, batch: Decoded) -> Decoded:
-        return batch
-
 
 @pytest.mark.slow
 def test_task_encoder_of_nemo_dfm_reads_our_folder(tiny_data):
