@@ -245,7 +245,7 @@ def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokeni
 
     Parameters
     ----------
-    path : a file written by `scripts/train_tokenizer.py`, or a folder that holds one as `tokenizer.safetensors` (a data
+    path : a file written by `save`, or a folder that holds one as `tokenizer.safetensors` (a data
         set, a checkpoint) or under the shipped file's name; None for the one that comes with the package.
     """
     file = Path(path) if path is not None else ASSET
