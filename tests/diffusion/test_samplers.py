@@ -218,17 +218,9 @@ def test_sampler_state_survives_a_bfloat16_network():
 # ---- guidance
 
 
-def test_classifier_free_convention():
-    cond, uncond = torch.tensor([2.0]), torch.tensor([1.0])
-    assert S.classifier_free(cond, uncond, 0) == 1 and S.classifier_free(cond, uncond, 1) == 2
-    assert S.classifier_free(cond, uncond, 7) == 8
-
-
 def test_guidance_at_respects_the_interval():
     assert S.guidance_at(1.0, 5.0) == 5.0
     assert [S.guidance_at(s, 5.0, (0.3, 2.0)) for s in (0.1, 0.3, 0.31, 2.0, 2.1)] == [1, 1, 5, 5, 1]
-    with pytest.raises(ValueError, match="interval"):
-        S.guidance_at(1.0, 5.0, (2.0, 1.0))
 
 
 def test_rescale_restores_the_deviation_per_sample():
