@@ -30,11 +30,6 @@ def test_prompts_are_combinations_that_training_never_showed(part):
         unseen_attributes(9999, "still", part)
 
 
-def test_parts_share_no_combination():
-    of = [{tuple(a.items()) for a in synthetic.unseen_combinations(part)} for part in synthetic.PARTS]
-    assert not of[0] & of[1]
-
-
 class Judge:
     """Sees what it is told: the asked value with this probability, else the next one."""
 
