@@ -4,6 +4,7 @@ import torch
 from dfm_nb import config as cfg
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.training.batches import open_store
+from dfm_nb.training.validation import Validation
 from tests.distributed.layouts import BASE, largest_relative_difference, losses_and_gradients, make_trainer, randomise
 from tests.tiny_run import VARIANTS
 
@@ -48,6 +49,13 @@ def test_step_with_nan_changes_nothing_and_says_so(one_rank):
     assert all(torch.equal(a, b) for a, b in zip(averages, trainer.ema.averages[0.1]))
     assert not trainer.step(loader.next_step()).skipped
     assert any(not torch.equal(a, b) for a, b in zip(before, weights(trainer)))
+
+
+def test_validation_is_at_quantiles_of_the_times_that_are_trained(one_rank):
+    asked = "model.objective=flow model.times=uniform model.P_mean=0 model.P_std=1 train.eval_iters=1".split()
+    trainer, loader = make_trainer([*SMALL, *asked])
+    sigmas = Validation(trainer.config, trainer, loader.order.store).run()["val_sigmas"]
+    assert [s / (1 + s) for s in sigmas] == pytest.approx([(i + 0.5) / len(sigmas) for i in range(len(sigmas))])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
