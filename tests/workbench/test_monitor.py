@@ -131,8 +131,8 @@ def test_the_verdict_of_an_evaluation_is_shown(tmp_path, content, said):
     assert "<b>" not in monitor.kept_html()
 
 
-def test_widget_follows_the_run_in_a_thread(tmp_path):
-    monitor = Monitor(tmp_path)
+def test_widget_follows_the_run_in_a_thread_until_a_second_view_of_it(tmp_path, capsys):
+    monitor, second = Monitor(tmp_path), Monitor(tmp_path)
     box = monitor.widget
     try:
         assert monitor.loss.data == [] and monitor._thread.daemon
@@ -141,10 +141,12 @@ def test_widget_follows_the_run_in_a_thread(tmp_path):
         wait_until(lambda: [s["y"] for s in monitor.loss.data] == [[1.0, 0.5]], "both records")
         wait_until(lambda: "loss 0.5000" in monitor._text.value, "the text")
         assert monitor.loss in box.children[4].children
+        second.show()
+        monitor._thread.join(60)
+        assert not monitor._thread.is_alive() and second._thread.is_alive()
     finally:
         monitor.close()
-    monitor._thread.join(60)
-    assert not monitor._thread.is_alive()
+        second.close()
 
 
 @pytest.mark.parametrize(("cpu_s", "every_s", "apart_s"), [(0, 0.02, 0.2), (0.05, 0.04, 0.9)])
@@ -258,17 +260,6 @@ def test_a_running_run_tells_its_phase(tmp_path):
             assert f"running · {phase}, " in monitor.status() and "to go" not in monitor.status()
     finally:
         run.release()
-
-
-def test_second_view_of_a_run_ends_the_first(tmp_path, capsys):
-    write(tmp_path, record(1))
-    first, second = Monitor(tmp_path), Monitor(tmp_path)
-    first.show()
-    assert first._thread.is_alive()
-    second.show()
-    first._thread.join(60)
-    assert not first._thread.is_alive() and second._thread.is_alive()
-    second.close()
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=3000))
