@@ -13,6 +13,7 @@ from tests.distributed.layouts import (
     by_name,
     gather,
     largest_relative_difference,
+    local_values,
     make_trainer,
     randomise,
 )
@@ -21,36 +22,21 @@ from tests.tiny_run import VARIANTS
 
 def contents(trainer):
     """Whole tensors by name: weights, averages, and the weights after one more step."""
-    from dfm_nb.parallel.groups import global_name, mpu, shard_dim
-
-    rank, found = mpu.get_tensor_model_parallel_rank(), []
-    averages = trainer.ema.named(0.1)
-    for chunk, named in zip(trainer.chunks, averages):
-        for local, p in chunk.named_parameters():
-            name, dim = global_name(local, chunk), shard_dim(p)
-            found.append((name, p.detach().float().clone(), dim, rank))
-            found.append((f"ema {name}", named[local].clone(), dim, rank))
-    whole = gather(found)
-    whole |= {f"step {k}": v for k, v in after_one_more_step(trainer).items()}
-    return whole
+    weights = local_values(trainer, "weight")
+    averages = [average.clone() for named in trainer.ema.named(0.1) for average in named.values()]
+    averages = [(f"ema {name}", a, dim, rank) for (name, _, dim, rank), a in zip(weights, averages, strict=True)]
+    return gather([*weights, *averages]) | {f"step {k}": v for k, v in after_one_more_step(trainer).items()}
 
 
 def after_one_more_step(trainer):
     """The weights after a step with gradients that depend on the name only: they show main weights and moments."""
-    from dfm_nb.parallel.groups import global_name, mpu, shard_dim
-
-    rank = mpu.get_tensor_model_parallel_rank()
     for chunk in trainer.ddp:
         chunk.zero_grad_buffer()
-    values = []
     for _, p, draw in by_name(trainer, "gradient"):
         p.main_grad.copy_(draw(1e-2))
     trainer.optimizer.prepare_grads()
     trainer.optimizer.step_with_ready_grads()
-    for chunk in trainer.chunks:
-        for local, p in chunk.named_parameters():
-            values.append((global_name(local, chunk), p.detach().float().clone(), shard_dim(p), rank))
-    return gather(values)
+    return gather(local_values(trainer, "weight"))
 
 
 ALL = {"1": (1, []), **{name: given for name, given in LAYOUTS.items() if given[0] == 2}}
