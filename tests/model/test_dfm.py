@@ -1,7 +1,5 @@
 """The variant `dfm` against an independent implementation of NeMo DFM's DiT, from its state dict on."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -11,9 +9,11 @@ from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
 from dfm_nb.packs.packs import PackSettings, noised, pack_draws
+from dfm_nb.packs.patches import unpatchify
 from dfm_nb.training.batches import open_store
 from tests.conftest import STORED
 from tests.model.nemo_dfm import random_network
+from tests.model.wan import samples
 
 DFM_TEXT = 512
 GRIDS = [(1, 8, 6), (3, 4, 8), (2, 6, 4), (1, 4, 90)]  # the last is 45 patches wide, where its table of 40 wraps
@@ -27,21 +27,11 @@ def ours(reference):
     return chunk, model
 
 
-def samples(text_dim=24):
-    g = torch.Generator().manual_seed(4)
-    for i, grid in enumerate(GRIDS):
-        x, noise = torch.randn(2, 16, *grid, generator=g)
-        text = torch.randn(3 + i, text_dim, generator=g)
-        sigma, fps = (0.3, 2.0, 20.0, 0.05)[i], (24.0, 30.0, 12.0, 8.0)[i]
-        yield SimpleNamespace(key=f"{i}", latent=x * 0.5, noise=noise, text=text, sigma=sigma, fps=fps)
-
-
-@pytest.mark.parametrize("sizes", [{"h": 288, "layers": 3, "heads": 6, "text": 40}])
-def test_variant_is_the_published_network(one_rank, sizes):
-    reference = random_network(**sizes)
+def test_variant_is_the_published_network(one_rank):
+    reference = random_network(h=288, layers=3, heads=6, text=40)
     chunk, model = ours(reference)
     config = cfg.Config(model=model)
-    draws = list(samples(model.text_dim))
+    draws = samples(GRIDS, model.text_dim)
     with torch.no_grad():
         pack = pack_draws([noised(model, **vars(d)) for d in draws], PackSettings.of(config), capacity=400)
         got, _ = forward(chunk, pack, EDM(0.5), torch.device("cpu"))
@@ -51,8 +41,6 @@ def test_variant_is_the_published_network(one_rank, sizes):
             text = torch.cat((d.text, torch.zeros(DFM_TEXT - len(d.text), model.text_dim)))
             want = reference(x / (d.sigma**2 + 0.25) ** 0.5, c_noise, text, d.fps)
             tokens = got[pack.cu_q[i] : pack.cu_q[i + 1]]
-            from dfm_nb.packs.patches import unpatchify
-
             mine = unpatchify(tokens, pack.grids[i], 2)
             assert want.std() > 0.3
             torch.testing.assert_close(mine, want, rtol=0, atol=1e-5 * want.abs().max().item())

@@ -11,7 +11,7 @@ from dfm_nb.data.stores import MockStore
 from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
-from dfm_nb.model.dit import DiT, DiTConfig, _Rotate, rotary_table, transformer_config
+from dfm_nb.model.dit import DiTConfig, _Rotate, rotary_table, transformer_config
 from dfm_nb.packs.packs import PackSettings, draw_sample, pack_draws
 from tests import tiny_run
 
@@ -82,17 +82,6 @@ def test_a_setting_changes_the_network_or_is_refused(one_rank, variant, name):
     shapes = [{n: p.shape for n, p in chunk.named_parameters()} for chunk in (before, after)]
     pack = pack_draws(draws(1), SETTINGS)
     assert shapes[0] != shapes[1] or not torch.equal(*(outputs(c, pack)["mock000000"] for c in (before, after)))
-
-
-def test_a_new_embedder_is_kept_equal_on_every_stage(one_rank):
-    class Longer(DiT):
-        def add_embedders(self):
-            super().add_embedders()
-            self.length_embedder = torch.nn.Linear(1, self.config.hidden_size)
-
-    stage = Longer(transformer_config(model_config()), pre_process=False)
-    summed = {name for name, p in stage.named_parameters() if getattr(p, "pipeline_parallel", False) and p.shared}
-    assert summed == stage.replicated > {"length_embedder.weight", "text_norm.weight"}
 
 
 def test_new_model_gives_zero(one_rank):

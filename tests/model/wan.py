@@ -24,15 +24,15 @@ def random_network(seed: int = 0, heads: int = 4, head: int = 16, layers: int = 
     return network.eval()
 
 
-def samples() -> list[SimpleNamespace]:
+def samples(grids=GRIDS, text_dim: int = TEXT_DIM) -> list[SimpleNamespace]:
     """What `noised` takes, one of each grid, with noise levels from weak to strong."""
     g = torch.Generator().manual_seed(4)
     out = []
-    for i, grid in enumerate(GRIDS):
+    for i, grid in enumerate(grids):
         x, noise = torch.randn(2, 16, *grid, generator=g)
-        text = torch.randn(3 + i, TEXT_DIM, generator=g)
-        sigma = (0.3, 2.0, 20.0, 0.05)[i]
-        out.append(SimpleNamespace(key=f"{i}", latent=x, noise=noise, text=text, sigma=sigma, fps=16.0))
+        text = torch.randn(3 + i, text_dim, generator=g)
+        sigma, fps = (0.3, 2.0, 20.0, 0.05)[i], (24.0, 30.0, 12.0, 8.0)[i]
+        out.append(SimpleNamespace(key=f"{i}", latent=x, noise=noise, text=text, sigma=sigma, fps=fps))
     return out
 
 

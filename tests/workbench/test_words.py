@@ -25,11 +25,6 @@ def test_queries_of_zero_look_at_all_tokens_alike(tiny_pipe, clip, monkeypatch):
         assert maps.shape == (len(tiny_pipe.chunks[0].decoder.layers), 2, 2, 3)
         torch.testing.assert_close(maps, torch.full_like(maps, 1 / tokens))
     assert tokens == len(found) + 3, "begin, end and the comma are nobody's"
-
-
-def test_shares_of_words_are_positive_and_leave_some_for_marks(tiny_pipe, clip):
-    together = sum(maps for _, maps in word_attention(tiny_pipe, clip))
-    assert (together > 0).all() and (together < 1).all()
     assert not any(layer.cross_attention.core_attention._forward_hooks for layer in tiny_pipe.chunks[0].decoder.layers)
 
 
