@@ -66,12 +66,32 @@ def _dedent(code: str, pad: int) -> str:
 
 
 def all_pages() -> list[Path]:
-    """README, CONTRIBUTING, SECURITY and every page under docs/ and deploy/."""
-    top = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")]
-    return [*top, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").glob("*.md"))]
+    """README, CONTRIBUTING, SECURITY, AGENTS and every page under docs/, deploy/ and skills/."""
+    top = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "AGENTS")]
+    return [*top, *(path for folder in ("docs", "deploy", "skills") for path in sorted((ROOT / folder).rglob("*.md")))]
 
 
 # ---- running ------------------------------------------------------------------------------------------------------
+
+
+# `hf download` without a network: it takes the pages' arguments and copies files from the folder $HUB.
+HF = """#!/usr/bin/env bash
+set -euo pipefail
+[ "$1" = download ]; name=$2; shift 2; files=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --local-dir) folder=$2; shift 2;;
+    --repo-type) [ "$2" = dataset ]; shift 2;;
+    --include) files+=($(cd "$HUB/$name" && compgen -G "$2" || true)); shift 2;;
+    -*) echo "hf: $1?" >&2; exit 2;;
+    *) files+=("$1"); shift;;
+  esac
+done
+[ ${#files[@]} -gt 0 ] || files=(.)
+for file in "${files[@]}"; do
+  mkdir -p "$folder/$(dirname "$file")" && cp -r "$HUB/$name/$file" "$folder/$(dirname "$file")"
+done
+"""
 
 
 class Desk:
@@ -109,17 +129,17 @@ class Desk:
         return self.said
 
 
-def desk(folder: Path, hf: str | None = None, **environment: str) -> Desk:
+def desk(folder: Path, hub: Path | None = None, **environment: str) -> Desk:
     """A desk in `folder`.
 
     Parameters
     ----------
-    hf : bash that stands in for the `hf` command, as there is no hub. environment : added for all blocks.
+    hub : a folder of repositories, which `hf download` copies from. environment : added for all blocks.
     """
-    env = commands().environment(**environment)
+    env = commands().environment(HUB=str(hub), **environment)
     env["PATH"] = os.pathsep.join([str(folder / "bin"), env["PATH"]])
     here = Desk(folder, env)
     (folder / "scripts").symlink_to(ROOT / "scripts")
-    if hf is not None:
-        here.tool("hf", hf)
+    if hub is not None:
+        here.tool("hf", HF)
     return here

@@ -30,11 +30,8 @@ def test_the_package_of_the_page_is_found_and_used(tmp_path):
     here.run("bash", commands)
     manifest = json.loads((tmp_path / "data/moths/manifest.json").read_text())
     assert manifest["source"] == {"name": "moths", "count": 30, "wing_grey": 200}
-    assert [row.partition(",")[0] for row in (tmp_path / "runs/moths/losses.csv").read_text().split()] == [
-        "1",
-        "2",
-        "3",
-    ]
+    losses = (tmp_path / "runs/moths/losses.csv").read_text().split()
+    assert [row.partition(",")[0] for row in losses] == ["1", "2", "3"]
     assert (tmp_path / "runs/moths/tensorboard").is_dir()
     (sidecar,) = tmp_path.glob("moth*.json")
     assert json.loads(sidecar.read_text())["sampler"] == "jumps"
