@@ -65,13 +65,11 @@ def test_tokenizing_workers_end_with_their_command(tmp_path):
     flags = ["--input", tmp_path / "in.jsonl", "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer]
     command = [sys.executable, "-m", "dfm_nb", "text", "preprocess", *map(str, flags), "--workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline, found = time.monotonic() + 60, []
-    while len(found) < 2:
-        assert process.poll() is None and time.monotonic() < deadline
-        found = [p for p in psutil.Process(process.pid).children() if "--multiprocessing-fork" in p.cmdline()]
-        time.sleep(0.05)
+    found = lambda: [p for p in psutil.Process(process.pid).children() if "--multiprocessing-fork" in p.cmdline()]  # noqa: E731
+    wait_until(lambda: process.poll() is not None or len(found()) >= 2, "both workers")
+    workers = found()
     time.sleep(1)  # they import, or tokenize
     assert process.poll() is None
     process.kill()
     process.wait(60)
-    assert not psutil.wait_procs(found, timeout=LIMIT_S)[1]
+    assert not psutil.wait_procs(workers, timeout=LIMIT_S)[1]

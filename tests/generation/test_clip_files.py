@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import re
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -16,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image, read_video, write_mp4
 from dfm_nb.generate import main
-from tests.processes import commands, fork_context, wait_until
+from tests.processes import commands, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -128,28 +126,17 @@ def test_torchrun_names_by_index_and_rank(tiny_checkpoint, tmp_path):
     assert sorted(p.name for p in tmp_path.glob("*.png")) == names
 
 
-def drawing(argv, log):
-    """In a process of its own: the command with its output in a file."""
-    sys.stdout = sys.stderr = log.open("w")
-    code = guard(main, argv)
-    sys.stdout.flush()
-    os._exit(code)
-
-
 def test_interrupt_keeps_and_names_finished_clips(tiny_checkpoint, tmp_path):
     """By SIGTERM; that Ctrl-C keeps them too is `test_generate`'s."""
-    argv = ["--checkpoint-path", str(tiny_checkpoint), "--video-save-path", str(tmp_path / "o.mp4"), *SMALL]
-    argv += "--num-steps 40 --num-video-frames 5 --batch-size 1".split()
+    words = ["--checkpoint-path", tiny_checkpoint, "--video-save-path", tmp_path / "o.mp4", *SMALL]
+    words += "--num-steps 40 --num-video-frames 5 --batch-size 1".split()
     for i in range(200):
-        argv += ["--prompt", f"moth {i}"]
-    log = tmp_path / "log.txt"
-    process = fork_context().Process(target=drawing, args=(argv, log))
-    process.start()
-    wait_until(lambda: len(list(tmp_path.glob("*.mp4.json"))) >= 2, "two clips")
+        words += ["--prompt", f"moth {i}"]
+    process = commands().start("dfm", "generate", *words)
+    wait_until(lambda: process.poll() is not None or len(list(tmp_path.glob("*.mp4.json"))) >= 2, "two clips")
     process.terminate()
-    process.join(60)
-    said = log.read_text()
-    assert process.exitcode == 130 and "Traceback" not in said, said
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in said, said
     count, names = re.search(r"interrupted: (\d+) of 200 clips are finished and kept: (.*); run", said).groups()
     whole = sorted(p.name.removesuffix(".json") for p in tmp_path.glob("*.mp4.json"))
     assert sorted(names.split(", ")) == whole and int(count) == len(whole) >= 2

@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,6 +19,7 @@ from dfm_nb.base.argv import guard
 from dfm_nb.base.metrics import Metrics
 from dfm_nb.base.run import Run
 from dfm_nb.sweep_ import parse_grid
+from tests.processes import wait_until
 from workbench import check_parameters, lab, notebook_run, notebook_sweep
 
 CELLS = """
@@ -188,12 +188,15 @@ def test_checkout_is_worked_on_in_a_copy(tmp_path):
     assert lab.provide(tmp_path / "other") == 0, "a folder of somebody's own"
 
 
-def _status(url: str) -> int:
+def _status(url: str) -> int | None:
+    """None without a server."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
+    except urllib.error.URLError:
+        return None
 
 
 @pytest.mark.slow
@@ -208,15 +211,12 @@ def test_lab_serves_the_tour_on_loopback_for_the_token_only(tmp_path):
             url = lines[1].split()[1]
             assert url.startswith(f"http://127.0.0.1:{port}/lab/tree/notebooks/00_tour.ipynb?token=")
             token, contents = url.partition("token=")[2], f"http://127.0.0.1:{port}/api/contents/notebooks"
-            deadline = time.monotonic() + 60
-            while True:
-                try:
-                    assert _status(f"{contents}?token={token}") == 200
-                    break
-                except urllib.error.URLError:
-                    assert server.poll() is None and time.monotonic() < deadline
-                    time.sleep(0.3)
-            assert _status(contents) == 403 and _status(f"{contents}?token=wrong") == 403
+            wait_until(lambda: server.poll() is not None or _status(contents), "an answer", pause_s=0.3)
+            assert (
+                _status(f"{contents}?token={token}") == 200
+                and _status(contents) == 403
+                and _status(f"{contents}?token=wrong") == 403
+            )
             assert len(token) >= 32 and token not in " ".join(open(f"/proc/{server.pid}/cmdline").read().split("\0"))
         finally:
             server.terminate()
