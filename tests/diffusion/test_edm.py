@@ -30,11 +30,6 @@ def test_c_skip_minimises_c_out():
     assert (variance(skip) <= variance(skip + 1e-3)).all() and (variance(skip) <= variance(skip - 1e-3)).all()
 
 
-def loss_weight(sigma, sigma_data):
-    """lambda(sigma) as Table 1 has it."""
-    return (sigma**2 + sigma_data**2) / (sigma * sigma_data) ** 2
-
-
 def test_effective_target_float32_does_not_cancel_at_small_sigma():
     g = torch.Generator().manual_seed(0)
     y, eps = torch.randn(2, 1000, generator=g, dtype=torch.float64)
@@ -50,7 +45,8 @@ def test_loss_is_the_weighted_denoising_error():
     F_x, y, eps = torch.randn(3, 29, 50, generator=g, dtype=torch.float64)
     sigma = SIGMAS[:, None]
     D_x = edm.denoised(F_x, y + sigma * eps, sigma, SIGMA_DATA)
-    literal = loss_weight(sigma, SIGMA_DATA) * (D_x - y) ** 2
+    weight = (sigma**2 + SIGMA_DATA**2) / (sigma * SIGMA_DATA) ** 2  # lambda(sigma) of Table 1
+    literal = weight * (D_x - y) ** 2
     torch.testing.assert_close(edm.loss(F_x, y, eps, sigma, SIGMA_DATA), literal, rtol=1e-7, atol=1e-7)
 
 

@@ -81,9 +81,3 @@ def test_the_table_and_the_picture_have_a_row_or_panel_for_each_figure(judge, tm
     assert "| 1000 | " in said and "| real pictures | " in said and "Verdict: take " in said and "| 0.5000 |" in said
     verdict.plot(values, tmp_path / "v.png")
     assert (tmp_path / "v.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_too_few_captions_are_refused():
-    some = pictures(3, 0)
-    with pytest.raises(ValueError, match="--num-prompts"):
-        verdict.Judge(some, some, some, some, network, lambda f: f)

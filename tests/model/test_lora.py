@@ -6,7 +6,6 @@ import torch
 from dfm_nb import export
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.config.counts import lora_parameter_count
 from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model.denoiser import forward
 from dfm_nb.model.linear import is_lora
@@ -27,7 +26,7 @@ def output_of(chunk, pack):
         return forward(chunk, pack, EDM(0.5), torch.device("cpu"))[0].float()
 
 
-def test_new_updates_change_nothing_and_are_counted(one_rank):
+def test_new_updates_change_nothing(one_rank):
     plain, loader = make_trainer(ALONE)
     adapted, _ = make_trainer([*ALONE, *LORA])
     base, ours = tensors(plain.chunks[0]), tensors(adapted.chunks[0])
@@ -40,9 +39,6 @@ def test_new_updates_change_nothing_and_are_counted(one_rank):
                     p.copy_(torch.randn(p.shape, generator=g) * 0.1)
     (pack,) = loader.next_step()[:1]
     assert torch.equal(output_of(plain.chunks[0], pack), output_of(adapted.chunks[0], pack))
-    counted = sum(p.numel() for p in adapted.chunks[0].parameters() if p.requires_grad)
-    assert counted == sum(p.numel() for n, p in adapted.chunks[0].named_parameters() if is_lora(n))
-    assert counted == lora_parameter_count(adapted.config.model, adapted.config.model.lora.rank) > 0
 
 
 def test_only_updates_move(one_rank):
