@@ -1,6 +1,6 @@
 """Screenshots of the workbench for the docs: JupyterLab in headless Chromium with the output of `make demo`.
 
-    python scripts/screenshots.py [--demo runs/demo] [--other RUN] [--output docs/images] [--only studio form] [--dark]
+    python scripts/screenshots.py [--demo runs/demo] [--other RUN] [--output docs/images] [--only studio form]
 
 It writes workbench_NAME.png for each part of the workbench in about two minutes, and needs Chromium and playwright.
 """
@@ -56,11 +56,6 @@ from workbench import ConfigForm
 ConfigForm(["train.train_iters", "model.size", "optimizer.lr"], {"optimizer.lr": -1, "train.train_iters": 700},
            recipe="demo", run_dir="runs/first")
 """,
-    "launcher": """
-from workbench import Launcher
-
-Launcher("demo/train", ["--dataset-path", "demo/data"])
-""",
     "layout": """
 from IPython.display import display
 
@@ -79,12 +74,11 @@ SHOWN = {
     "data": ".dfm-browser [role=status]",
     "studio": ".dfm-studio video",
     "form": ".dfm-form",
-    "launcher": ".dfm-launcher",
     "layout": "thead",
 }
 
 
-def take(names: list[str], project: Path, private: Path, output: Path, dark: bool) -> None:
+def take(names: list[str], project: Path, private: Path, output: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
@@ -100,7 +94,6 @@ def take(names: list[str], project: Path, private: Path, output: Path, dark: boo
             page = chromium.new_page(viewport={"width": 1180, "height": 900})
             notebook = NotebookPage(page, server, f"{name}.ipynb")
             notebook.hide_sides()
-            notebook.theme("JupyterLab Dark" if dark else "JupyterLab Light")
             notebook.run_cell(0)
             notebook.cell(0).locator(f"{SHOWN[name]}, {ERROR}").first.wait_for(timeout=300_000)
             notebook.wait_idle(300)
@@ -119,7 +112,6 @@ def main() -> None:
     p.add_argument("--other", type=Path, default=Path("runs/demo/train"), help="a second run, for the picture of two")
     p.add_argument("--output", type=Path, default=ROOT / "docs" / "images")
     p.add_argument("--only", nargs="+", choices=list(CELLS), default=list(CELLS), metavar="NAME")
-    p.add_argument("--dark", action="store_true", help="JupyterLab's dark theme")
     args = p.parse_args()
     if not (args.demo / "train").is_dir():
         p.error(f"{args.demo} has no finished demo; run `make demo` first")
@@ -131,7 +123,7 @@ def main() -> None:
             (project / "two").mkdir(exist_ok=True)
             (project / "two" / name).symlink_to(run.resolve())
         args.output.mkdir(parents=True, exist_ok=True)
-        take(args.only, project, Path(folder) / "private", args.output, args.dark)
+        take(args.only, project, Path(folder) / "private", args.output)
 
 
 if __name__ == "__main__":

@@ -143,10 +143,6 @@ class NotebookPage:
     def save(self) -> None:
         self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
 
-    def theme(self, name: str) -> None:
-        """For `scripts/screenshots.py`: "JupyterLab Light" or "JupyterLab Dark"."""
-        self.page.evaluate("(theme) => window.jupyterapp.commands.execute('apputils:change-theme', { theme })", name)
-
     def hide_sides(self) -> None:
         """Give the notebook the whole window, for screenshots."""
         self.page.evaluate("() => { window.jupyterapp.shell.collapseLeft(); window.jupyterapp.shell.collapseRight(); }")
