@@ -3,7 +3,7 @@
 Writes DIR/CATEGORY/*.png, transparent and 256 px square; DIR/captions.csv; and DIR/left_out.csv with the reason for
 each skipped drawing. A caption is the title and up to five keywords: "croissant, food, carbohydrate, menu".
 
-    python scripts/fetch_openclipart.py data/openclipart [--limit N]
+    python scripts/fetch_openclipart.py data/openclipart
 
 It needs apt-get, downloads 156 MB and installs nothing. Only drawings whose metadata declares the public domain are
 used. Icon themes, buttons, flags, playing cards and series drawn by a program (stars, gradients, ...) are skipped.
@@ -138,14 +138,13 @@ def picture(path: Path) -> Image.Image | str:
     return square if high - low > 8 else "blank"
 
 
-def write(svg: Path, png: Path, folder: Path, limit: int | None = None) -> tuple[int, Counter[str]]:
+def write(svg: Path, png: Path, folder: Path) -> tuple[int, Counter[str]]:
     """Write pictures and tables of an unpacked library.
 
     Parameters
     ----------
     svg, png : the library's two trees, with the same files except for the suffix.
     folder : where to write.
-    limit : maximum number of pictures.
 
     Returns
     -------
@@ -176,8 +175,6 @@ def write(svg: Path, png: Path, folder: Path, limit: int | None = None) -> tuple
         image.save(target)
         category = drawing.file.parent.as_posix()
         rows.append((f"{name}.png", caption, category, "; ".join(drawing.keywords), drawing.title, drawing.author))
-        if limit and len(rows) == limit:
-            break
     tables = {
         "captions.csv": [("file", "caption", "category", "keywords", "title", "author"), *rows],
         "left_out.csv": [("drawing", "reason"), *sorted(left)],
@@ -191,7 +188,6 @@ def write(svg: Path, png: Path, folder: Path, limit: int | None = None) -> tuple
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="output folder; created if missing")
-    parser.add_argument("--limit", type=int, help="only the first N pictures")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
@@ -199,7 +195,7 @@ def main() -> None:
             debian_files(f"openclipart-{kind}", Path(temporary, kind)) / "usr/share/openclipart" / kind
             for kind in ("svg", "png")
         )
-        count, left = write(svg, png, args.folder, args.limit)
+        count, left = write(svg, png, args.folder)
     print(f"{count:,} pictures in {args.folder}, all public domain")
     print("left out: " + ", ".join(f"{n:,} {reason}" for reason, n in left.most_common()))
 
