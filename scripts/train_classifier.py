@@ -40,6 +40,8 @@ GROUPS = ((0, 1), (1, 5), (5, 9))  # frames that a causal tokenizer encodes toge
 MOST_FRAMES = 5  # frames of a clip in a batch
 UNSURE_SHARE = 0.02  # share of the real renders through the tokenizer that fall below a threshold
 WORN = 0.6  # share of the samples that go through the block code
+SETTINGS = {"stills": 10000, "clips": 4000, "epochs": 9, "seed": 0}
+HELD_OUT = 400  # stills and clips to measure with
 
 
 def draw(count: int, frames: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -201,31 +203,23 @@ def measure(classifier: AttributeClassifier, count: int, seed: int = 31) -> dict
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--output", type=Path, default=ASSET)
-    p.add_argument("--result", type=Path, default=RESULT, help="settings and accuracy, JSON")
-    p.add_argument("--stills", type=int, default=10000)
-    p.add_argument("--clips", type=int, default=4000)
-    p.add_argument("--epochs", type=int, default=9)
-    p.add_argument("--seed", type=int, default=0)
-    p.add_argument("--held-out", type=int, default=400, help="stills and clips to measure with")
     p.add_argument("--thresholds", action="store_true", help="only the thresholds of the existing classifier")
     args = p.parse_args()
     if args.thresholds:
-        return store_thresholds(AttributeClassifier.load(args.output))
-    settings = {k: getattr(args, k) for k in ("stills", "clips", "epochs", "seed")}
+        return store_thresholds(AttributeClassifier.load())
     began = time.monotonic()
-    classifier = AttributeClassifier(train(**settings), {**settings, "drawing": synthetic.DRAWING})
+    classifier = AttributeClassifier(train(**SETTINGS), {**SETTINGS, "drawing": synthetic.DRAWING})
     seconds = round(time.monotonic() - began)
-    classifier.save(args.output)
+    classifier.save(ASSET)
     store_thresholds(classifier)
     result = {
         "settings": classifier.identity,
         "seconds": seconds,
         "threads": torch.get_num_threads(),
-        "held_out": args.held_out,
-        "accuracy": measure(classifier, args.held_out),
+        "held_out": HELD_OUT,
+        "accuracy": measure(classifier, HELD_OUT),
     }
-    args.result.write_text(json.dumps(result, indent=2) + "\n")
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 
 
