@@ -9,7 +9,7 @@ lengths from stored ones (post-hoc EMA).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -34,20 +34,11 @@ def power_beta(step: int, sigma_rel: float) -> float:
 
 
 class PowerEMA:
-    """Averages of several lengths of the parameters of this rank's model chunks.
+    """Averages of several lengths of the trained parameters of this rank's model chunks."""
 
-    select : (name, parameter) -> whether to average it; None averages the trained parameters.
-    """
-
-    def __init__(
-        self,
-        chunks: Sequence[nn.Module],
-        sigma_rels: Sequence[float],
-        select: Callable[[str, nn.Parameter], bool] | None = None,
-    ):
+    def __init__(self, chunks: Sequence[nn.Module], sigma_rels: Sequence[float]):
         self.chunks, self.sigma_rels = list(chunks), list(sigma_rels)
-        select = select or (lambda _name, p: p.requires_grad)
-        self._names = [[name for name, p in chunk.named_parameters() if select(name, p)] for chunk in self.chunks]
+        self._names = [[name for name, p in chunk.named_parameters() if p.requires_grad] for chunk in self.chunks]
         self.parameters = [c.get_parameter(name) for c, names in zip(self.chunks, self._names) for name in names]
         self.averages = {s: [p.detach().float().clone() for p in self.parameters] for s in self.sigma_rels}
 
