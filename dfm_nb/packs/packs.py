@@ -311,10 +311,9 @@ class Pack(PackLayout):
         """Number of samples' tokens, without padding."""
         return sum(t * h * w for t, h, w in self.grids)
 
-    def lengths(self, padding: bool = False) -> tuple[list[int], list[int]]:
-        """Tokens and text tokens of each sample; with `padding`, also of the padding segment if there is one."""
-        ends = None if padding else len(self.keys) + 1
-        q, kv = ([b - a for a, b in pairwise(cu[:ends])] for cu in (self.cu_q, self.cu_kv))
+    def lengths(self) -> tuple[list[int], list[int]]:
+        """Tokens and text tokens of each sample, without the padding segment."""
+        q, kv = ([b - a for a, b in pairwise(cu[: len(self.keys) + 1])] for cu in (self.cu_q, self.cu_kv))
         return q, kv
 
 
