@@ -110,7 +110,7 @@ def run_page(run: str | os.PathLike) -> str:
 
     folder = Path(run).expanduser().resolve()
     resolved = cfg.from_yaml(folder / "config.yaml")
-    changed = [(k, v) for k, field in cfg.fields().items() if (v := resolved.get(k)) != field.default]
+    changed = [(k, v) for k, field in cfg.FIELDS.items() if (v := resolved.get(k)) != field.default]
     own = [(key, str(value), resolved.provenance[key]) for key, value in changed]
     tables = [compare([folder]).reset_index(), pd.DataFrame(own, columns=["setting", "value", "from"])]
     rounds = [(f"Samples at iteration {i}", media_in(place)) for i, place in iteration_folders(Run(folder).samples)]

@@ -176,7 +176,7 @@ def _is_finished(point: TrainOptions, nproc: int) -> bool:
     if not run.config_file.is_file():
         return False
     stored, saved = cfg.from_yaml(run.config_file), iteration_folders(run.checkpoints)
-    same = all(resolved.get(k) in (None, "auto", stored.get(k)) for k in cfg.fields())
+    same = all(resolved.get(k) in (None, "auto", stored.get(k)) for k in cfg.FIELDS)
     return same and bool(saved) and saved[-1][0] >= stored.config.train.train_iters
 
 

@@ -187,7 +187,7 @@ class ConfigForm(Form):
     ):
         self.recipe, self.nproc, self.run_dir = recipe, nproc, run_dir
         self._base = cfg.resolve(recipe)
-        known = cfg.fields()
+        known = cfg.FIELDS
         known["model.size"] = replace(known["model.size"], limits={"choices": tuple(sizes.SIZES)})
         shown: list[str] = []
         for group in [groups] if isinstance(groups, str) else groups:

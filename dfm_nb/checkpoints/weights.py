@@ -348,7 +348,7 @@ def check_same_model(
 
     lora : those of low-rank updates too.
     """
-    keys = [*marked("shape"), *(k for k in cfg.fields() if lora and k.startswith(LORA))]
+    keys = [*marked("shape"), *(k for k in cfg.FIELDS if lora and k.startswith(LORA))]
     pairs = [(k, attrgetter(k)(source.config), attrgetter(k)(config)) for k in keys]
     shown = [
         f"{k}={json.dumps(ours)} (checkpoint: {json.dumps(theirs)})" for k, theirs, ours in pairs if theirs != ours

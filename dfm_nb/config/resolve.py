@@ -26,8 +26,8 @@ from dfm_nb.config import notation, sizes
 from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
 from dfm_nb.config.schema import FIELDS, CheckpointConfig, Config, ModelConfig
 
-__all__ = ["DERIVED", "Config", "ConfigError", "Fault", "ModelConfig", "Resolved"]
-__all__ += ["describe_limits", "fields", "flatten", "from_yaml", "print_config", "recipes", "resolve", "to_yaml"]
+__all__ = ["DERIVED", "FIELDS", "Config", "ConfigError", "Fault", "ModelConfig", "Resolved"]
+__all__ += ["describe_limits", "flatten", "from_yaml", "print_config", "recipes", "resolve", "to_yaml"]
 
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT, COMMAND_LINE = "default", "command line"
@@ -58,11 +58,6 @@ class ConfigError(ValueError):
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[list[Fault]]]:
         return type(self), (self.faults,)
-
-
-def fields() -> dict[str, Field]:
-    """Every key with its type, default, help text and limits, in the order of the groups."""
-    return dict(FIELDS)
 
 
 def recipes() -> list[str]:

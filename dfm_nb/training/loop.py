@@ -197,7 +197,7 @@ class Training:
             where = f"{folder}: state.json is damaged"
             raise checkpoint.CheckpointError(f"{where} ({error!r}); use another checkpoint") from error
         self._normalise_by(checkpoint.read_statistics(folder))
-        for key in cfg.fields():
+        for key in cfg.FIELDS:
             before, now = attrgetter(key)(source.config), attrgetter(key)(self.config)
             if before != now:
                 log.info("%s is %s from iteration %d on; it was %s", key, now, self.iteration + 1, before)

@@ -166,14 +166,14 @@ def test_a_key_named_as_the_right_one_is_one():
     upstream = notation.read((Path(C.__file__).parent / "upstream.yaml").read_text())
     texts = [*upstream["aliases"].values(), *upstream["instead"].values(), *upstream["implied"]]
     named = {key for text in texts for key in re.findall(r"[a-z]+(?:\.[A-Za-z_]+)+", text)}
-    assert named - {"config.yaml", "metrics.jsonl"} <= C.fields().keys()
+    assert named - {"config.yaml", "metrics.jsonl"} <= C.FIELDS.keys()
 
 
 def test_tilde_takes_a_key_or_a_group_out_of_the_layers_below(tmp_path):
     file = write(tmp_path, "train: {train_iters: 7, eval_iters: 3}\ncheckpoint: {save: a}\nprofiling: {nvtx: true}\n")
     taken = ["~train.train_iters", "~checkpoint.checkpoint_dir", "~profiling", "~ema.sigma_rels=[]"]
     r = C.resolve("demo", file, taken)
-    assert r.config.train.train_iters == C.fields()["train.train_iters"].default
+    assert r.config.train.train_iters == C.FIELDS["train.train_iters"].default
     assert (r.config.train.eval_iters, r.config.checkpoint.checkpoint_dir) == (3, None)
     assert C.resolve("demo", overrides=["~rng.seed", "rng.seed=5"]).config.rng.seed == 5
     with pytest.raises(C.ConfigError, match="rng.seed"):
@@ -298,8 +298,8 @@ def says_one_sentence_or_settles(key, text):
 
 @pytest.mark.parametrize("text", NASTY, ids=lambda text: text[:12])
 def test_any_value_for_a_key_of_each_type_settles_or_is_one_sentence(text):
-    of_each_type = {str(f.type): key for key, f in C.fields().items()}.values()
-    for key in C.fields() if text in HUGE else of_each_type:
+    of_each_type = {str(f.type): key for key, f in C.FIELDS.items()}.values()
+    for key in C.FIELDS if text in HUGE else of_each_type:
         says_one_sentence_or_settles(key, text)
 
 
@@ -381,7 +381,7 @@ def test_a_setting_of_the_network_is_one_field(monkeypatch, tmp_path):
 def test_attention_backends_are_those_of_the_attention_module():
     from dfm_nb.model import attention
 
-    assert C.fields()["model.attention_backend"].limits["choices"] == ("auto", *attention.BACKENDS)
+    assert C.FIELDS["model.attention_backend"].limits["choices"] == ("auto", *attention.BACKENDS)
 
 
 def test_a_run_keeps_what_the_package_has_changed_since_and_nothing_else(monkeypatch, tmp_path):
@@ -397,7 +397,7 @@ def test_a_run_keeps_what_the_package_has_changed_since_and_nothing_else(monkeyp
     now, kept = (C.resolve("demo", overrides=asked, run_dir=run_dir) for run_dir in (None, tmp_path))
     begun = C.resolve("demo", overrides=[*asked, f"checkpoint.load_checkpoint={tmp_path}"])
     assert begun.config.model == kept.config.model != now.config.model
-    changed = {k: kept.get(k) for k in C.fields() if kept.get(k) != now.get(k)}
+    changed = {k: kept.get(k) for k in C.FIELDS if kept.get(k) != now.get(k)}
     shape = {"model.adaln_lora_dim": None, "model.hidden_size": 64, "model.ffn_hidden_size": 256}
     assert changed == shape | {"model.P_mean": -0.4}
     assert kept.provenance == now.provenance

@@ -8,13 +8,13 @@ import pytest
 from dfm_nb import config as cfg
 from workbench.form import ConfigForm, PrepareForm
 
-ALL = sorted({key.rpartition(".")[0] or key for key in cfg.fields()})
+ALL = sorted({key.rpartition(".")[0] or key for key in cfg.FIELDS})
 
 
 def test_untouched_form_changes_nothing():
     for recipe in cfg.recipes():
         form = ConfigForm(ALL, recipe=recipe)
-        assert form.overrides() == [] and form.valid and len(form.controls) == len(cfg.fields())
+        assert form.overrides() == [] and form.valid and len(form.controls) == len(cfg.FIELDS)
     assert all(c.widget.get_state()["description"] for c in form.controls.values()), "a page's tooltips need them"
 
 
