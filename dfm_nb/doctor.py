@@ -127,6 +127,6 @@ def main(argv: list[str] | None = None) -> int:
         missing += level == "MISSING"
     if asked.as_json:
         print(json.dumps({"missing": missing, "findings": found}, indent=1))
-        return int(bool(missing))
-    print(f"\n{missing} thing(s) missing" if missing else "\neverything that is needed is here")
-    return int(bool(missing))
+    else:
+        print(f"\n{missing} thing(s) missing" if missing else "\neverything that is needed is here")
+    return int(missing > 0)

@@ -7,10 +7,10 @@ rounding.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import signal
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -138,9 +138,8 @@ def main(argv: list[str] | None = None) -> int:
     pipe = asked.open(weights, layout, weaker)
     pipe.memory_check = not asked.no_memory_check
     finished = []
-    main_thread = threading.current_thread() is threading.main_thread()  # the only one that may set a handler
     before = signal.getsignal(signal.SIGTERM)
-    if main_thread:
+    with contextlib.suppress(ValueError):  # only the main thread may set a handler
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun sends it to those that are left
     try:
         for i, result in pipe.run([r for _, r in work], asked.batch_size, progress=parallel.rank() == 0):
@@ -155,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"interrupted: {kept}; run the same command with --skip-existing for the rest", flush=True)
         return 130
     finally:
-        if main_thread:
+        with contextlib.suppress(ValueError):
             signal.signal(signal.SIGTERM, before)
     parallel.shutdown()
     return 0

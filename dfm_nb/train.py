@@ -62,10 +62,6 @@ class TrainOptions(Options):
         )
 
 
-def parse(argv: list[str] | None) -> TrainOptions:
-    return TrainOptions.parse(argv)
-
-
 def _settings_of(weights: str) -> dict[str, Any]:
     """`checkpoints.weights.settings_of`; only a training that starts from weights needs torch to be settled."""
     from dfm_nb.checkpoints.weights import settings_of
@@ -92,14 +88,14 @@ def show(resolved: cfg.Resolved, world_size: int) -> int:
 
 def preflight(argv: list[str], nproc: int) -> int | None:
     """Report mistakes once, before `nproc` processes start. An exit code means that there is nothing to start."""
-    options = parse(argv)
+    options = TrainOptions.parse(argv)
     resolved = options.resolve(nproc)
     return show(resolved, nproc) if options.print_config else None
 
 
 def result(argv: list[str], nproc: int | None = None) -> dict[str, Any]:
     """What `--json` prints: the settings where they were asked for, else the run's row of `dfm_nb.compare`."""
-    options = parse(argv)
+    options = TrainOptions.parse(argv)
     run = local(options.run_dir)
     if options.print_config:
         world_size = nproc or world_size_from_env()
@@ -115,7 +111,7 @@ def result(argv: list[str], nproc: int | None = None) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = parse(argv)
+    options = TrainOptions.parse(argv)
     world_size = world_size_from_env()
     resolved = options.resolve(world_size)
     if options.print_config:

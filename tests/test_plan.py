@@ -38,8 +38,7 @@ def test_memory_limit_divides_the_candidates():
     found = found_for(machine="a100-80", seq_length=65536)
     assert {c.fits for c in found} == {True, False}
     assert all(c.fits == (c.total_bytes * 1.15 <= 80 * GIB) for c in found)
-    fitting = [str(c.plan) for c in found if c.fits]
-    assert list(found.table()["layout"]) == fitting[:SHOWN]
+    assert list(found.table()["layout"]) == [str(c.plan) for c in found if c.fits][:SHOWN]
 
 
 def test_a_ring_between_nodes_has_the_adapters_of_its_members_in_a_node():

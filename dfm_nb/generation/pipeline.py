@@ -101,7 +101,7 @@ class Pipeline:
         source: checkpoint.Weights | None = None,
         ema: float | str | None = None,
     ):
-        self.source, self.ema = source, ema
+        self.source, self.ema, self.guide = source, ema, guide
         self.config, self.chunks, self.folder = config, chunks, folder
         m = config.model
         assert m.in_channels and m.text_dim and m.sigma_data, "the configuration of a trained model has all three"
@@ -113,7 +113,6 @@ class Pipeline:
         self.empty_text = None if encoded else read_empty_text(folder, m.text_dim)
         self.statistics = checkpoint.read_statistics(folder).used_by(m.variant)
         self._tokenizer_path, self._text_encoder_path = tokenizer_path, text_encoder_path
-        self.guide = guide
         if guide is not None:
             self.check_same_data(guide)
         self.finished = Clips()
@@ -350,8 +349,8 @@ class Pipeline:
     def needed_bytes(self, requests: Sequence[Request]) -> int:
         """Estimated memory of a batch on this process, without the weights."""
         first, number = requests[0], 4 if self.config.mixed_precision == "fp32" else 2
-        halves = self._halves(first)
-        parts = sampling_bytes(self.config.model, len(requests), first.latent_grid, halves, bytes_per_number=number)
+        shape = len(requests), first.latent_grid, self._halves(first)
+        parts = sampling_bytes(self.config.model, *shape, bytes_per_number=number)
         return sum(parts.values())
 
     def check_memory(self, requests: Sequence[Request]) -> None:
@@ -374,17 +373,18 @@ class Pipeline:
         """float64 [N, C, T, H, W], normalised to sigma_data; requests share everything but prompts, index and seed."""
         first = requests[0]
         sampler, sigmas = samplers.find(first.sampler), first.sigmas(self.sigma_data)
-        options: dict[str, Any] = {}
-        if sampler.stochastic:
-            options["noise"] = [_generator("churn", r) for r in requests]
+
+        def generators(purpose: str) -> list[torch.Generator]:
+            """Of (seed, index) alone, so that batch and layout do not matter."""
+            return [generator_for(purpose, r.seed, r.index) for r in requests]
+
+        churn = {"noise": generators("churn")} if sampler.stochastic else {}
         try:
             start = self._start_latent(first)
-            noise = torch.stack(
-                [torch.randn(start.shape, generator=_generator("sample", r), dtype=torch.float64) for r in requests]
-            )
-            x = (start + sigmas[0] * noise).to(self.device)
+            drawn = [torch.randn(start.shape, generator=g, dtype=torch.float64) for g in generators("sample")]
+            x = (start + sigmas[0] * torch.stack(drawn)).to(self.device)
             denoiser = self.denoiser(requests, self._given_frames(first))
-            return denoiser.with_given(sampler(denoiser, x, sigmas, callback=on_step, **options))
+            return denoiser.with_given(sampler(denoiser, x, sigmas, callback=on_step, **churn))
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
                 raise  # not a lack of memory
@@ -460,15 +460,9 @@ class Pipeline:
                 frames[done : done + len(piece)] = piece
                 done += len(piece)
         except torch.OutOfMemoryError:
-            t, h, w = size
             raise ValueError(
-                f"the tokenizer runs out of memory on a clip of {t} frames of {h}x{w} px; set or lower "
-                "--tokenizer-window, or lower --num-video-frames"
+                "the tokenizer runs out of memory on a clip of {} frames of {}x{} px; set or lower --tokenizer-window, "
+                "or lower --num-video-frames".format(*size)
             ) from None
         assert done == len(frames), (done, len(frames))
         return frames
-
-
-def _generator(purpose: str, request: Request) -> torch.Generator:
-    """Random numbers of one sample: a function of (seed, index), so batch and layout do not matter."""
-    return generator_for(purpose, request.seed, request.index)

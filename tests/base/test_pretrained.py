@@ -7,11 +7,12 @@ import shutil
 import pytest
 import torch
 
-from dfm_nb import Pipeline, export, prepare, prepare_dataset, train, train_model
+from dfm_nb import Pipeline, export, prepare, prepare_dataset, train_model
 from dfm_nb.base import pretrained
 from dfm_nb.base.files import sha256
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.train import TrainOptions
 from tests import tiny_run
 
 SIZE = dict(height=32, width=32, num_steps=2, guidance=2.0)
@@ -93,7 +94,7 @@ def test_weights_of_bf16_are_computed_in_fp32_where_bf16_is_slow(moths, one_rank
 @pytest.mark.slow
 def test_training_takes_the_network_from_the_weights_it_starts_from(moths, tmp_path):
     def resolve(*words):
-        return train.parse(["--dataset-path", str(moths), "checkpoint.pretrained=moths", *words]).resolve(1)
+        return TrainOptions.parse(["--dataset-path", str(moths), "checkpoint.pretrained=moths", *words]).resolve(1)
 
     plain, demo = resolve(), resolve("--recipe", "demo")
     for settled in (plain, demo):

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dfm_nb import cli, train
+from dfm_nb import cli
+from dfm_nb.train import TrainOptions
 from tests.processes import commands, wait_until
 from tests.test_train import losses
 from tests.text.text_tokenizers import build, save
@@ -148,10 +149,10 @@ def test_training_commands_are_understood_by_torchrun_and_by_dfm(tmp_path, monke
         assert command[0] == "torchrun" and args.module and args.training_script == "dfm_nb.train", name
         assert (args.nnodes, args.nproc_per_node, args.max_restarts) == ("2", "8", 3), name
         assert args.rdzv_backend == ("static" if name == "trainjob.yaml" else "c10d")
-        training = train.parse(args.training_script_args)
+        training = TrainOptions.parse(args.training_script_args)
         assert (training.dataset_path, training.run_dir) == ("/shared/data/shards", "/shared/runs/dit-xl")
-        mock = training.model_copy(update={"dataset_path": None, "mock": True})  # the shards are not here
-        settled = mock.resolve(16).config
+        # the shards are not here
+        settled = training.model_copy(update={"dataset_path": None, "mock": True}).resolve(16).config
         assert settled.model.tensor_model_parallel_size == 2 and settled.model.size == "DiT-XL"
 
 
