@@ -45,7 +45,7 @@ ITEMS = {  # what python runs, and the aim in CPU seconds
     "import dfm_nb": (["-c", "import dfm_nb"], "0.1"),
     "dfm --help": (["-m", "dfm_nb", "--help"], "0.1"),
     "from dfm_nb import Pipeline": (["-c", "from dfm_nb import Pipeline"], "torch + 1.0"),
-    "dfm inspect": (["-m", "dfm_nb", "inspect", "data"], "torch + 0.3"),
+    "dfm inspect --samples 0": (["-m", "dfm_nb", "inspect", "data", "--samples=0"], "torch + 0.3"),
     "first step": (["first_step.py", *TRAINING, "--run-dir=one"], "torch + 2.5"),
     "first step, a rank of two": ([*TORCHRUN, "first_step.py", *TRAINING, "--run-dir=two"], "torch + 2.5"),
 }
