@@ -24,9 +24,6 @@ if typing.TYPE_CHECKING:
 def parser() -> ArgumentParser:
     """A flag for each field of `PrepareConfig`, and those that the plugins bring along."""
     p = PrepareConfig.parser()
-    for name, module in plugins.load_all("text_encoders").items():
-        if flag := getattr(module, "PATH_FLAG", None):
-            p.add_argument(flag, dest="text_encoder_path", help=f"--text-encoder-path of {name}")
     for kind in plugins.BUILT_IN:
         group = p.add_argument_group(f"flags of {kind.replace('_', ' ')}: {', '.join(plugins.names(kind))}")
         plugins.all_flags().add_flags(group, plugins.flags(kind))

@@ -26,8 +26,7 @@ The module may also have:
 - tokenizers: `SHORT_SIDE_PX`, the picture size it was trained for; `CARRIED = True` if its file is small and contains
   encoder and decoder, so that data sets include it; `fit(videos)`, if it is fitted to the data, which returns a
   tokenizer with `save(path)`;
-- text encoders: `PATH_FLAG`, another name for `--text-encoder-path`; `BUNDLED = True` if its weights are a package, so
-  that no path is needed and nothing is downloaded;
+- text encoders: `BUNDLED = True` if its weights are a package, so that no path is needed and nothing is downloaded;
 - sources: a parameter `size_px` of `build`, if it renders pictures at the requested size; `FETCHES = True` if opening
   it may download.
 """

@@ -68,7 +68,7 @@ class PrepareConfig(Options):
         "its file, folder or hub cache; a tokenizer that can be fitted to the data needs none",
         flags=("--tokenizer-cache-dir",),
     )
-    text_encoder_path: str | None = option(None, "its folder, hub cache or hub id")
+    text_encoder_path: str | None = option(None, "its folder, hub cache or hub id", flags=("--t5-cache-dir",))
     short_side: int | None = option(
         None,
         f"px; default: what the tokenizer was made for, else {SHORT_SIDE_PX}; smaller pictures keep their size unless "

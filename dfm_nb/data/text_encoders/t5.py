@@ -16,8 +16,6 @@ from dfm_nb.base.files import weights_sha256
 from dfm_nb.base.log import log
 from dfm_nb.data.text_encoders._states import token_states
 
-PATH_FLAG = "--t5-cache-dir"
-DEFAULT = "google-t5/t5-11b"
 BATCH_TOKENS = 4096  # at most in a batch, padding included
 
 
@@ -29,7 +27,7 @@ class T5:
     """
 
     name, network = "t5", "T5EncoderModel"  # of transformers
-    flag, default = PATH_FLAG, DEFAULT
+    default = "google-t5/t5-11b"
 
     def __init__(self, path: str | Path | None = None, device: str = "cpu", max_tokens: int = 512):
         import transformers
@@ -51,7 +49,7 @@ class T5:
             raise FileNotFoundError(
                 f"the {self.name.upper()} encoder {self.folder} is missing{there} ({str(error).splitlines()[0]}); "
                 f"with internet access, download it with `hf download {self.folder}`, "
-                f"and pass its folder or cache with {self.flag}"
+                f"and pass its folder or cache with --text-encoder-path"
             ) from None
         self.model = (model if placement else model.to(device)).eval()
         self.dim = self.model.config.d_model

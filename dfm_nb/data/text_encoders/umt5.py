@@ -12,14 +12,12 @@ import torch
 
 from dfm_nb.data.text_encoders.t5 import T5
 
-PATH_FLAG = "--umt5-path"
-
 
 class UMT5(T5):
     """See the module."""
 
     name, network = "umt5", "UMT5EncoderModel"
-    flag, default = PATH_FLAG, "google/umt5-xxl"
+    default = "google/umt5-xxl"
 
     def encode(self, captions: list[str]) -> list[torch.Tensor]:
         """As `T5.encode`; entities of HTML, which scraped captions hold (twice escaped, too), are read first."""
