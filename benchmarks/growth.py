@@ -77,7 +77,7 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
     torch.set_num_threads(1)
 
     def epoch(store):
-        order = PackOrder(store, PackSettings.of(Config(), seed=1), 1024, 100)
+        order = PackOrder(store, PackSettings(Config()), 1024, 100)
         while order.lanes[0].epoch == 0:
             order.next()
 
@@ -155,7 +155,7 @@ def open_rank(folder: str) -> dict[str, float]:
     from dfm_nb.data.stores import EnergonStore
     from dfm_nb.packs.packs import PackSettings
 
-    settings, before = PackSettings.of(Config(), seed=1), report.resident_mib()
+    settings, before = PackSettings(Config()), report.resident_mib()
     found: dict[str, float] = {}
     orders = []
     found["open"] = timed(lambda: orders.append(PackOrder(EnergonStore(folder), settings, 4096, 100, lanes=0)))

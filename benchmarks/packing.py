@@ -262,7 +262,7 @@ def slowest_over_mean(groups: list[list[float]]) -> float:
 def balance(capacity: int, buffer: int) -> list[dict]:
     """A row a mix: slowest over mean by what it is of."""
     work, rows = Work(), []
-    settings = PackSettings.of(cfg.Config(), seed=0)
+    settings = PackSettings(cfg.Config())
     for mix in MIXES:
         packs = BALANCE_STEPS * max(ranks * windows for ranks, windows in DATA_PARALLEL.items())
         lengths = draw(mix, 0, packs, capacity, buffer)

@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--packs", type=int, default=2, help="number of packs to show")
     parser.add_argument("--capacity", type=int, default=1024, help="tokens per pack")
     args = parser.parse_args(argv)
-    batches: Iterator[list[Pack]] = iter(pack_loader(args.folder, PackSettings.of(Config()), args.capacity))
+    batches: Iterator[list[Pack]] = iter(pack_loader(args.folder, PackSettings(Config()), args.capacity))
     for _ in range(args.packs):
         (pack,) = next(batches)
         print(f"{len(pack.keys)} samples in {args.capacity} tokens: {', '.join(pack.keys)}")

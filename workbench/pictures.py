@@ -172,7 +172,7 @@ def packs(
     """
     config = cfg.resolve(recipe).config
     store = EnergonStore(Path(data_dir), "train")
-    settings = PackSettings.of(config)
+    settings = PackSettings(config)
     samples = [(t * h * w // settings.patch_volume, t) for t, h, w in map(store.grid, range(len(store)))]
     if capacity is None:
         usual = config.train.micro_batch_size * config.dataset.task_encoder_seq_length

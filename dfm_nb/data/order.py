@@ -161,7 +161,7 @@ class PackOrder:
             log.info("dataset.lanes=%d, but whole shards make only %d even lanes", lanes, len(self.lanes))
 
     def _make_lanes(self, lanes: int, window: int) -> None:
-        size, seed = len(self.store), self.settings.seed
+        size, seed = len(self.store), self.settings.config.rng.seed
         self.lane_window = window
         # samples that cannot be used have no number, so the last shards may have less than they say, or nothing
         samples, voxels = np.array([(shard.samples, shard.voxels) for shard in self.store.shards], np.int64).T
@@ -238,7 +238,7 @@ class StepOrder:
         packs = [self.packs.next() for _ in range(self.window * n)]
         if self.window > 1:
             packs.sort(key=lambda pack: sum(item.tokens**2 for item in pack))
-            g = generator_for(self.packs.settings.seed, "steps", self._begun["samples"])
+            g = generator_for(self.packs.settings.config.rng.seed, "steps", self._begun["samples"])
             packs = [p for step in torch.randperm(self.window, generator=g).tolist() for p in packs[step * n :][:n]]
         self._queue.extend(packs)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -40,29 +40,15 @@ class PackSettings:
     shape of a bfloat16 product.
     """
 
-    model: ModelConfig
-    seed: int
-    caption_dropout: float
-    condition_frames_prob: float
+    config: Config
     token_multiple: int = 1
     text_multiple: int = 1
     row_multiple: int = 1
 
-    @classmethod
-    def of(cls, config: Config, **changes: Any) -> PackSettings:
-        """The settings of a configuration; `changes` override fields."""
-        settings: dict[str, Any] = {
-            "model": config.model,
-            "seed": config.rng.seed,
-            "caption_dropout": config.train.caption_dropout,
-            "condition_frames_prob": config.dataset.condition_frames_prob,
-        }
-        return cls(**(settings | changes))
-
     @property
     def patch_volume(self) -> int:
         """Latent voxels per token."""
-        return self.model.patch_temporal * self.model.patch_spatial**2
+        return self.config.model.patch_temporal * self.config.model.patch_spatial**2
 
 
 @dataclass(frozen=True)
@@ -271,7 +257,8 @@ def draw_sample(
     ------
     SampleError : the latent does not divide into patches.
     """
-    m, g = settings.model, generator_for(settings.seed, "draw", epoch, clip.key)
+    config, m, seed = settings.config, settings.config.model, settings.config.rng.seed
+    g = generator_for(seed, "draw", epoch, clip.key)
     check_divides(clip.latent[0], m.patch_spatial, m.patch_temporal, f"the latent of sample {clip.key}")
     # All numbers are drawn in this order whether used or not, so that a setting does not change other draws.
     normal, drop, give = torch.randn((), generator=g), torch.rand((), generator=g), torch.rand((), generator=g)
@@ -285,10 +272,10 @@ def draw_sample(
         clip.key,
         latent,
         noise=torch.randn(latent.shape, generator=g),
-        text=empty_text if drop < settings.caption_dropout else caption_of(clip, epoch, settings.seed),
+        text=empty_text if drop < config.train.caption_dropout else caption_of(clip, epoch, seed),
         sigma=float(sigma),
         fps=float(clip.meta.get("fps") or PADDING_FPS),
-        clean_frames=int(latent.shape[1] > 1 and give < settings.condition_frames_prob),
+        clean_frames=int(latent.shape[1] > 1 and give < config.dataset.condition_frames_prob),
     )
 
 
@@ -324,7 +311,7 @@ def pack_draws(draws: Sequence[Draw], settings: PackSettings, capacity: int | No
     """
     draws = sorted(draws, key=lambda d: (len(d.x0), d.grid, len(d.text), d.key))
     multiples = settings.token_multiple, settings.text_multiple, settings.row_multiple
-    layout = pack_layout(draws, settings.model, *multiples, capacity)
+    layout = pack_layout(draws, settings.config.model, *multiples, capacity)
     padding = draws[0].x0.new_zeros(layout.cu_q[-1] - sum(len(d.x0) for d in draws), draws[0].x0.shape[1])
     return Pack(
         **vars(layout),
@@ -337,7 +324,7 @@ def pack_draws(draws: Sequence[Draw], settings: PackSettings, capacity: int | No
 
 def blank_pack(settings: PackSettings, channels: int, empty_text: torch.Tensor, capacity: int | None = None) -> Pack:
     """A pack without a sample: a patch of zeros and padding, without loss."""
-    m = settings.model
+    m = settings.config.model
     zeros = torch.zeros(channels, m.patch_temporal, m.patch_spatial, m.patch_spatial)
     pack = pack_draws([noised(m, "", zeros, zeros, empty_text, m.sigma_data, PADDING_FPS)], settings, capacity)
     return replace(pack, loss_mask=torch.zeros_like(pack.loss_mask), keys=[], grids=[])

@@ -26,7 +26,7 @@ MOCK_TEXT_DIM = 1024  # T5-11B's
 def pack_settings(config: cfg.Config) -> PackSettings:
     """How training turns samples into packs; lengths are padded to what the parallel layout needs."""
     layout = layout_of(config.model)
-    return PackSettings.of(
+    return PackSettings(
         config,
         token_multiple=layout.token_multiple(),
         text_multiple=math.lcm(layout.text_multiple(), TEXT_MULTIPLE),

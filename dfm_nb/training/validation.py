@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -35,8 +34,12 @@ class Validation:
 
     def __init__(self, config: cfg.Config, trainer: Trainer, store: SampleStore):
         self.trainer, self.store, num_sigmas = trainer, store, config.validation.num_sigmas
-        settings = replace(pack_settings(config), caption_dropout=0.0, condition_frames_prob=0.0)
-        order = PackOrder(store, settings, pack_capacity(config), config.dataset.packing_buffer_size, shuffle=False)
+        # without what training makes harder
+        off = {"train": {"caption_dropout": 0.0}, "dataset": {"condition_frames_prob": 0.0}}
+        easy = config.model_copy(update={g: getattr(config, g).model_copy(update=of) for g, of in off.items()})
+        order = PackOrder(
+            store, pack_settings(easy), pack_capacity(config), config.dataset.packing_buffer_size, shuffle=False
+        )
         t = config.train
         packs = [order.next() for _ in range(t.eval_iters * t.global_batch_size // t.micro_batch_size)]
         # The levels continue from pack to pack, so that every level occurs equally often.

@@ -5,21 +5,27 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dfm_nb.config import Config
+from dfm_nb import config as cfg
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import MockStore
 from dfm_nb.packs.packs import CLEAN_SIGMA, LatentStatistics, PackSettings, caption_of, draw_sample, pack_draws
 from dfm_nb.packs.patches import unpatchify
 
-SETTINGS = PackSettings.of(Config(), seed=3)
 SIZES = [(1, 8, 8), (3, 4, 8), (1, 6, 4), (2, 8, 4)]
 STATISTICS = LatentStatistics(torch.zeros(16), torch.ones(16)), torch.zeros(2, 6)
 
 
-def loader(dp_rank=0, dp_size=1, workers=0, packs_per_step=4, settings=SETTINGS, length=41):
+def settings(*overrides):
+    return PackSettings(cfg.resolve(None, overrides=overrides).config)
+
+
+SETTINGS = settings()
+
+
+def loader(dp_rank=0, dp_size=1, workers=0, packs_per_step=4, length=41):
     store = MockStore(SIZES, text_tokens=5, channels=4, text_dim=6, length=length)
-    return PackedLoader(PackOrder(store, settings, 64, 10), packs_per_step, dp_rank, dp_size, workers)
+    return PackedLoader(PackOrder(store, SETTINGS, 64, 10), packs_per_step, dp_rank, dp_size, workers)
 
 
 def digest(packs):
@@ -31,9 +37,9 @@ def digest(packs):
     return h.hexdigest()
 
 
-def draws(settings=SETTINGS, indices=range(6)):
+def draws(given=SETTINGS, indices=range(6)):
     store = MockStore(SIZES, text_tokens=5, channels=4, text_dim=6)
-    return [draw_sample(store.read(i), 0, settings, store.statistics, store.empty_text) for i in indices]
+    return [draw_sample(store.read(i), 0, given, store.statistics, store.empty_text) for i in indices]
 
 
 def test_pack_holds_each_sample_unchanged_at_its_segment():
@@ -50,7 +56,7 @@ def test_pack_holds_each_sample_unchanged_at_its_segment():
 
 
 def test_samples_of_a_pack_have_their_own_noise_levels_and_dropout():
-    pack = pack_draws(draws(replace(SETTINGS, caption_dropout=0.5), range(40)), SETTINGS)
+    pack = pack_draws(draws(settings("train.caption_dropout=0.5"), range(40)), SETTINGS)
     assert len(set(pack.sigma.tolist())) == 40
     lengths = {b - a for a, b in zip(pack.cu_kv, pack.cu_kv[1:])}
     assert lengths == {2, 5}  # some captions were replaced by the empty one (2 tokens), not all
@@ -64,10 +70,9 @@ def test_the_caption_of_an_epoch_follows_from_seed_epoch_and_key_alone():
     counts = [sum(row.count(length) for row in chosen) for length in (1, 2, 3)]
     assert abs(counts[0] - 1000) < 5 * 500**0.5 and all(abs(n - 500) < 5 * 375**0.5 for n in counts[1:])
     assert chosen == [[len(caption_of(clip, epoch, 3)) for epoch in range(100)] for clip in clips]
-    assert len({tuple(row) for row in chosen}) == 20 and chosen[0] != [
-        len(caption_of(clips[0], e, 4)) for e in range(100)
-    ]
-    given = replace(SETTINGS, caption_dropout=0.0)
+    assert len({tuple(row) for row in chosen}) == 20
+    assert chosen[0] != [len(caption_of(clips[0], epoch, 4)) for epoch in range(100)]
+    given = settings("rng.seed=3", "train.caption_dropout=0")
     assert [len(draw_sample(clips[0], epoch, given, *STATISTICS).text) for epoch in range(100)] == chosen[0]
     one, three = (draw_sample(c, 0, SETTINGS, *STATISTICS) for c in (MockStore(SIZES).read(0), clips[0]))
     assert one.rows == three.rows and torch.equal(one.noise, three.noise), "further captions change no other number"
@@ -111,9 +116,9 @@ def test_padded_text_alone_is_a_segment_without_tokens():
 
 
 def test_given_frames_have_their_own_noise_level_and_no_loss():
-    settings = replace(SETTINGS, condition_frames_prob=1.0)
-    (draw,) = [d for d in draws(settings, [1])]
-    pack = pack_draws([draw], settings)
+    given = settings("dataset.condition_frames_prob=1")
+    (draw,) = draws(given, [1])
+    pack = pack_draws([draw], given)
     per_frame = 2 * 4
     assert pack.sigma.tolist()[0] == torch.tensor(CLEAN_SIGMA).item()
     assert not pack.loss_mask[:per_frame].any() and pack.loss_mask[per_frame:].all()

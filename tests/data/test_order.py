@@ -17,7 +17,7 @@ from dfm_nb.data.sample_index import Shard
 from dfm_nb.data.stores import MockStore
 from dfm_nb.packs.packs import PackSettings
 
-SETTINGS = PackSettings.of(Config(), seed=3)
+SETTINGS = PackSettings(Config())
 SIZES = [(1, 8, 8), (3, 4, 8), (1, 6, 4), (2, 8, 4), (1, 2, 2), (5, 8, 8)]
 
 

@@ -17,7 +17,7 @@ from dfm_nb.index import main
 from dfm_nb.inspect import inspect_dataset
 from dfm_nb.packs.packs import PackSettings
 
-SETTINGS = PackSettings.of(Config(), seed=1)
+SETTINGS = PackSettings(Config())
 
 
 def test_rows_are_what_tarfile_finds(data):

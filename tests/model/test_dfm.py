@@ -33,7 +33,7 @@ def test_variant_is_the_published_network(one_rank):
     config = cfg.Config(model=model)
     draws = samples(GRIDS, model.text_dim)
     with torch.no_grad():
-        pack = pack_draws([noised(model, **vars(d)) for d in draws], PackSettings.of(config), capacity=400)
+        pack = pack_draws([noised(model, **vars(d)) for d in draws], PackSettings(config), capacity=400)
         got, _ = forward(chunk, pack, EDM(0.5), torch.device("cpu"))
         for i, key in enumerate(pack.keys):
             d = draws[int(key)]

@@ -15,7 +15,7 @@ from dfm_nb.model.dit import DiTConfig, _Rotate, rotary_table, transformer_confi
 from dfm_nb.packs.packs import PackSettings, draw_sample, pack_draws
 from tests import tiny_run
 
-SETTINGS = PackSettings.of(cfg.Config(), seed=5, caption_dropout=0.0)
+SETTINGS = PackSettings(cfg.resolve(None, overrides=["train.caption_dropout=0"]).config)
 SMALL = [*tiny_run.WIDTH, "model.num_layers=2", "model.in_channels=4", "model.text_dim=6"]
 
 

@@ -53,7 +53,7 @@ def test_outputs_and_gradients_are_those_of_diffusers(one_rank, sizes, rows):
     config = settings_of(network, f"model.text_padding={rows}")
     _, (chunk,) = build_chunks(config.model, "fp32", seed=3)
     assert chunk.load_state_dict(weights_of(network, config.model))
-    draws, settings = samples(), PackSettings.of(config)
+    draws, settings = samples(), PackSettings(config)
     segments = [noised(config.model, **vars(d)) for d in draws]
     pack = pack_draws(segments, settings, capacity=120)  # 100 tokens and padding
     output, loss_of = forward(chunk, pack, Flow(), torch.device("cpu"))

@@ -40,7 +40,7 @@ def growth(hidden: int, side: int, batch: int) -> tuple[int, int]:
     shape = {"hidden_size": hidden, "num_layers": 2, "num_attention_heads": 8, "in_channels": 16, "text_dim": 64}
     overrides = [*(f"model.{k}={v}" for k, v in shape.items()), "dataset.mock=true", "mixed_precision=fp32"]
     config = cfg.resolve(None, overrides=overrides).config
-    m, settings = config.model, PackSettings.of(config)
+    m, settings = config.model, PackSettings(config)
     _, chunks = build_chunks(m, "fp32", seed=0)
     chunks[0].eval().requires_grad_(False)
     latent, text = torch.zeros(16, 1, side, side), torch.zeros(8, m.text_dim, dtype=torch.bfloat16)

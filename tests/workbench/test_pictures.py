@@ -57,7 +57,7 @@ def test_pack_shares_are_those_of_the_packs_of_training(tiny_data):
     capacity, count = 200, 6
     picture = check(pictures.packs(tiny_data, capacity=capacity, num_packs=2, averaged=count))
     config = cfg.resolve("demo").config
-    store, settings = EnergonStore(tiny_data, "train"), PackSettings.of(config)
+    store, settings = EnergonStore(tiny_data, "train"), PackSettings(config)
     order = PackOrder(store, settings, capacity, config.dataset.packing_buffer_size)
     packs = [build_pack(order, order.next()) for _ in range(count)]
     used = sum(pack.num_tokens for pack in packs)
