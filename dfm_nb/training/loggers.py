@@ -34,7 +34,8 @@ Logger = Callable[[Run, LoggerConfig, Mapping[str, object]], Generator[None, tup
                 ...
 
 Each `yield` gives an iteration and its values by name, numbers or a `Sample`; at the end of the run the generator is
-closed. A logger that returns before its first `yield` is skipped, and logs the reason itself.
+closed. A logger that returns before its first `yield` is skipped, and logs the reason itself; one that raises later is
+left out from then on.
 """
 
 
@@ -53,19 +54,17 @@ def tensorboard(run: Run, config: LoggerConfig, settings: Mapping[str, object]) 
     try:
         while True:
             iteration, values = yield
-            with contextlib.suppress(FileNotFoundError):  # the run folder was moved; training continues
-                for name, value in values.items():
-                    if not isinstance(value, Sample):
-                        writer.add_scalar(name, value, iteration)
-                        continue
-                    path = value.path
-                    frames = read_image(path) if path.suffix == ".png" else read_video(path)[0]
-                    fewer, smaller = -(-len(frames) // FRAMES), -(-max(frames.shape[1:3]) // FRAME_PX)
-                    shown = frames[::fewer, ::smaller, ::smaller]
-                    writer.add_images(name, shown, iteration, dataformats="NHWC")
-                    writer.add_text(name, value.caption, iteration)
+            for name, value in values.items():
+                if not isinstance(value, Sample):
+                    writer.add_scalar(name, value, iteration)
+                    continue
+                frames = read_image(value.path) if value.path.suffix == ".png" else read_video(value.path)[0]
+                fewer, smaller = -(-len(frames) // FRAMES), -(-max(frames.shape[1:3]) // FRAME_PX)
+                shown = frames[::fewer, ::smaller, ::smaller]
+                writer.add_images(name, shown, iteration, dataformats="NHWC")
+                writer.add_text(name, value.caption, iteration)
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):  # the run folder was moved
             writer.close()
 
 
@@ -161,9 +160,7 @@ class Loggers:
         for name, logger in chosen.items():
             opened = logger(run, config, settings)
             if not isinstance(opened, Generator):
-                raise ValueError(
-                    f"logger.report_to: {name} must be a generator function, as dfm_nb.training.loggers says"
-                )
+                raise ValueError(f"logger.report_to: {name} must be a generator function; see dfm_nb.training.loggers")
             with contextlib.suppress(StopIteration):  # it is skipped
                 next(opened)
                 self._open.append(opened)
@@ -177,8 +174,12 @@ class Loggers:
         self._send(iteration, {f"samples/{index}": Sample(caption, path)})
 
     def _send(self, iteration: int, values: Values) -> None:
-        for logger in self._open:
-            logger.send((iteration, values))
+        for logger in [*self._open]:
+            try:
+                logger.send((iteration, values))
+            except Exception as error:  # as a service that cannot be reached: training is worth more
+                log.warning("logger %s failed and is left out from now on: %r", getattr(logger, "__name__", ""), error)
+                self._open.remove(logger)
 
     def close(self) -> None:
         for logger in self._open:

@@ -99,8 +99,7 @@ def test_lengths_and_rows_are_padded_only_to_their_multiples():
     some = draws()
     plain = pack_draws(some, SETTINGS)
     pack = pack_draws(some, replace(SETTINGS, token_multiple=8, text_multiple=4, row_multiple=16))
-    total = sum(len(d.x0) for d in some)
-    assert pack.cu_q[-1] == -(-total // 8) * 8
+    assert pack.cu_q[-1] == -(-sum(len(d.x0) for d in some) // 8) * 8
     assert pack.cu_kv[-1] % 4 == 0
     assert len(pack.sigma) == len(pack.fps) == len(pack.pool) == 16 > len(plain.sigma)
     assert pack.row.max() < len(pack.sigma) and not pack.pool[len(plain.sigma) + 1 :].any()

@@ -21,8 +21,7 @@ def test_unpatchify_inverts_patchify(t, h, w, pt, ps):
 
 
 def test_patchify_orders_tokens_by_frame_row_column_and_refuses_what_does_not_divide():
-    latent = torch.arange(2 * 4 * 6).reshape(1, 2, 4, 6)
-    tokens = patchify(latent, 2)
+    tokens = patchify(torch.arange(2 * 4 * 6).reshape(1, 2, 4, 6), 2)
     assert tokens[1].tolist() == [2, 3, 8, 9]  # second column of the first row
     assert tokens[3].tolist() == [12, 13, 18, 19]  # second row
     for shape in ((1, 8, 8), (2, 9, 8)):

@@ -43,8 +43,7 @@ def test_step_with_nan_changes_nothing_and_says_so(one_rank):
     averages = [a.clone() for a in trainer.ema.averages[0.1]]
     packs = loader.next_step()
     packs[0].x0[0, 0] = float("nan")
-    result = trainer.step(packs)
-    assert result.skipped and trainer.steps_taken == taken
+    assert trainer.step(packs).skipped and trainer.steps_taken == taken
     assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer)))
     assert all(torch.equal(a, b) for a, b in zip(averages, trainer.ema.averages[0.1]))
     assert not trainer.step(loader.next_step()).skipped
