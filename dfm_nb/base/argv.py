@@ -124,6 +124,24 @@ def world_size_from_env() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+@contextlib.contextmanager
+def imported_without(instead: Mapping[str, Any]) -> Iterator[None]:
+    """Within the block these modules are the given objects, if they are not there yet; None: they cannot be imported.
+
+    >>> with imported_without({"json.tool": None}):
+    ...     import json.tool
+    Traceback (most recent call last):
+    ModuleNotFoundError: import of json.tool halted; None in sys.modules
+    """
+    absent = [name for name in instead if name not in sys.modules]
+    sys.modules.update({name: instead[name] for name in absent})
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
+
+
 def quiet_libraries() -> None:
     """Suppress deprecation warnings of megatron-core and torch in a command's output."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(megatron|torch\.distributed).*")

@@ -32,6 +32,7 @@ import pydantic
 import torch
 import yaml
 
+from dfm_nb.base.argv import imported_without
 from dfm_nb.base.files import fsync_replace, lies_inside, read_json, sha256, sync, temporary_of, write_atomically
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.data import tensor_bytes
@@ -46,6 +47,9 @@ NV_META = [
     ".nv-meta/" + n for n in (".info.json", "index.sqlite", "index.uuid", "info.yaml", "split.yaml", "dataset.yaml")
 ]
 """What `write_energon_metadata` makes."""
+UNUSED_BY_ENERGON = {"rfc3987_syntax": None}
+"""A grammar of IRIs, which its storage client compiles by way of jsonschema: 0.8 s."""
+
 CHECKSUM = "crc32"
 """Of all parts, in the .json; samples of other writers have none."""
 
@@ -283,8 +287,9 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
     every = sorted(name for names in splits.values() for name in names)
     said = io.StringIO()
     with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(said):
-        from megatron.energon.epathlib import EPath
-        from megatron.energon.flavors import BaseWebdatasetFactory
+        with imported_without(UNUSED_BY_ENERGON):
+            from megatron.energon.epathlib import EPath
+            from megatron.energon.flavors import BaseWebdatasetFactory
 
         # a shard whose index it cannot write Energon skips, with a traceback to its log
         logger = logging.getLogger("megatron.energon.flavors.webdataset.prepare")
@@ -337,9 +342,10 @@ def how_to_adopt(path: str | Path) -> str:
 
 def shards_of(folder: Path, split: str) -> list[str]:
     """The names of a split's shards, in Energon's order; ValueError when there is no `.nv-meta` that Energon reads."""
-    from megatron.energon.epathlib import EPath  # not of its public API, which opens whole data sets; 7.4.1 has them
-    from megatron.energon.flavors.webdataset.empty_dataset_error import EmptyDatasetError
-    from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
+    with imported_without(UNUSED_BY_ENERGON):  # not its public API, which opens whole data sets; 7.4.1 has these names
+        from megatron.energon.epathlib import EPath
+        from megatron.energon.flavors.webdataset.empty_dataset_error import EmptyDatasetError
+        from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
 
     meta = folder / ".nv-meta"
     try:

@@ -24,6 +24,8 @@ from typing import Any, Iterable, Iterator
 
 import torch
 
+from dfm_nb.base.argv import imported_without
+
 TESTED_VERSIONS = ("0.16.1", "0.19.2")
 
 MODULES = (
@@ -88,7 +90,7 @@ STAND_IN = _TorchOnCpu("torch")
 
 
 LEFT_OUT = (
-    "multistorageclient",  # storage on `msc://` addresses; compiles a grammar of IRIs, by way of jsonschema
+    "multistorageclient",  # storage on `msc://` addresses
     "wandb",  # megatron's logging; `training.loggers` imports these two if they are configured
     "tensorboard",
 )
@@ -109,17 +111,14 @@ def _lean_imports() -> Iterator[None]:
         instead |= dict.fromkeys(FSDP)
         # it imports this name of it with FSDP or without (transformer.fsdp_dtensor_checkpoint)
         instead["torch.distributed.checkpoint"] = types.SimpleNamespace(default_planner=None)
-    absent = [name for name in instead if name not in sys.modules]
-    sys.modules.update({name: instead[name] for name in absent})
     compile_ = torch.compile
     if not torch.cuda.is_available():
         torch.compile = lambda model=None, **_: (lambda f: f) if model is None else model  # type: ignore[assignment]
     try:
-        yield
+        with imported_without(instead):
+            yield
     finally:
         torch.compile = compile_
-        for name in absent:
-            del sys.modules[name]
 
 
 def prepare() -> None:
