@@ -174,7 +174,8 @@ def flash_attn(q_QHD, k_KHD, v_KHD, layout, scale):
 
 
 BACKENDS: dict[str, Callable[..., torch.Tensor]] = {f.__name__: f for f in (sdpa, varlen, flash_attn)}
-"""Values of `model.attention_backend` in addition to "auto"; the default `scale` of each is 1 / sqrt(D)."""
+"""Values of `model.attention_backend` in addition to "auto", whose order is in `pick_backend`; the default `scale` of
+each is 1 / sqrt(D)."""
 NEEDS = {"varlen": ["a CUDA device"], "flash_attn": ["a CUDA device", "the flash-attn package"]}
 """Requirements of a back end."""
 

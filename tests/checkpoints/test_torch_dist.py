@@ -38,8 +38,7 @@ def declared_as(index, kind):
 
 
 def place_of_weight(index, **values):
-    info = next(v for k, v in index.storage_data.items() if k.fqn == WEIGHT)
-    vars(info).update(values)
+    vars(next(v for k, v in index.storage_data.items() if k.fqn == WEIGHT)).update(values)
 
 
 def all_as_the_object(index):

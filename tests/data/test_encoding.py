@@ -242,8 +242,7 @@ def test_batch_that_does_not_fit_the_device_is_halved(tmp_path):
                 raise torch.OutOfMemoryError("out of memory")
             return super().encode(video)
 
-    tokenizer = Small()
-    (record,) = encode(tmp_path, Source([1] * 10), plans_of(10, 10), tokenizer)
+    (record,) = encode(tmp_path, Source([1] * 10), plans_of(10, 10), Small())
     values = [e.read().latent[0, 0, 0, 0, 0].item() for e in shards.samples_of(tmp_path / record["name"])]
     np.testing.assert_allclose(values, [i / 127.5 - 1 for i in range(10)], atol=4e-3)
 

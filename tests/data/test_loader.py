@@ -55,6 +55,13 @@ def test_pack_holds_each_sample_unchanged_at_its_segment():
         assert set(pack.sigma[pack.row[a:b]].tolist()) == {torch.tensor(by_key[key].rows[0].sigma).item()}
 
 
+def test_the_numbers_of_a_draw_stay_what_they_were():
+    """A run that resumes needs the same ones: a setting's own number is drawn after all others."""
+    (draw,) = draws(indices=[1])
+    assert draw.rows[0].sigma == pytest.approx(3.12397, rel=1e-5)
+    assert draw.noise[0, :3].tolist() == pytest.approx([-0.13253, 0.43236, 0.51071], rel=1e-4)
+
+
 def test_samples_of_a_pack_have_their_own_noise_levels_and_dropout():
     pack = pack_draws(draws(settings("train.caption_dropout=0.5"), range(40)), SETTINGS)
     assert len(set(pack.sigma.tolist())) == 40

@@ -133,8 +133,7 @@ def started(tmp_path: Path, script: str, *arguments: str, **more: str) -> list[s
 
 
 def training_commands(tmp_path: Path) -> dict[str, list[str]]:
-    script = edited(SLURM / "train.sbatch", VENV=str(tmp_path))
-    found = {"train.sbatch": started(tmp_path, script)}
+    found = {"train.sbatch": started(tmp_path, edited(SLURM / "train.sbatch", VENV=str(tmp_path)))}
     return found | {name: words(container(name)) for name in ("train-job.yaml", "trainjob.yaml")}
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from dfm_nb import config as cfg
+from dfm_nb.config import counts
 from dfm_nb.config.resolve import IMPLIED
 from dfm_nb.config.schema import marked
 from dfm_nb.data.stores import MockStore
@@ -70,18 +71,25 @@ def test_each_setting_of_the_network_is_a_field_of_its_config_or_read_elsewhere(
 @pytest.mark.parametrize("name", NETWORK)
 @pytest.mark.parametrize("variant", ["model.variant=dit model.rope=true", "model.variant=dfm", "model.variant=wan"])
 def test_a_setting_changes_the_network_or_is_refused(one_rank, variant, name):
-    """A key that fails here is not read by this variant: give its `option` the mark `variants`."""
+    """A key that fails here is not read by this variant: give its `option` the mark `variants`.
+
+    What it changed is in use: every weight gets a gradient, and is counted.
+    """
     base = [*variant.split(), "model.hidden_size=256"]
     before, held = make(*base), getattr(model_config(*base), name)
     other = not held if isinstance(held, bool) else 2 * (held or 8)
     try:
-        after = make(*base, f"model.{name}={str(other).lower()}")
+        base.append(f"model.{name}={str(other).lower()}")
+        after = make(*base)
     except cfg.ConfigError as error:
         assert [f.key for f in error.faults] == [f"model.{name}"]
         return
     shapes = [{n: p.shape for n, p in chunk.named_parameters()} for chunk in (before, after)]
     pack = pack_draws(draws(1), SETTINGS)
     assert shapes[0] != shapes[1] or not torch.equal(*(outputs(c, pack)["mock000000"] for c in (before, after)))
+    forward(after, pack, EDM(0.5), torch.device("cpu"))[0].sum().backward()
+    assert [n for n, p in after.named_parameters() if p.grad is None] == []
+    assert counts.parameter_count(model_config(*base)) == sum(p.numel() for p in after.parameters())
 
 
 def test_new_model_gives_zero(one_rank):

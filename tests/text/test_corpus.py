@@ -85,8 +85,7 @@ def test_preprocess_bytes_equal_megatrons(folders, tmp_path, kind, dtype):
 
 
 def test_compressed_globs_and_stdin_equal_the_plain_file(folders, tmp_path, monkeypatch):
-    documents = texts(90)
-    whole = write_jsonl(tmp_path / "whole.jsonl", documents)
+    whole = write_jsonl(tmp_path / "whole.jsonl", texts(90))
     preprocess(config(whole, tmp_path / "base", folders["gpt2"]))
     lines = whole.read_bytes().splitlines(keepends=True)
     (tmp_path / "p0.jsonl").write_bytes(b"".join(lines[:30]).rstrip(b"\n"))  # no newline at the end

@@ -121,8 +121,7 @@ def test_drops_are_told_by_reason(data):
 
 
 def test_damaged_sample_is_named_in_its_place(data, tmp_path):
-    folder = shutil.copytree(data, tmp_path / "data")
-    browser = DatasetBrowser(folder)
+    browser = DatasetBrowser(shutil.copytree(data, tmp_path / "data"))
     entry = browser.entries[2]
     latent = entry.parts()["pth"]
     entry.shard.write_bytes(entry.shard.read_bytes().replace(latent, bytes(len(latent))))

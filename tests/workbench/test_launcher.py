@@ -177,14 +177,12 @@ def test_resume_runs_nothing_that_a_foreign_folder_names(tmp_path, program):
             panel.buttons[name].click()
         assert launcher.state != "running" and panel.alert.value
     assert not (tmp_path / "PWNED").exists()
-    ours = workbench.Launcher.attach(planted(tmp_path / "ours"))
-    assert ours._doubt is None
+    assert workbench.Launcher.attach(planted(tmp_path / "ours"))._doubt is None
 
 
 @pytest.mark.parametrize("record", [{"pid": [1], "host": 5}, {"argv": [1, {}]}, {"exit_code": "0"}], ids=str)
 def test_a_damaged_record_counts_as_none(tmp_path, record):
-    folder = planted(tmp_path / "run", **record)
-    job = Job(folder)
+    job = Job(planted(tmp_path / "run", **record))
     assert job.record == {} and job.state == "not started" and job.pid is None and job.output() == ""
 
 

@@ -140,8 +140,7 @@ def test_sweep_runs_the_grid_with_a_table_and_a_csv(notebook, capsys):
     out = capsys.readouterr().out
     started, done = out.find("-- 001 started"), out.find("-- 000 done")
     assert 0 <= started < done, f"two at a time:\n{out}"
-    table = out[out.index("run steps") :].splitlines()
-    assert table[1].split()[:4] == ["000", "2", "0.5", "done"]
+    assert out[out.index("run steps") :].splitlines()[1].split()[:4] == ["000", "2", "0.5", "done"]
     rows = list(csv.DictReader(Path("grid/results.csv").open()))
     assert [r["state"] for r in rows] == ["done", "failed"] and float(rows[0]["product"]) == 1.0
     assert "too many steps" in rows[1]["error"]

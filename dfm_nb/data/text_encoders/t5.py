@@ -24,6 +24,7 @@ class T5:
 
     path : a local folder with config.json, one of diffusers' with text_encoder/ and tokenizer/, a hub id, a cache
         folder for `default`, or None.
+    max_tokens : T5 has no limit of its own; a network with so many positions must lower it, as `minilm` does.
     """
 
     name, network = "t5", "T5EncoderModel"  # of transformers
