@@ -60,7 +60,7 @@ def check(words: list[str], monkeypatch, fragment: bool = False) -> None:
     if verb in cli.UNDER_TORCHRUN:
         _, rest = pop_nproc(rest)
     if verb == "pretrain":
-        args = train.parse(rest)
+        args = train.TrainOptions.parse(rest)
         cfg.resolve(args.recipe, None, [*args.overrides, *([f"model.size={args.model}"] if args.model else [])])
         return
     for name in ("parse_args", "parse_intermixed_args"):
