@@ -187,8 +187,8 @@ class ConfigForm(Form):
     ):
         self.recipe, self.nproc, self.run_dir = recipe, nproc, run_dir
         self._base = cfg.resolve(recipe)
-        known = cfg.FIELDS
-        known["model.size"] = replace(known["model.size"], limits={"choices": tuple(sizes.SIZES)})
+        listed = replace(cfg.FIELDS["model.size"], limits={"choices": tuple(sizes.SIZES)})
+        known = cfg.FIELDS | {"model.size": listed}
         shown: list[str] = []
         for group in [groups] if isinstance(groups, str) else groups:
             shown += [key for key in known if group in (key, key.rpartition(".")[0])] or [group]

@@ -44,8 +44,7 @@ def edit(path: str, at: int, data: bytes) -> None:
 
 
 def _truncate(prefix: str) -> None:
-    data = Path(f"{prefix}.bin").read_bytes()
-    Path(f"{prefix}.bin").write_bytes(data[:-10])
+    Path(f"{prefix}.bin").write_bytes(Path(f"{prefix}.bin").read_bytes()[:-10])
 
 
 def _last_token(prefix: str, value: int) -> None:

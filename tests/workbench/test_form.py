@@ -37,6 +37,7 @@ def test_overrides_round_trip_through_the_resolver():
     assert len(form.overrides()) == len(values)
     resolved = cfg.resolve("demo", overrides=form.overrides())
     assert {k: resolved.get(k) for k in values} == values
+    assert "choices" not in cfg.FIELDS["model.size"].limits, "the form's own list is not the setting's"
 
 
 def test_fault_stands_beside_its_control_and_goes_away():
