@@ -64,8 +64,7 @@ def tensorboard(run: Run, config: LoggerConfig, settings: Mapping[str, object]) 
                 writer.add_images(name, shown, iteration, dataformats="NHWC")
                 writer.add_text(name, value.caption, iteration)
     finally:
-        with contextlib.suppress(FileNotFoundError):  # the run folder was moved
-            writer.close()
+        writer.close()
 
 
 def wandb(run: Run, config: LoggerConfig, settings: Mapping[str, object]) -> Generator[None, Any, None]:
@@ -174,16 +173,18 @@ class Loggers:
         self._send(iteration, {f"samples/{index}": Sample(caption, path)})
 
     def _send(self, iteration: int, values: Values) -> None:
+        self._of_each(lambda logger: logger.send((iteration, values)))
+
+    def close(self) -> None:
+        self._of_each(lambda logger: logger.close())
+
+    def _of_each(self, do: Callable[[Generator[None, Any, None]], object]) -> None:
         for logger in [*self._open]:
             try:
-                logger.send((iteration, values))
+                do(logger)
             except Exception as error:  # as a service that cannot be reached: training is worth more
                 log.warning("logger %s failed and is left out from now on: %r", getattr(logger, "__name__", ""), error)
                 self._open.remove(logger)
-
-    def close(self) -> None:
-        for logger in self._open:
-            logger.close()
 
 
 def _flat(record: Mapping[str, object]) -> dict[str, float]:

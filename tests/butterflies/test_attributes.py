@@ -60,8 +60,7 @@ def exactly(value):
 def test_score_counts_what_is_found_and_what_is_found_surely():
     wanted = unseen_attributes(4, "still")
     judge = Judge(wanted, [{"pattern": 0.9}, {"pattern": 0.6}, {"pattern": 0.2}, {"species": 0.1}])
-    videos = [np.zeros((1, 16, 16, 3), np.uint8)] * 4
-    out = score(videos, wanted, judge, exactly(0.8))
+    out = score([np.zeros((1, 16, 16, 3), np.uint8)] * 4, wanted, judge, exactly(0.8))
     assert out["pattern"]["argmax"]["share"] == 0.75 and out["pattern"]["sure"]["share"] == 0.5
     assert (out["pattern"]["sure"]["low"], out["pattern"]["sure"]["high"]) == pytest.approx(wilson(2, 4))
     assert out["all three"]["argmax"]["share"] == 0.75 and out["all three"]["sure"]["share"] == 0.5
