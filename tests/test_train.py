@@ -12,6 +12,7 @@ import pytest
 
 from dfm_nb import train
 from dfm_nb.base.metrics import read_metrics
+from dfm_nb.base.process import send
 from dfm_nb.base.torchrun import torchrun_argv
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
@@ -68,10 +69,9 @@ def test_killed_run_goes_on_bit_for_bit(clean, tmp_path):
     run = tmp_path / "run"
     argv = torchrun_argv("dfm_nb.train", [*SMALL, "--run-dir", str(run)], 2)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet)
+    process = psutil.Popen(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet)
     wait_until(lambda: checkpoint.whole_checkpoints(run / "checkpoints"), "a checkpoint")
-    for p in [*psutil.Process(process.pid).children(recursive=True), process]:
-        p.kill()
+    send([*process.children(recursive=True), process], signal.SIGKILL)
     process.wait()
     output = pretrain(run)
     assert "Resumed from" in output and "Done: iteration 12" in output
