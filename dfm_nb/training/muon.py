@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dfm_nb.config.schema import OptimizerConfig
 from dfm_nb.model.linear import is_lora
 from dfm_nb.parallel.groups import mpu, shard_dim
 
@@ -88,8 +89,7 @@ class Muon(torch.optim.AdamW):
     Parameters
     ----------
     groups : parameter groups of an AdamW, with their learning rates and weight decay.
-    scale : root mean square of an update's entries relative to `lr`; 0.2 is about AdamW's (Liu et al. 2025,
-        arXiv:2502.16982).
+    settings : those named `muon_*`; the scale of 0.2 makes an update about AdamW's (Liu et al. 2025, arXiv:2502.16982).
     dtype : of the iteration that orthogonalises, and of the updates that the processes exchange; Jordan et al. use
         bfloat16.
     """
@@ -98,14 +98,11 @@ class Muon(torch.optim.AdamW):
         self,
         groups: list[dict],
         matrices: Mapping[Tensor, Matrix],
-        scale: float,
-        momentum: float,
-        ns_steps: int,
+        settings: OptimizerConfig,
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__(groups)
-        self.matrices, self.scale, self.momentum, self.ns_steps = matrices, scale, momentum, ns_steps
-        self.dtype = dtype
+        self.matrices, self.settings, self.dtype = matrices, settings, dtype
         self.share = mpu.get_data_parallel_group(with_context_parallel=True)  # those that share the work
         self.tp = mpu.get_tensor_model_parallel_group()
         # The longest job goes to the process that has least to do so far.
@@ -128,7 +125,7 @@ class Muon(torch.optim.AdamW):
                 state.update(step=torch.zeros((), device=p.device), momentum_buffer=torch.zeros_like(p))
             state["step"] += 1
             assert p.grad is not None
-            state["momentum_buffer"].lerp_(p.grad, 1 - self.momentum)
+            state["momentum_buffer"].lerp_(p.grad, 1 - self.settings.muon_momentum)
         own = {p: self._update(p) for p in self.owned[self.share.rank()]}
         for p in self.matrices:
             p.grad = None  # AdamW's step passes over parameters without a gradient
@@ -148,11 +145,11 @@ class Muon(torch.optim.AdamW):
 
     def _update(self, p: Tensor) -> Tensor:
         """This rank's part of the scaled update of a matrix, in `dtype`."""
-        m = self.matrices[p]
+        m, s = self.matrices[p], self.settings
         assert p.grad is not None
-        direction = p.grad.lerp(self.state[p]["momentum_buffer"], self.momentum)  # Nesterov's
-        blocks = orthogonal(m.blocks(self._whole(direction, m.dim)).to(self.dtype), self.ns_steps)
-        whole = m.join(blocks).mul_(self.scale * max(blocks.shape[1:]) ** 0.5)
+        direction = p.grad.lerp(self.state[p]["momentum_buffer"], s.muon_momentum)  # Nesterov's
+        blocks = orthogonal(m.blocks(self._whole(direction, m.dim)).to(self.dtype), s.muon_num_ns_steps)
+        whole = m.join(blocks).mul_(s.muon_extra_scale_factor * max(blocks.shape[1:]) ** 0.5)
         return whole if m.dim is None else whole.chunk(self.tp.size(), m.dim)[self.tp.rank()]
 
     def _whole(self, part: Tensor, dim: int | None) -> Tensor:

@@ -112,14 +112,8 @@ class Trainer:
             for group in part.optimizer.param_groups:
                 group["fused"], group["foreach"] = True, False  # one kernel per step instead of ten
             if matrices:  # none with low-rank updates: the matrices are frozen then
-                part.optimizer = Muon(
-                    part.optimizer.param_groups,
-                    matrices,
-                    o.muon_extra_scale_factor,
-                    o.muon_momentum,
-                    o.muon_num_ns_steps,
-                    self.model_config.params_dtype,
-                )
+                dtype = self.model_config.params_dtype
+                part.optimizer = Muon(part.optimizer.param_groups, matrices, o, dtype)
         return optimizer
 
     def _build_scheduler(self):

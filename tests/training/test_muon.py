@@ -7,6 +7,7 @@ import torch
 
 from dfm_nb import config as cfg
 from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.config.schema import OptimizerConfig
 from dfm_nb.training.muon import Matrix, Muon, matrices_of, orthogonal
 from tests.distributed.layouts import MUON, make_trainer, randomise
 
@@ -65,7 +66,7 @@ def test_a_step_is_that_of_torchs_muon(one_rank, dtype):
     own = [torch.nn.Parameter(torch.randn(s, generator=generator)) for s in ((24, 24), (96, 24), (24, 96))]
     other = copy.deepcopy(own)
     groups = [{"params": own, "lr": 0.02, "weight_decay": 0.1}]
-    optimizer = Muon(groups, {p: Matrix() for p in own}, 0.2, 0.95, 5, dtype)
+    optimizer = Muon(groups, {p: Matrix() for p in own}, OptimizerConfig(), dtype)
     reference = torch.optim.Muon(other, lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
     before = copy.deepcopy(own)
     for _ in range(3):
