@@ -118,9 +118,9 @@ def output_path(base: Path, request: Request, many: bool) -> Path:
 
 
 def settings_of(request: Request) -> dict:
-    """The request as in its sidecar: its fields, and the hash of the picture or clip that it starts from."""
-    given = request.init_image or request.init_video
-    return {**request.model_dump(), "init_sha256": sha256(Path(given)) if given else None}
+    """The request as in its sidecar: its fields, and the hashes of the files that it starts from."""
+    hashes = [sha256(Path(path)) for path in request.given.values()]
+    return {**request.model_dump(), "init_sha256": " ".join(hashes) or None}
 
 
 def finished_before(path: Path, request: Request, made_by: Mapping[str, Any]) -> bool:
@@ -142,7 +142,7 @@ def check_replay(sidecar: Path, request: Request, made_by: Mapping[str, Any]) ->
         "checkpoint": "--checkpoint-path",
         "ema": "--ema",
         "autoguidance_checkpoint": "--autoguidance-checkpoint",
-        "init_sha256": f"the file {request.init_image or request.init_video}",
+        "init_sha256": f"the file {' '.join(request.given.values())}",
     }
     for name, what in given.items():
         was, is_ = (v.get("sha256") if isinstance(v, dict) else v for v in (record.get(name, now[name]), now[name]))

@@ -19,7 +19,7 @@ from dfm_nb import parallel
 from dfm_nb.base import geometry, plugins
 from dfm_nb.base.log import log
 from dfm_nb.base.nearest import nearest
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import Options, fields, option
 from dfm_nb.config.schema import GenerationConfig
 from dfm_nb.diffusion import samplers
 
@@ -141,8 +141,11 @@ class Request(Sampling):
         None, "noise levels instead of a schedule and --num-steps, decreasing to 0", flag="--sigmas", metavar="SIGMA"
     )
     seed: Annotated[int, BeforeValidator(_seed)] = option(1, "sets the starting noise, with the place in the list")
-    init_image: InputPath | None = option(None, "first frame (models trained with dataset.condition_frames_prob)")
-    init_video: InputPath | None = option(None, "start from this clip, noised")
+    # given=True: the file is an input of the clip, so its hash belongs to the sidecar
+    init_image: InputPath | None = option(
+        None, "first frame (models trained with dataset.condition_frames_prob)", given=True
+    )
+    init_video: InputPath | None = option(None, "start from this clip, noised", given=True)
     strength: float = option(0.6, "share of the steps to run with --init-video")
     tokenizer_window: Annotated[int, AfterValidator(_window)] | None = option(
         None, "cosmos_cv: decode in overlapping windows of this many frames; default: complete clips if memory allows"
@@ -161,10 +164,16 @@ class Request(Sampling):
         self.sigmas()
         return self
 
+    @property
+    def given(self) -> dict[str, str]:
+        """Paths of the files that it starts from, by flag."""
+        paths = {f.flag: getattr(self, name) for name, f in fields(Request).items() if f.marks.get("given")}
+        return {flag: path for flag, path in paths.items() if path}
+
     def check(self) -> None:
         """FileNotFoundError if a file that it starts from is missing."""
-        for flag, path in (("--init-image", self.init_image), ("--init-video", self.init_video)):
-            if path and not Path(path).is_file():
+        for flag, path in self.given.items():
+            if not Path(path).is_file():
                 raise FileNotFoundError(f"there is no file {path} ({flag})")
 
     @property
