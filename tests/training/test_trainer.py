@@ -50,10 +50,12 @@ def test_step_with_nan_changes_nothing_and_says_so(one_rank):
     assert any(not torch.equal(a, b) for a, b in zip(before, weights(trainer)))
 
 
-def test_validation_is_at_quantiles_of_the_times_that_are_trained(one_rank):
+def test_validation_is_of_whole_samples_at_quantiles_of_the_times_that_are_trained(one_rank):
     asked = "model.objective=flow model.times=uniform model.P_mean=0 model.P_std=1 train.eval_iters=1".split()
-    trainer, loader = make_trainer([*SMALL, *asked])
-    sigmas = Validation(trainer.config, trainer, loader.order.store).run()["val_sigmas"]
+    trainer, loader = make_trainer([*SMALL, *asked, "dataset.condition_frames_prob=1"])
+    validation = Validation(trainer.config, trainer, loader.order.store)
+    assert all(pack.loss_mask.sum() == pack.num_tokens for pack in validation.packs), "no frame is given"
+    sigmas = validation.run()["val_sigmas"]
     assert [s / (1 + s) for s in sigmas] == pytest.approx([(i + 0.5) / len(sigmas) for i in range(len(sigmas))])
 
 
