@@ -60,9 +60,9 @@ class SweepOptions(BatchOptions):
 
 def result(argv: list[str]) -> dict[str, Any]:
     """What `dfm notebook run` and `sweep` print with `--json`."""
-    if argv[0] == "run":
+    if argv[:1] == ["run"]:
         return {"output": RunOptions.parse(argv[1:]).output}
-    if argv[0] != "sweep":
+    if argv[:1] != ["sweep"]:
         return {}
     import pandas as pd
 
