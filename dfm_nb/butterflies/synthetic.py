@@ -4,8 +4,8 @@ Captions name colour, pattern, background, species and posture; `attributes` hol
 pure function of (seed, index), so growing the source changes no earlier image.
 
 A quarter of the (colour, pattern) pairs and a fifth of the other (colour, pattern, background) triples never occur
-unless `unseen=True`, which draws only those: they measure whether a model composes or recalls. Half of each are for
-choosing settings (`development`), half for the final report (`test`).
+but in `synthetic:unseen`, which draws only those: they measure whether a model composes or recalls. Half of each are
+for choosing settings (`development`), half for the final report (`test`).
 """
 
 from __future__ import annotations
@@ -222,30 +222,21 @@ class Synthetic:
 
 
 def build(
-    spec: str | None = None,
-    num_images: int = 1200,
-    num_clips: int = 300,
-    size_px: int = 64,
-    seed: int = 0,
-    unseen: bool = False,
-    square: bool = False,
-    varied: bool = False,
+    spec: str | None = None, num_images: int = 1200, num_clips: int = 300, size_px: int = 64, seed: int = 0
 ) -> Synthetic:
     """The source.
 
     Parameters
     ----------
-    spec : None, or a comma-separated list of `unseen`, `square` and `varied`, which sets these parameters.
+    spec : None, or a comma-separated list of
+        unseen : draw only the combinations held out of training.
+        square : every side is `size_px`; the rest of an item is the same as without.
+        varied : captions in many wordings, a fifth of the butterflies small and anywhere in the picture, and 15 % of
+            the items at twice the size.
     num_images, num_clips : items; clips have 9 or 17 frames at 8 or 12 fps.
     size_px : base size, a multiple of 16; sides are 0.75 to 1.5 times it, rounded to multiples of 16.
-    unseen : draw only the combinations held out of training.
-    square : every side is `size_px`; the rest of an item is the same as without.
-    varied : captions in many wordings, a fifth of the butterflies small and anywhere in the picture, and 15 % of the
-        items at twice the size.
     """
-    words = set(spec.split(",")) if spec else set()
-    switches = {"unseen": unseen, "square": square, "varied": varied}
-    if not words <= switches.keys():
+    words, known = set(spec.split(",")) if spec else set(), ("unseen", "square", "varied")
+    if not words <= set(known):
         raise ValueError(f"--source synthetic accepts unseen, square and varied, with commas; got {spec!r}")
-    given = {name: on or name in words for name, on in switches.items()}
-    return Synthetic(num_images, num_clips, size_px, seed, **given)
+    return Synthetic(num_images, num_clips, size_px, seed, **{name: name in words for name in known})

@@ -16,8 +16,8 @@ def judge():
     return attributes.AttributeClassifier.load()
 
 
-def draw(size_px=64, num_images=150, num_clips=15, seed=4321, unseen=False):
-    source = synthetic.build(num_images=num_images, num_clips=num_clips, size_px=size_px, seed=seed, unseen=unseen)
+def draw(size_px=64, num_images=150, num_clips=15, seed=4321, spec=None):
+    source = synthetic.build(spec, num_images, num_clips, size_px, seed)
     clips = [clip for i in range(len(source)) for clip in source.read(i)]
     return [c.video for c in clips], [c.attributes for c in clips]
 
@@ -35,7 +35,7 @@ def packed(video: np.ndarray, keep: int, keep_frames: int | None = None) -> np.n
 
 @pytest.mark.parametrize(
     "drawing, change, pattern",
-    [({"unseen": True}, lambda v: v, 0.85), ({}, lambda v: packed(v, 3), 0.75)],
+    [({"spec": "unseen"}, lambda v: v, 0.85), ({}, lambda v: packed(v, 3), 0.75)],
     ids=["unseen", "packed"],
 )
 def test_classifier_names_fresh_renders(judge, drawing, change, pattern):

@@ -133,6 +133,6 @@ def test_mistakes_are_named(call, said):
 
 
 def test_identity_tells_sources_apart():
-    changes = ({}, {"seed": 2}, {"unseen": True}, {"square": True}, {"varied": True}, {"size_px": 128})
+    changes = ({}, {"seed": 2}, {"spec": "unseen"}, {"spec": "square"}, {"spec": "varied"}, {"size_px": 128})
     a, *others = (synthetic.build(**{"seed": 1} | change).identity() for change in changes)
     assert a == synthetic.build(seed=1).identity() and a not in others
