@@ -39,15 +39,10 @@ def is_side(px: int) -> bool:
     return px >= SIDE_MULTIPLE and px % SIDE_MULTIPLE == 0
 
 
-def floor_side(px: int) -> int:
-    """The largest multiple of 16 px that is not above `px`, and at least 16."""
-    return max(SIDE_MULTIPLE, px // SIDE_MULTIPLE * SIDE_MULTIPLE)
-
-
-def nearest_sides(px: int) -> str:
-    """The valid sides around an invalid one, for a message: `64 or 80`."""
-    low = floor_side(px)
-    return f"{low} or {low + SIDE_MULTIPLE}"
+def nearest_multiples(value: int, step: int) -> str:
+    """The positive multiples around a value, for a message: `64 or 80`."""
+    down, up = (max(n, 1) * step for n in (value // step, -(-value // step)))
+    return f"{down}" if down == up else f"{down} or {up}"
 
 
 def latent_size(frames: int, height_px: int, width_px: int) -> tuple[int, int, int]:

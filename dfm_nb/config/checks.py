@@ -89,12 +89,6 @@ def _fix(field: Field, value: Any) -> str:
 # ---- nearest legal values -----------------------------------------------------------------------------------------
 
 
-def _nearest_multiples(value: int, step: int) -> str:
-    down = max(value // step, 1) * step
-    up = max(-(-value // step), 1) * step
-    return f"{down}" if down == up else f"{down} or {up}"
-
-
 def divisors(n: int) -> list[int]:
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})
@@ -130,7 +124,7 @@ def _network(config: Config) -> Iterator[Fault]:
     width, heads, variant = model.hidden_size, model.num_attention_heads, model.variant
     if width % (2 * heads):  # RoPE and the sine-cosine embedding use pairs of channels
         must = f"must divide model.hidden_size = {width} into an even number of channels per head"
-        fix = f"hidden_size {_nearest_multiples(width, 2 * heads)}"
+        fix = f"hidden_size {geometry.nearest_multiples(width, 2 * heads)}"
         if width % 2 == 0:
             fix = f"heads {_nearest_divisors(width // 2, heads)}, or {fix}"
         yield fault("model.num_attention_heads", must, fix, "model.hidden_size")
@@ -194,7 +188,7 @@ def _degrees(config: Config) -> Iterator[Fault]:
         yield fault("model.sequence_parallel", f"needs {TP} > 1", fix, TP)
     whole, micro = train.global_batch_size, train.micro_batch_size
     if whole % micro:
-        must, fix = f"must be a multiple of {MICRO} = {micro}", f"nearest: {_nearest_multiples(whole, micro)}"
+        must, fix = f"must be a multiple of {MICRO} = {micro}", f"nearest: {geometry.nearest_multiples(whole, micro)}"
         yield fault("train.global_batch_size", must, fix, MICRO)
 
 
@@ -253,7 +247,7 @@ def _splits(config: Config) -> Iterator[Fault]:
     step, words = (cp * tp, "CP * TP") if m.sequence_parallel else (cp, "CP")
     if micro * length % step:
         must = f"times {MICRO} = {micro} must be a multiple of {words} = {step}"
-        fix = f"nearest: {_nearest_multiples(length, step)}"
+        fix = f"nearest: {geometry.nearest_multiples(length, step)}"
         yield fault("dataset.task_encoder_seq_length", must, fix, MICRO, CP, TP)
 
 
@@ -263,7 +257,7 @@ def _processes(config: Config, world_size: int) -> Iterator[Fault]:
     model = tp * pp * cp
     if world_size % model:
         must = f"TP * PP * CP must divide the number of processes = {world_size}"
-        counts = _nearest_multiples(world_size, model)
+        counts = geometry.nearest_multiples(world_size, model)
         fix = f"start {counts} processes, or make TP * PP * CP one of {_nearest_divisors(world_size, model)}"
         yield Fault("", must, f"{tp} * {pp} * {cp} = {model}", fix, (TP, PP, CP))
         return
@@ -271,11 +265,11 @@ def _processes(config: Config, world_size: int) -> Iterator[Fault]:
     step = t.micro_batch_size * dp
     if batch % step and batch % t.micro_batch_size == 0:  # otherwise `_degrees` reports it
         must = f"must be a multiple of micro_batch_size * DP = {t.micro_batch_size} * {dp} = {step}"
-        yield fault(key, must, f"nearest: {_nearest_multiples(batch, step)}", MICRO, TP, PP, CP)
+        yield fault(key, must, f"nearest: {geometry.nearest_multiples(batch, step)}", MICRO, TP, PP, CP)
     # megatron-core's interleaved schedule runs the micro-batches in groups of PP
     if batch % step == 0 and (m.virtual_pipeline_model_parallel_size or 1) > 1 and batch // step % pp:
         must = f"must give a number of micro-batches that is a multiple of PP = {pp} with interleaved stages"
-        yield fault(key, must, f"nearest: {_nearest_multiples(batch, step * pp)}", MICRO, TP, PP, CP, VPP)
+        yield fault(key, must, f"nearest: {geometry.nearest_multiples(batch, step * pp)}", MICRO, TP, PP, CP, VPP)
 
 
 def layout_faults(config: Config, world_size: int) -> list[Fault]:

@@ -38,7 +38,7 @@ def _codable(frames: int) -> int:
 
 def _side(px: int) -> int:
     if not geometry.is_side(px):
-        raise ValueError(f"must be divisible by 16; got {px}; use {geometry.nearest_sides(px)}")
+        raise ValueError(f"must be divisible by 16; got {px}; use {geometry.nearest_multiples(px, 16)}")
     return px
 
 
