@@ -141,11 +141,8 @@ class Request(Sampling):
         None, "noise levels instead of a schedule and --num-steps, decreasing to 0", flag="--sigmas", metavar="SIGMA"
     )
     seed: Annotated[int, BeforeValidator(_seed)] = option(1, "sets the starting noise, with the place in the list")
-    # given=True: the file is an input of the clip, so its hash belongs to the sidecar
-    init_image: InputPath | None = option(
-        None, "first frame (models trained with dataset.condition_frames_prob)", given=True
-    )
-    init_video: InputPath | None = option(None, "start from this clip, noised", given=True)
+    init_image: InputPath | None = option(None, "first frame (models trained with dataset.condition_frames_prob)")
+    init_video: InputPath | None = option(None, "start from this clip, noised")
     strength: float = option(0.6, "share of the steps to run with --init-video")
     tokenizer_window: Annotated[int, AfterValidator(_window)] | None = option(
         None, "cosmos_cv: decode in overlapping windows of this many frames; default: complete clips if memory allows"
@@ -166,9 +163,9 @@ class Request(Sampling):
 
     @property
     def given(self) -> dict[str, str]:
-        """Paths of the files that it starts from, by flag."""
-        paths = {f.flag: getattr(self, name) for name, f in fields(Request).items() if f.marks.get("given")}
-        return {flag: path for flag, path in paths.items() if path}
+        """Paths of the files that it starts from, by flag: its fields of the type `InputPath`."""
+        names = (name for name, field in Request.model_fields.items() if field.annotation == InputPath | None)
+        return {fields(Request)[name].flag: path for name in names if (path := getattr(self, name))}
 
     def check(self) -> None:
         """FileNotFoundError if a file that it starts from is missing."""
