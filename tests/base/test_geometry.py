@@ -20,7 +20,9 @@ def test_round_frames(frames, rounded):
     assert geometry.round_frames(frames) == rounded
 
 
-@pytest.mark.parametrize("px, near", [(0, "16"), (15, "16"), (16, "16"), (31, "16 or 32"), (719, "704 or 720")])
+@pytest.mark.parametrize(
+    "px, near", [(0, "16"), (15, "16"), (16, "16"), (31, "16 or 32"), (32, "32"), (719, "704 or 720")]
+)
 def test_nearest_sides(px, near):
     assert geometry.nearest_multiples(px, 16) == near
     assert geometry.is_side(px) == (str(px) == near)
