@@ -115,9 +115,13 @@ class SegmentLayout:
         return _Calls(runs, first, None if adjacent else index.to(self.device, non_blocking=True))
 
 
-def pick_backend(name: str, device: torch.device) -> str:
-    """Resolve "auto"; ValueError for a back end that is not installed or cannot run on `device`."""
-    there = {"a CUDA device": device.type == "cuda", "the flash-attn package": importlib.util.find_spec("flash_attn")}
+def pick_backend(name: str, device: torch.device, mixed_precision: str = "bf16") -> str:
+    """Resolve "auto"; ValueError for a back end that is not installed, or cannot run on `device` in that arithmetic."""
+    there = {
+        "a CUDA device": device.type == "cuda",
+        "mixed_precision=bf16": mixed_precision == "bf16",
+        "the flash-attn package": importlib.util.find_spec("flash_attn"),
+    }
     lacking = {b: [need for need in NEEDS.get(b, ()) if not there[need]] for b in BACKENDS}
     if name == "auto":  # the fastest
         return next(b for b in ("flash_attn", "varlen", "sdpa") if not lacking[b])
@@ -176,7 +180,8 @@ def flash_attn(q_QHD, k_KHD, v_KHD, layout, scale):
 BACKENDS: dict[str, Callable[..., torch.Tensor]] = {f.__name__: f for f in (sdpa, varlen, flash_attn)}
 """Values of `model.attention_backend` in addition to "auto", whose order is in `pick_backend`; the default `scale` of
 each is 1 / sqrt(D)."""
-NEEDS = {"varlen": ["a CUDA device"], "flash_attn": ["a CUDA device", "the flash-attn package"]}
+_FLASH = ["a CUDA device", "mixed_precision=bf16"]  # FlashAttention has no float32
+NEEDS = {"varlen": _FLASH, "flash_attn": [*_FLASH, "the flash-attn package"]}
 """Requirements of a back end."""
 
 

@@ -37,7 +37,7 @@ def on_meta(model: ModelConfig) -> DiT:
 def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **overrides: Any) -> tuple[DiTConfig, list[DiT]]:
     """This rank's stage of the network (several with virtual stages), on its device, initialised from (seed, name)."""
     device = parallel.device()
-    backend = pick_backend(model.attention_backend, device)
+    backend = pick_backend(model.attention_backend, device, mixed_precision)
     config = transformer_config(model, mixed_precision, backend, **overrides)
     stages = range(config.virtual_pipeline_model_parallel_size or 1)
     chunks = []

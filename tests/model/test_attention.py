@@ -81,6 +81,9 @@ def test_backend_choice_is_refused_with_the_reason(monkeypatch):
         pick_backend("varlen", cpu)
     with pytest.raises(ValueError, match="flash_attn .*flash-attn"):
         pick_backend("flash_attn", torch.device("cuda"))
+    assert pick_backend("auto", torch.device("cuda"), "fp32") == "sdpa"
+    with pytest.raises(ValueError, match="varlen .*bf16"):
+        pick_backend("varlen", torch.device("cuda"), "fp32")
 
 
 def test_a_new_backend_runs_where_nothing_is_needed(monkeypatch):
