@@ -95,7 +95,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not x.is_cuda:
             return _RMSNormOnCPU.apply(x.float(), self.weight.float(), self.eps).type_as(x)
-        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), self.eps).type_as(x)
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)  # CUDA's kernel is float32 inside
 
 
 class AdaLN(nn.Module):

@@ -102,16 +102,17 @@ def init(layout: Layout | None = None, timeout_s: float = 600, seed: int = 1) ->
 
 def _start_process_group(timeout_s: float) -> None:
     timeout, dev = datetime.timedelta(seconds=timeout_s), device()
+    how: dict[str, Any] = {"backend": "gloo", "timeout": timeout}
     if dev.type == "cuda":
         torch.cuda.set_device(dev)
-    backend = "nccl" if dev.type == "cuda" else "gloo"
+        how |= {"backend": "nccl", "device_id": dev}  # else NCCL guesses it from the rank, and warns at each barrier
     here = group_of_this_machine(timeout)
     if here or os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":  # then the store is new
-        dist.init_process_group(backend, timeout=timeout, **here)
+        dist.init_process_group(**how, **here)
     else:
         shared, rank, world = next(rendezvous("env://", timeout=timeout))
         fresh = _fresh_prefix(shared, rank, world, timeout_s)
-        dist.init_process_group(backend, store=fresh, rank=rank, world_size=world, timeout=timeout)
+        dist.init_process_group(**how, store=fresh, rank=rank, world_size=world)
 
 
 def _fresh_prefix(shared: dist.Store, rank: int, world: int, timeout_s: float) -> dist.Store:
