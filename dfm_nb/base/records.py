@@ -43,6 +43,7 @@ class Clip:
     caption : text that UTF-8 can encode; otherwise a SampleError, as encoders and shards refuse it.
     more_captions : further ones, which training takes in turns with the first.
     tags : single words and phrases, of which `--tag-captions` makes further captions.
+    lost : what its file shows and `video` does not, as a sentence by reason; counted and reported as drops are.
     fps : frames per second of `video` (any positive number for an image; it is kept as metadata).
     attributes : known facts about the picture (used to measure models on synthetic data).
     original_size : height and width before it was resized, if it was.
@@ -57,6 +58,7 @@ class Clip:
     original_size: tuple[int, int] | None = None
     more_captions: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not KEY_PATTERN.fullmatch(self.key):
@@ -129,7 +131,10 @@ class Tokenizer(Protocol):
 
 
 class TextEncoder(Protocol):
-    """`encode` returns, for each caption, bfloat16 [L, D] with L its true number of tokens; "" is a valid caption."""
+    """`encode` returns, for each caption, bfloat16 [L, D] with L its true number of tokens; "" is a valid caption.
+
+    It may also have `lost(caption)`: what the embedding of a caption lacks, as a sentence by reason.
+    """
 
     name: str
     dim: int

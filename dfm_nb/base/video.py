@@ -1,14 +1,17 @@
 """Pixels in and out of files: pictures, animations and videos to uint8 [T, H, W, 3], and back to MP4, PNG and HTML.
 
-Input becomes RGB: upright (EXIF and display rotation applied), opaque (transparency composited on `background`), with
-frames per second if it moves. An unreadable file raises `SampleError` with one sentence, and nothing decodes to more
-than `MAX_BYTES`.
+Input becomes sRGB as viewers and players show it: colour profiles and HDR converted, turned and mirrored by EXIF or the
+display matrix, opaque (transparency composited on `background`), with frames per second if it moves. An unreadable
+file raises `SampleError` with one sentence, and nothing decodes to more than `MAX_BYTES`.
+
+`lost`, a dict that the readers fill: what a readable file loses, as a sentence by reason.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import html
 import io
 import itertools
@@ -23,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from einops import rearrange
-from PIL import ExifTags, Image, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
 
 from dfm_nb.base.files import replacing, write_atomically
 from dfm_nb.base.geometry import SIDE_MULTIPLE
@@ -35,18 +38,27 @@ MAX_BYTES = 1 << 30
 LARGE_PX, _LARGE = 1 << 24, threading.Lock()
 """Above this many pixels, threads decode pictures one at a time: Pillow and numpy briefly need 20 bytes per pixel."""
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # a TIFF's or an MPO's further pages are not later frames
-PICTURE_FORMATS = (*ANIMATED_FORMATS, "JPEG", "BMP", "TIFF")  # Pillow's JPEG opens MPO
+PICTURE_FORMATS = (*ANIMATED_FORMATS, "JPEG", "JPEG2000", "HEIF", "BMP", "TIFF")  # Pillow's JPEG opens MPO
 """Formats to detect by content, not by file name; not more, because Pillow starts Ghostscript for PostScript."""
-VIDEO_FORMATS = {"format_whitelist": "mov,matroska,avi,mpeg,mpegts,mpegvideo,gif", "protocol_whitelist": "file"}
+VIDEO_FORMATS = dict(
+    format_whitelist="mov,matroska,avi,mpeg,mpegts,mpegvideo,gif,asf,flv,ogg", protocol_whitelist="file"
+)
 """The same for FFmpeg (Matroska includes WebM), because its playlists would open other files."""
 FRAMES_PER_STORED = 240
 """Maximum number of resampled frames per stored one, 10 s at 24 fps: a few bytes can mean "for a week"."""
 WHITE = (255, 255, 255)
 BT709 = 1  # FFmpeg's code of ITU-R BT.709 for primaries, transfer and matrix
 LIMITED_RANGE = 1
+SRGB_TRANSFER, HDR_TRANSFERS = 13, (16, 18)  # PQ and HLG
+WIDE_PRIMARIES = (9, 11, 12)  # BT.2020, DCI-P3, Display P3
+UNSPECIFIED, HD_HEIGHT_PX = 2, 720
+SRGB = ImageCms.createProfile("sRGB")
+BANDS = {"RGB ": ("RGB", "RLP1Y"), "GRAY": ("L", "L1"), "CMYK": ("CMYK", "C")}
+"""Of the colour space of a profile: Pillow's mode, and the first bands of pictures that it can belong to."""
 
 RGB = tuple[int, int, int]
 Media = str | Path | bytes | Image.Image | np.ndarray
+Lost = dict[str, str]
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
@@ -72,6 +84,14 @@ def _name(source: Media) -> str:
     return str(source) if isinstance(source, (str, Path)) else "a file in memory"
 
 
+@functools.cache
+def _register_heif() -> None:
+    """Let Pillow open HEIC, the pictures of iPhones."""
+    import pi_heif
+
+    pi_heif.register_heif_opener()
+
+
 @contextlib.contextmanager
 def _opened(source: Media) -> Iterator[Image.Image]:
     """A Pillow image; every error of opening or decoding becomes a SampleError."""
@@ -81,6 +101,7 @@ def _opened(source: Media) -> Iterator[Image.Image]:
         elif isinstance(source, np.ndarray):
             yield Image.fromarray(source)
         else:
+            _register_heif()
             with Image.open(_file(source), formats=PICTURE_FORMATS) as image:
                 yield image
     except SampleError:
@@ -92,17 +113,51 @@ def _opened(source: Media) -> Iterator[Image.Image]:
         raise SampleError(reason, f"{_name(source)} is not a readable image ({said})") from None
 
 
-def _rgb(image: Image.Image, background: RGB) -> np.ndarray:
-    """A picture of 8 bits a channel -> upright uint8 [H, W, 3], transparency composited on `background`."""
-    if image.mode.startswith(("I", "F")):  # Pillow would clip them to 255
-        raise ValueError(f"it has {image.mode} pixels; save it with 8 bits a channel")
+def _srgb(image: Image.Image, lost: Lost) -> Image.Image:
+    """The picture in the colours that its embedded profile means; a profile that does not fit is ignored."""
+    try:
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
+        if "sRGB" in ImageCms.getProfileDescription(profile):  # most are, and a conversion takes as long as decoding
+            return image
+        mode, bands = BANDS[profile.profile.xcolor_space]
+        if image.getbands()[0] not in bands:
+            raise ValueError(f"it is for {mode}, the picture {image.mode}")
+        opaque = image.convert("RGBA") if image.has_transparency_data else image
+        shown = ImageCms.profileToProfile(opaque.convert(mode), profile, SRGB, outputMode="RGB")
+        if opaque.mode == "RGBA":
+            shown.putalpha(opaque.getchannel("A"))
+        return shown
+    except (ImageCms.PyCMSError, OSError, ValueError, KeyError, TypeError) as error:
+        said = f"its colour profile is ignored, as it cannot be used ({error}); save it as sRGB"
+        lost["colour_profile"] = " ".join(said.split())
+        return image
+
+
+def _rgb(image: Image.Image, background: RGB, lost: Lost) -> np.ndarray:
+    """A picture of 8 or 16 bits a channel -> upright uint8 [H, W, 3], transparency composited on `background`."""
+    sixteen = image.mode.startswith("I;16")
+    if image.mode.startswith(("I", "F")) and not sixteen:  # nothing says which value is white
+        raise ValueError(f"it has {image.mode} pixels; save it with 8 or 16 bits a channel")
     with _LARGE if image.width * image.height > LARGE_PX else contextlib.nullcontext():
         if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             image = ImageOps.exif_transpose(image)
+        profile = image.info.get("icc_profile")
+        if sixteen:  # Pillow would clip it to 255; of other modes it gives the high byte
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            image.info["icc_profile"] = profile
+        if profile:
+            image = _srgb(image, lost)
         if image.has_transparency_data:
             ground = Image.new("RGBA", image.size, (*background, 255))
             image = Image.alpha_composite(ground, image.convert("RGBA"))
         return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _shown(image: Image.Image) -> Iterator[Image.Image]:
+    """The frames of an animation, or the picture; the poster of an APNG is for viewers that cannot animate."""
+    animated = image.format in ANIMATED_FORMATS and getattr(image, "n_frames", 1) > 1
+    frames = iter(ImageSequence.Iterator(image)) if animated else iter([image])
+    return itertools.islice(frames, int(animated and bool(image.info.get("default_image"))), None)
 
 
 def read_image(source: Media, background: RGB = WHITE) -> np.ndarray:
@@ -122,39 +177,45 @@ def read_image(source: Media, background: RGB = WHITE) -> np.ndarray:
     SampleError : `missing_file`, `not_a_file`, `too_large` or `unreadable_image`.
     """
     with _opened(source) as image:
-        return _rgb(image, background)[None]
+        return _rgb(next(_shown(image)), background, {})[None]
 
 
-def read_still_or_animation(source: Media, background: RGB = WHITE) -> tuple[np.ndarray, float]:
-    """The frames and mean rate of an animation, whatever its file name; otherwise `read_image` at 1 fps."""
-    durations_ms: list[float] = []
+def read_still_or_animation(source: Media, background: RGB, lost: Lost) -> tuple[np.ndarray, list[float]]:
+    """The frames of a picture or an animation, whatever its file name, and the seconds that each is shown.
+
+    Of an animation that is cut, the frames before the cut are read.
+    """
+    durations_s: list[float] = []
 
     def frames_of(image: Image.Image) -> Iterator[np.ndarray]:
-        for frame in ImageSequence.Iterator(image):
-            yield _rgb(frame, background)  # decoding finds the duration
-            durations_ms.append(frame.info.get("duration") or 100)  # 0 counts as 100 ms, as in browsers
+        try:
+            for frame in _shown(image):
+                yield _rgb(frame, background, lost)  # decoding finds the duration
+                duration_ms = frame.info.get("duration") or 0
+                durations_s.append((duration_ms if duration_ms > 10 else 100) / 1000)  # as in browsers
+        except Exception as error:  # of Pillow's decoders, see `_opened`
+            if not durations_s:
+                raise
+            lost["cut_short"] = f"it is damaged after frame {len(durations_s)} ({error}), and the rest is not used"
 
     with _opened(source) as image:
-        if image.format in ANIMATED_FORMATS and getattr(image, "n_frames", 1) > 1:
-            frames = stacked(frames_of(image), _name(source))
-            return frames, 1000 * len(frames) / sum(durations_ms)
-        return _rgb(image, background)[None], 1.0
+        return np.stack(list(bounded(frames_of(image), _name(source)))), durations_s
 
 
-def stacked(frames: Iterable[np.ndarray], name: object) -> np.ndarray:
-    """Frames [H, W, 3] as [T, H, W, 3]; SampleError `too_long` over `MAX_BYTES`."""
-    kept: list[np.ndarray] = []
-    for frame in frames:
-        kept.append(frame)
-        if len(kept) * frame.nbytes > MAX_BYTES:
+def bounded(frames: Iterable[np.ndarray], name: object) -> Iterator[np.ndarray]:
+    """The frames; SampleError `too_long` over `MAX_BYTES`."""
+    for count, frame in enumerate(frames, 1):
+        yield frame
+        if count * frame.nbytes > MAX_BYTES:
             limit = MAX_BYTES >> 20
             raise SampleError("too_long", f"{name} decodes to more than {limit} MiB; cut it (--clip-frames for videos)")
-    return np.stack(kept)
 
 
 @contextlib.contextmanager
-def open_video(source: str | Path | bytes, fps: float | None = None) -> Iterator[tuple[Iterator[np.ndarray], float]]:
-    """Stream a video's first video stream: `with open_video(path) as (frames, rate):`.
+def open_video(
+    source: str | Path | bytes, fps: float | None = None, lost: Lost | None = None
+) -> Iterator[tuple[Iterator[np.ndarray], float]]:
+    """Stream a video's best video stream, so no cover: `with open_video(path) as (frames, rate):`.
 
     Parameters
     ----------
@@ -162,7 +223,8 @@ def open_video(source: str | Path | bytes, fps: float | None = None) -> Iterator
 
     Yields
     ------
-    frames : iterator of uint8 [H, W, 3], all of the first one's size, rotated as players show them, pixels made square.
+    frames : iterator of uint8 [H, W, 3], all of the first one's size, turned and mirrored as players show them, pixels
+        made square. HDR becomes sRGB with its reference white (203 cd/m2) as white; what is brighter is clipped.
     rate : frames per second of `frames`.
 
     Raises
@@ -174,12 +236,11 @@ def open_video(source: str | Path | bytes, fps: float | None = None) -> Iterator
     file, name = _file(source), _name(source)
     try:
         with av.open(file, options=VIDEO_FORMATS) as container:
-            if not container.streams.video:
+            if (stream := container.streams.best("video")) is None:
                 raise SampleError("unreadable_video", f"{name} has no video stream")
-            stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             rate = float(stream.average_rate or stream.guessed_rate or 25)
-            timed = _decoded(name, container, stream, rate)
+            timed = _decoded(name, container, stream, rate, {} if lost is None else lost)
             yield held(timed, rate, fps, name) if fps else (frame for _, frame in timed), fps or rate
     except (av.error.FFmpegError, OSError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
@@ -189,21 +250,50 @@ def open_video(source: str | Path | bytes, fps: float | None = None) -> Iterator
 def read_video(path: str | Path, fps: float | None = None) -> tuple[np.ndarray, float]:
     """All frames of a video, uint8 [T, H, W, 3], and their rate; as `open_video`, and `too_long` over `MAX_BYTES`."""
     with open_video(path, fps) as (frames, rate):
-        return stacked(frames, path), rate
+        return np.stack(list(bounded(frames, path))), rate
 
 
-def _decoded(name: object, container: Any, stream: Any, rate: float) -> Iterator[tuple[float, np.ndarray]]:
+def _decoded(name: object, container: Any, stream: Any, rate: float, lost: Lost) -> Iterator:
     """(seconds since the first frame, uint8 [H, W, 3]) of each frame."""
     first, start = None, 0.0
+    # AVI has decoding times alone, which differ from display times with B-frames; frames come in display order
+    untimed = container.format.name == "avi" and stream.codec_context.has_b_frames
     for i, frame in enumerate(container.decode(stream)):
-        time = i / rate if frame.time is None else frame.time
+        time = i / rate if untimed or frame.time is None else frame.time
         if first is None:
             first, start = frame, time
             size = {"width": max(1, round(frame.width * (stream.sample_aspect_ratio or 1))), "height": frame.height}
-        rgb = frame.reformat(**size, format="rgb24").to_ndarray()
-        yield time - start, np.rot90(rgb, k=round(frame.rotation / 90) % 4)
+            if frame.interlaced_frame:
+                lost["interlaced"] = "it is interlaced; convert it: ffmpeg -i IN -vf bwdif=send_frame OUT.mp4"
+        rgb = frame.reformat(**size, **_colours(frame), format="rgb24").to_ndarray()
+        yield time - start, _turned(rgb, frame)
     if first is None:
         raise SampleError("unreadable_video", f"{name} has no frames that can be decoded")
+
+
+def _colours(frame: Any) -> dict[str, int]:
+    """What `reformat` needs to give the sRGB of a frame: players guess what its file does not say."""
+    asked = {"src_colorspace": BT709} if frame.colorspace == UNSPECIFIED and frame.height >= HD_HEIGHT_PX else {}
+    if (hdr := frame.color_trc in HDR_TRANSFERS) or frame.color_primaries in WIDE_PRIMARIES:
+        asked |= {"dst_color_primaries": BT709} | ({"dst_color_trc": SRGB_TRANSFER} if hdr else {})
+    return asked
+
+
+def _turned(rgb: np.ndarray, frame: Any) -> np.ndarray:
+    """A frame as its display matrix says: in quarter turns, mirrored or not.
+
+    The matrix [a b u; c d v; x y w], 3 x 3 integers, puts (column, row) at (a column + c row, b column + d row).
+    """
+    try:
+        matrix = frame.side_data.get("DISPLAYMATRIX")
+    except ValueError:  # PyAV 18 refuses kinds of side data that it does not know, but still gives the angle
+        return np.rot90(rgb, k=round(frame.rotation / 90) % 4)
+    if matrix is None:
+        return rgb
+    a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].tolist()
+    if abs(b) > abs(a):  # columns become rows
+        rgb, a, d = rgb.swapaxes(0, 1), c, b
+    return rgb[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
 
 
 def held(timed: Iterable, rate: float, fps: float, name: object) -> Iterator[np.ndarray]:

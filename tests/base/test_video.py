@@ -9,11 +9,12 @@ import struct
 import time
 import zlib
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageCms
 
 from dfm_nb.base import video
 from dfm_nb.base.records import SampleError
@@ -28,7 +29,7 @@ def gradient(t=9, h=48, w=64):
 
 def png(image: Image.Image, **options) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, "PNG", **options)
+    image.save(buffer, **{"format": "PNG"} | options)
     return buffer.getvalue()
 
 
@@ -61,11 +62,60 @@ def test_read_image_applies_exif_orientation():
     assert np.array_equal(video.read_image(png(Image.fromarray(frame), exif=exif))[0], np.rot90(frame, -1))
 
 
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_of_16_bits_the_high_byte_is_kept(name, tmp_path):
+    values = np.arange(0, 65536, 16, np.uint16).reshape(64, 64)
+    Image.fromarray(values).save(tmp_path / name)
+    assert np.array_equal(video.read_image(tmp_path / name)[0], np.stack([values >> 8] * 3, -1))
+
+
+def with_primaries(colorants) -> bytes:
+    """The profile of sRGB with other primaries, in XYZ by D50."""
+    profile = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    for i in range(int.from_bytes(profile[128:132])):
+        name, at, _ = struct.unpack_from(">4sII", profile, 132 + 12 * i)
+        if name[:1] in colorants and name[1:] == b"XYZ":
+            struct.pack_into(">3i", profile, at + 8, *(round(65536 * v) for v in colorants[name[:1]]))
+    return bytes(profile).replace("sRGB".encode("utf-16-be"), "P3 a".encode("utf-16-be"))
+
+
+P3 = with_primaries({b"r": (0.5151, 0.2412, -0.0011), b"g": (0.2919, 0.6922, 0.0419), b"b": (0.1571, 0.0666, 0.7841)})
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
+def test_a_colour_profile_is_converted_to_srgb(mode):
+    """Apple's Display P3, by a matrix of its specification: 95 157 75 there is 70 160 60."""
+    picture = Image.new("RGB", (16, 16), (95, 157, 75)).convert(mode, palette=Image.Palette.ADAPTIVE)
+    shown, lost = video.read_image(png(picture, icc_profile=P3))[0, 8, 8], {}
+    assert np.abs(shown.astype(int) - (70, 160, 60)).max() <= 3
+    ignored, _ = video.read_still_or_animation(png(picture, icc_profile=b"no profile"), video.WHITE, lost)
+    assert np.array_equal(ignored[0], picture.convert("RGB")) and lost.keys() == {"colour_profile"}
+
+
+HEIC = base64.b64decode(
+    "AAAAHGZ0eXBoZWljAAAAAG1pZjFoZWljbWlhZgAAAX1tZXRhAAAAAAAAACFoZGxyAAAAAAAAAABwaWN0AAAAAAAAAAAAAAAAAAAAACJpbG9jAA"
+    "AAAERAAAEAAQAAAAABoQABAAAAAAAAAGYAAAAjaWluZgAAAAAAAQAAABVpbmZlAgAAAAABAABodmMxAAAAAA5waXRtAAAAAAABAAAA/WlwcnAA"
+    "AADdaXBjbwAAAHZodmNDAQNwAAAAkAAAAAAAHvAA/P34+AAADwNgAAEAGEABDAH//wNwAAADAJAAAAMAAAMAHroCQGEAAQAqQgEBA3AAAAMAkA"
+    "AAAwAAAwAeoCCBBZbq5Ka5uAhoMCAAAAMDIAAAAwAhYgABAAZEAcFzwIkAAAATY29scm5jbHgAAQANAAaAAAAAFGlzcGUAAAAAAAAAQAAAAEAA"
+    "AAAoY2xhcAAAADAAAAABAAAAIAAAAAH////wAAAAAv///+AAAAACAAAAEHBpeGkAAAAAAwgICAAAABhpcG1hAAAAAAAAAAEAAQWBAgMFhAAAAG"
+    "5tZGF0AAAAYigBrwY48XPe9tv6LG/yP33N//6OVBD4JE3z9v//jb3b/gkUUcLwp1+Pr7P9RxXZcYdiXP6h7Nj3MNvdp9E6f/56oYv81/U9Z5NX"
+    "NjfXzfCXUawA3iYavgDfPWcD3WbUBxjc"
+)
+"""48 x 32 px of (200 40 40), the upper left quarter (40 60 200)."""
+
+
+def test_heic_and_jpeg_2000_are_read():
+    shown = video.read_image(HEIC)[0].astype(int)
+    assert np.abs(shown[4, 4] - (40, 60, 200)).max() < 3 and np.abs(shown[-4, -4] - (200, 40, 40)).max() < 3
+    picture = gradient(1)[0]
+    assert np.array_equal(video.read_image(png(Image.fromarray(picture), format="JPEG2000"))[0], picture)
+
+
 UNREADABLE = [
     (video.read_image, "a.png", b"", "unreadable_image"),
     (video.read_image, "a.png", png(Image.new("RGB", (64, 64), "red"))[:60], "unreadable_image"),
     (video.read_image, "a.png", b"P5 16 16 255\n" + bytes(256), "unreadable_image"),  # a picture, of no allowed format
-    (video.read_image, "a.png", png(Image.fromarray(np.zeros((16, 16), np.uint16))), "unreadable_image"),  # 16 bits
+    (video.read_image, "a.tif", png(Image.new("F", (16, 16)), format="TIFF"), "unreadable_image"),  # of unknown white
     (video.read_image, "a.png", None, "missing_file"),
     (video.read_video, "a.mp4", b"nothing to see", "unreadable_video"),
     (video.read_video, "a.mp4", None, "missing_file"),
@@ -90,11 +140,27 @@ def test_animation_keeps_frames_and_rate(tmp_path):
     for name in ("a.gif", "a.webp"):
         options = {"lossless": True} if name.endswith("webp") else {}
         frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:], duration=50, loop=0, **options)
-        out, fps = video.read_still_or_animation(tmp_path / name)
-        assert out.shape == (4, 20, 20, 3) and fps == pytest.approx(20)
+        out, durations_s = video.read_still_or_animation(tmp_path / name, video.WHITE, {})
+        assert out.shape == (4, 20, 20, 3) and durations_s == [0.05] * 4
         assert [tuple(f[0, 0].tolist()) for f in out] == colours
     slow, fps = video.read_video(tmp_path / "a.gif", fps=10)
     assert fps == 10 and [tuple(f[0, 0].tolist()) for f in slow] == colours[::2]
+
+
+def test_the_poster_of_an_animation_is_no_frame():
+    first, *rest = [Image.new("RGB", (16, 16), c) for c in ("red", "lime", "blue")]
+    moving = png(first, save_all=True, append_images=rest, default_image=True, duration=40)
+    out, durations_s = video.read_still_or_animation(moving, video.WHITE, {})
+    assert out[:, 0, 0].tolist() == [[0, 255, 0], [0, 0, 255]] and durations_s == [0.04, 0.04]
+    assert np.array_equal(video.read_image(moving)[0], out[0])
+
+
+def test_an_animation_that_is_cut_keeps_its_good_frames():
+    noise = np.random.default_rng(0).integers(0, 255, (6, 64, 64), np.uint8)
+    first, *rest = map(Image.fromarray, noise)
+    data, lost = png(first, format="GIF", save_all=True, append_images=rest, duration=50), {}
+    out, _ = video.read_still_or_animation(data[: len(data) * 7 // 10], video.WHITE, lost)
+    assert np.array_equal(out[..., 0], noise[:4]) and lost.keys() == {"cut_short"}
 
 
 def test_mp4_round_trip_is_close_and_leaves_one_file_with_its_header_first(tmp_path):
@@ -145,17 +211,78 @@ def test_a_frame_that_stays_for_a_week_is_not_resampled_without_end():
     assert caught.value.reason == "too_long"
 
 
-def test_read_video_applies_display_rotation(tmp_path):
+TURNS = {
+    (0, 1, -1, 0): lambda x: np.rot90(x, -1),
+    (0, -1, 1, 0): np.rot90,
+    (-1, 0, 0, -1): lambda x: np.rot90(x, 2),
+    (-1, 0, 0, 1): np.fliplr,
+    (1, 0, 0, -1): np.flipud,
+    (0, 1, 1, 0): lambda x: x.swapaxes(0, 1),
+}
+
+
+@pytest.mark.parametrize("matrix, shown", TURNS.items())
+def test_read_video_applies_the_display_matrix(matrix, shown, tmp_path):
     clip = gradient(1, 32, 64)
     video.write_mp4(tmp_path / "a.mp4", clip, 8, crf=4)
     data = (tmp_path / "a.mp4").read_bytes()
-    upright = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
-    turned = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 0, 0, 1 << 30)
-    at = data.index(upright, data.index(b"tkhd"))
-    (tmp_path / "b.mp4").write_bytes(data[:at] + turned + data[at + len(upright) :])
+    packed = [
+        struct.pack(">9i", a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30)
+        for a, b, c, d in ((1, 0, 0, 1), matrix)
+    ]
+    at = data.index(packed[0], data.index(b"tkhd"))
+    (tmp_path / "b.mp4").write_bytes(data[:at] + packed[1] + data[at + 36 :])
     out, _ = video.read_video(tmp_path / "b.mp4")
-    assert out.shape == (1, 64, 32, 3)
-    assert np.abs(out[0].astype(int) - np.rot90(clip[0], -1)).mean() < 4
+    assert np.abs(out[0].astype(int) - shown(clip[0])).mean() < 4
+
+
+def write_flat(path, yuv, size=(64, 64), bits=8, **tags):
+    """One frame of a colour, given as numbers of `bits`."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=25)
+        stream.height, stream.width = size
+        stream.pix_fmt = "yuv420p10le" if bits == 10 else "yuv420p"
+        stream.options = {"crf": "4"}
+        for name, value in tags.items():
+            setattr(stream.codec_context, name, value)
+        frame = av.VideoFrame(size[1], size[0], stream.pix_fmt)
+        for plane, value in zip(frame.planes, yuv):
+            plane.update(
+                np.full(plane.buffer_size * 8 // (16 if bits == 10 else 8), value, f"u{1 + bits // 10}").tobytes()
+            )
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+
+
+HDR = {"colorspace": 9, "color_primaries": 9, "color_range": 1}
+SHOWN = [  # as BT.2100 and BT.709 define them
+    ({"bits": 10, "color_trc": 18, **HDR}, (721, 512, 512), (255, 255, 255)),  # HLG's 75 %
+    ({"bits": 10, "color_trc": 16, **HDR}, (573, 512, 512), (255, 255, 255)),  # PQ's 203 cd/m2
+    ({"bits": 10, "color_trc": 18, **HDR}, (375, 420, 692), (220, 30, 30)),
+    ({"size": (720, 64)}, (76, 109, 211), (220, 30, 30)),  # not tagged: HD is BT.709, less is BT.601
+    ({"size": (64, 64)}, (91, 100, 211), (220, 30, 30)),
+]
+
+
+@pytest.mark.parametrize("how, yuv, colour", SHOWN)
+def test_colours_are_those_that_players_show(how, yuv, colour, tmp_path):
+    write_flat(tmp_path / "a.mp4", yuv, **how)
+    out, _ = video.read_video(tmp_path / "a.mp4")
+    assert np.abs(out[0, 32, 32].astype(int) - colour).max() <= (9 if "bits" in how else 4)
+
+
+@pytest.mark.parametrize("suffix", ["avi", "ts", "flv"])
+def test_frames_are_shown_once_and_in_order_whatever_times_a_container_has(suffix, tmp_path):
+    clip = np.broadcast_to((np.arange(25) * 10).astype(np.uint8)[:, None, None, None], (25, 64, 64, 3))
+    with av.open(str(tmp_path / f"a.{suffix}"), "w") as container:
+        stream = container.add_stream("libx264", rate=25)
+        stream.height, stream.width, stream.pix_fmt = 64, 64, "yuv420p"
+        stream.codec_context.max_b_frames = 3
+        for frame in clip:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame.copy(), format="rgb24")))
+        container.mux(stream.encode(None))
+    out, _ = video.read_video(tmp_path / f"a.{suffix}", fps=25)
+    assert np.round(out[:, 32, 32, 0] / 10).tolist() == list(range(25))
 
 
 def test_what_decodes_to_too_much_is_refused(tmp_path, monkeypatch):

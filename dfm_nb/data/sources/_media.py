@@ -7,6 +7,7 @@ decoded, so memory holds one clip and not the video. Frames that `fps` skips are
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 from collections import deque
@@ -21,10 +22,18 @@ from dfm_nb.base import geometry, video
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.records import SampleError
 
-IMAGE_SUFFIXES = frozenset(".png .apng .jpg .jpeg .jfif .webp .gif .avif .bmp .tif .tiff".split())
-VIDEO_SUFFIXES = frozenset(".mp4 .m4v .webm .mov .mkv .avi .mpg .mpeg".split())
-Clips = Iterator[tuple[str, np.ndarray, float]]
-"""Of each clip its key, its frames, uint8 [T, H, W, 3], and frames per second."""
+IMAGE_SUFFIXES = frozenset(".png .apng .jpg .jpeg .jfif .webp .gif .avif .heic .heif .jp2 .bmp .tif .tiff".split())
+VIDEO_SUFFIXES = frozenset(
+    ".mp4 .m4v .webm .mov .mkv .avi .mpg .mpeg .vob .ts .mts .m2ts .wmv .asf .flv .3gp .3g2 .ogv".split()
+)
+UNREAD = {
+    "magick IN OUT.png": ".jxl .psd .xcf .tga .exr .ico .ppm .svg .dng .cr2 .cr3 .nef .arw .raf .orf .rw2".split(),
+    "ffmpeg -i IN OUT.mp4": ".rm .rmvb .mxf .dv .divx .f4v .y4m .h264 .264 .hevc .265".split(),
+}
+"""Pictures and videos that are not read, by the command that converts them."""
+HEIF_BRANDS = (b"avif", b"avis", b"mif1", b"mif2", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx")
+Clips = Iterator[tuple[str, np.ndarray, float, video.Lost]]
+"""Of each clip its key, its frames, uint8 [T, H, W, 3], frames per second, and what is lost of its file."""
 
 
 class MediaOptions(Options):
@@ -82,50 +91,61 @@ class MediaOptions(Options):
         ------
         SampleError : when the file cannot be used; clips before the fault may already have been given.
         """
-        name = source if isinstance(source, Path) else key
+        name, lost = source if isinstance(source, Path) else key, video.Lost()
         if isinstance(source, (Path, bytes)) and _is_video(source):
-            with video.open_video(source, self.fps) as (frames, fps):
-                yield from self._cut(frames, fps, key, name)
+            with video.open_video(source, self.fps, lost) as (frames, fps):
+                yield from self._cut(frames, fps, key, name, lost)
             return
-        stills, native = video.read_still_or_animation(source, self.colour)
+        stills, durations_s = video.read_still_or_animation(source, self.colour, lost)
         if len(stills) == 1:
-            yield key, stills, native
+            yield key, stills, 1.0, lost
             return
-        fps = self.fps or native
-        timed = ((i / native, still) for i, still in enumerate(stills))
-        yield from self._cut(video.held(timed, native, fps, name), fps, key, name)
+        frames, fps = iter(stills), self.fps or len(stills) / sum(durations_s)
+        if self.fps:
+            timed = zip(itertools.accumulate(durations_s, initial=0.0), stills)
+            frames = video.held(timed, 1 / durations_s[-1], fps, name)
+        yield from self._cut(frames, fps, key, name, lost)
 
-    def _cut(self, frames: Iterator[np.ndarray], fps: float, key: str, name: object) -> Clips:
+    def _cut(self, frames: Iterator[np.ndarray], fps: float, key: str, name: object, lost: video.Lost) -> Clips:
         """Windows of `clip_frames` every `stride`; the rest after the last whole window is not used.
 
-        What is shorter than one window gives one clip, cut to 1 + 4k frames. Of 12 frames, 5 every 3 are 0-4, 3-7 and
-        6-10; 13 every 3 are 0-8.
+        What is shorter than one window, or ends in a fault before, gives one clip, cut to 1 + 4k frames. Of 12 frames,
+        5 every 3 are 0-4, 3-7 and 6-10; 13 every 3 are 0-8.
         """
-        length = self.clip_frames
-        if length is None:
-            whole = video.stacked(frames, name)
-            yield key, whole[: geometry.floor_frames(len(whole))], fps
-            return
+        length, given = self.clip_frames, 0
         window: deque[np.ndarray] = deque(maxlen=length)
-        given = 0
-        for count, frame in enumerate(frames, 1):
-            window.append(frame)
-            if count >= length and (count - length) % (self.stride or length) == 0:
-                yield f"{key}-{given:04d}", np.stack(window), fps
-                given += 1
-        if not given:
-            yield key, np.stack(list(window)[: geometry.floor_frames(len(window))]), fps
+        try:
+            for count, frame in enumerate(frames if length else video.bounded(frames, name), 1):
+                window.append(frame)
+                if length and count >= length and (count - length) % (self.stride or length) == 0:
+                    yield f"{key}-{given:04d}", np.stack(window), fps, lost
+                    given += 1
+        except SampleError as error:
+            if given or not window or error.reason == "too_long":
+                raise
+            lost["cut_short"] = f"the rest after frame {len(window)} is not used: {error.detail}"
+        if given:
+            return
+        kept = geometry.floor_frames(len(window))
+        if kept == 1 or length:
+            least = f"--clip-frames {length}" if length else "5, so it is a still"
+            said = f"{len(window)} frames at {fps:g} fps are fewer than {least}; {kept} are used"
+            lost["short_clip"] = f"{said}; raise --fps or leave it out"
+        yield key, np.stack(list(window)[:kept]), fps, lost
 
 
 def _is_video(source: Path | bytes) -> bool:
     """Whether a file's name, or the first bytes of its content, are a video's; else it should be a picture."""
     if isinstance(source, Path):
         return source.suffix.lower() in VIDEO_SUFFIXES
-    boxes = source[4:8] == b"ftyp" and source[8:12] not in (b"avif", b"avis", b"mif1", b"heic")
+    boxes = source[4:8] == b"ftyp" and source[8:12] not in HEIF_BRANDS
     boxes = boxes or source[4:8] in (b"moov", b"mdat", b"wide", b"free", b"skip")  # QuickTime older than ftyp
-    # Matroska and WebM, MPEG as a program and as a bare stream
-    other = source.startswith((b"\x1aE\xdf\xa3", b"\x00\x00\x01\xba", b"\x00\x00\x01\xb3"))
-    return boxes or other or (source[:4] == b"RIFF" and source[8:12] == b"AVI ")
+    # Matroska and WebM, MPEG as a program and as a bare stream, ASF (WMV), Ogg, FLV
+    starts = b"\x1aE\xdf\xa3", b"\x00\x00\x01\xba", b"\x00\x00\x01\xb3", b"\x30\x26\xb2\x75", b"OggS", b"FLV"
+    transport = (
+        source[:1] == source[188:189] == b"G" or source[4:5] == source[196:197] == b"G"
+    )  # MPEG-TS, and with times
+    return boxes or transport or source.startswith(starts) or (source[:4] == b"RIFF" and source[8:12] == b"AVI ")
 
 
 def key_of(name: str) -> str:

@@ -1,6 +1,7 @@
 """`folder:DIR`: images, animations and videos of a folder and its sub-folders, captioned by text files or by name.
 
-Images: png, jpg, webp, gif, avif, bmp, tif; animated ones are clips. Videos: mp4, webm, mov, mkv, avi, mpg. The caption
+Images: png, jpg, webp, gif, avif, heic, jp2, bmp, tif; animated ones are clips. Videos: mp4, webm, mov, mkv, avi, mpg,
+ts, wmv, flv, 3gp, ogv. Other kinds are counted and named with the command that converts them. The caption
 of `a.png` is looked for in this order: a list in its folder or one above (`captions.csv`, or `metadata.csv`, `.jsonl`
 or `.parquet` as Hugging Face's datasets have it: columns file or file_name, and caption or text), `a.txt`, its tags,
 the file's name with - and _ as spaces. In `.jsonl` and `.parquet` it may be a list of captions. Tags are in the list's
@@ -27,7 +28,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.captioning import TAG_COLUMNS, tags_of, texts_of
 from dfm_nb.data.sources import table
-from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES, MediaOptions, key_of, listing_sha256
+from dfm_nb.data.sources._media import IMAGE_SUFFIXES, UNREAD, VIDEO_SUFFIXES, MediaOptions, key_of, listing_sha256
 from dfm_nb.data.sources._place import Place
 from dfm_nb.data.sources.table import CAPTION_COLUMNS, Table, read_rows
 
@@ -68,6 +69,9 @@ class Folder:
         self.files = sorted(files, key=lambda name: (bool(split[name]), name))  # --limit takes from `train` first
         rest = "train" if "val" in split.values() else None  # None: --val-fraction and --test-fraction decide
         self.splits = [split[name] or rest for name in self.files]
+        for command, unread in UNREAD.items():
+            if found := ", ".join(f"{suffixes.pop(s)} {s}" for s in unread if s in suffixes):
+                log.warning("%s has %s files, which are not read; convert them, each with: %s", root, found, command)
         if other := ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES):
             log.info("%s also has files that are neither images nor videos: %s", root, other)
         self.tagged = any(tags for _, tags in self.listed.values())
@@ -120,8 +124,8 @@ class Folder:
             said = f"{self.place.spec}/{name}, listed with a caption, is neither an image nor a video"
             raise SampleError("unknown_type", said)
         with self.place.local(name) as path:
-            for key, frames, fps in self.reading.clips(path, self.item_key(index)):
-                yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags)
+            for key, frames, fps, lost in self.reading.clips(path, self.item_key(index)):
+                yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags, lost=lost)
 
 
 def _text_file(name: str) -> str:

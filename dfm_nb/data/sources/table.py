@@ -243,8 +243,8 @@ class Table:
             value = self._value(index)
             if isinstance(value, str):
                 where, value = f"{where} ({value})", self._file(value)
-            for key, frames, fps in self.reading.clips(value, self.item_key(index)):
-                yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags)
+            for key, frames, fps, lost in self.reading.clips(value, self.item_key(index)):
+                yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags, lost=lost)
         except SampleError as error:
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
 

@@ -148,9 +148,14 @@ def test_hidden_and_foreign_files_are_no_items(tmp_path, caplog):
     picture(tmp_path / ".trash" / "b.png")
     picture(tmp_path / ".c.png")
     (tmp_path / "d.pdf").write_text("x")
+    (tmp_path / "E.PSD").write_text("x")
     with caplog.at_level("INFO", "dfm_nb"):
         source = folder.build(str(tmp_path))
     assert source.files == ["a.png"] and "1 .pdf" in caplog.text
+    (warned,) = [
+        r.getMessage() for r in caplog.records if r.levelname == "WARNING" and "captions.csv" not in r.msg % r.args
+    ]
+    assert "1 .psd" in warned
 
 
 # ---- what moves ---------------------------------------------------------------------------------------------------
@@ -163,6 +168,11 @@ def test_animations_are_clips_of_one_plus_four_k_frames(tmp_path):
     assert frame_numbers(clip) == list(range(9)) and clip.fps == pytest.approx(10)
     (slow,) = read(folder.build(str(tmp_path), fps=5))
     assert frame_numbers(slow) == [0, 2, 4, 6, 8] and slow.fps == 5
+    frames[0].save(
+        tmp_path / "a.webp", save_all=True, append_images=frames[1:3], duration=[400, 100, 200], lossless=True
+    )
+    (uneven,) = read(folder.build(str(tmp_path), fps=10))
+    assert frame_numbers(uneven) == [0, 0, 0, 0, 1]  # of 7 that are shown
 
 
 def test_videos_are_cut_into_clips(tmp_path):
@@ -176,7 +186,11 @@ def test_videos_are_cut_into_clips(tmp_path):
     assert [frame_numbers(c)[0] for c in overlapping] == [0, 3, 6, 9, 12, 15]
     assert all(len(c.video) == 5 and c.fps == 10 for c in overlapping)
     assert [frame_numbers(c)[0] for c in read(folder.build(str(tmp_path), clip_frames=5, stride=8))] == [0, 8]
-    assert [len(c.video) for c in read(folder.build(str(tmp_path), clip_frames=25))] == [17]  # shorter than the clip
+    (short,) = read(folder.build(str(tmp_path), clip_frames=25))
+    assert len(short.video) == 17 and short.lost.keys() == {"short_clip"}
+    (still,) = read(folder.build(str(tmp_path), fps=2))
+    assert len(still.video) == 1 and still.lost.keys() == {"short_clip"}
+    assert not any(clip.lost for clip in (*whole, *parts, *overlapping))
 
 
 def test_cutting_holds_one_window_at_a_time(monkeypatch, tmp_path):
