@@ -35,7 +35,7 @@ from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.edits import edits_sha256, read_edits
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, reword_shard, to_pixels
-from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, write_empty_text, write_manifest
+from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, said_psnr, write_empty_text, write_manifest
 from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.sample_index import write_indexes
 from dfm_nb.data.shard_plan import SPLITS, VAL_FROM_ITEMS, ShardPlans, evenly
@@ -44,6 +44,7 @@ SHORT_SIDE_PX = 64  # where the tokenizer has no size of its own
 FIT_ITEMS = 1500  # items a tokenizer is fitted to, evenly spaced over the training split
 PSNR_ITEMS = 64
 NAMED_DROPS = 10_000
+NAMED_WORST = 5
 MOST_RANKS = 1 << 20
 VAL_FRACTION = 0.05
 # 5 % of few items is a loss too noisy to stop by: 48 items have 6 for validation instead of 2
@@ -305,7 +306,7 @@ class Preparation:
         """Evenly spaced training items as float32 [3, T, H, W] in [-1, 1]."""
         chosen, faults, given = evenly(self.plans.items_of("train"), FIT_ITEMS), list[str](), 0
         with tqdm(total=len(chosen), desc=f"fit {self.config.tokenizer}", unit="item") as bar:
-            for pixels in self._pixels(chosen, faults, bar.update):
+            for _, pixels in self._pixels(chosen, faults, bar.update):
                 given += 1
                 yield pixels
         if not given:
@@ -313,14 +314,14 @@ class Preparation:
 
     def _pixels(
         self, items: list[int], faults: list[str], on_item: Callable[[], object] = lambda: None
-    ) -> Iterator[torch.Tensor]:
-        """The clips of the items, float32 [3, T, H, W] in [-1, 1]; why others cannot be used is added to `faults`."""
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Keys and clips of items, float32 [3, T, H, W] in [-1, 1]; why others cannot be used is added to `faults`."""
         with ReadAhead(self.reading, items) as ahead:
             for _, result in ahead.take(len(items), on_item):
                 if isinstance(result, SampleError):
                     faults.append(result.detail)
                 else:
-                    yield to_pixels(result.video)
+                    yield result.key, to_pixels(result.video)
 
     # ---- encoding
 
@@ -363,9 +364,9 @@ class Preparation:
         tars = {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in merged.full}
         write_manifest(self.folder.path, manifest, tars)
         merged.warn_of_drops()
-        psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in manifest["psnr_db"].items() if isinstance(v, float))
-        quality = f"; tokenizer PSNR on {manifest['psnr_db']['split']}: {psnr}" if psnr else ""
-        log.info("%d samples in %d shards%s", manifest["counts"]["samples"], len(merged.full), quality)
+        log.info("%d samples in %d shards", manifest["counts"]["samples"], len(merged.full))
+        for line in said_psnr(manifest["psnr_db"]):
+            log.info(line)
         log.info("Webdataset shards saved to %s/", self.folder.path)
 
     def _record(self, name: str) -> dict[str, Any] | None:
@@ -385,16 +386,19 @@ class Preparation:
     def _psnr(self) -> dict[str, Any]:
         """How well a small tokenizer gives back held-out items: the mean peak signal-to-noise ratio in dB (peak 255).
 
-        Images and clips apart. Other tokenizers may have to fetch a decoder for this.
+        Images and clips apart, and the worst by key. Other tokenizers may have to fetch a decoder for this.
         """
         held_out = next(split for split in ("val", "test", "train") if len(self.plans.items_of(split)))
-        by_kind: dict[str, list[float]] = {}
-        for pixels in self._pixels(evenly(self.plans.items_of(held_out), PSNR_ITEMS) if self.carried else [], []):
+        by_kind, by_key = dict[str, list[float]](), dict[str, float]()
+        for key, pixels in self._pixels(evenly(self.plans.items_of(held_out), PSNR_ITEMS) if self.carried else [], []):
             again = self.tokenizer.decode(self.tokenizer.encode(pixels[None]))[0].float().cpu().clamp(-1, 1)
             error = ((again - pixels) * 127.5).square().mean().item()
             kind = "images" if pixels.shape[1] == 1 else "clips"
-            by_kind.setdefault(kind, []).append(10 * math.log10(255**2 / max(error, 1e-8)))
-        return {"split": held_out, **{kind: sum(v) / len(v) for kind, v in sorted(by_kind.items())}}
+            by_key[key] = 10 * math.log10(255**2 / max(error, 1e-8))
+            by_kind.setdefault(kind, []).append(by_key[key])
+        worst = dict(sorted(by_key.items(), key=lambda item: item[1])[:NAMED_WORST])
+        means = {kind: sum(v) / len(v) for kind, v in sorted(by_kind.items())}
+        return {"split": held_out, **means, "measured": len(by_key), "worst": worst}
 
 
 class Merged:

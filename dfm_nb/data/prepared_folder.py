@@ -91,6 +91,14 @@ def summary(folder: str | os.PathLike) -> dict[str, Any]:
     return {"folder": str(place), "counts": manifest.get("counts"), "drops": manifest.get("drops")}
 
 
+def said_psnr(psnr_db: Mapping[str, Any]) -> list[str]:
+    """A line on how well the tokenizer gives back held-out samples, and one that names the worst; none without any."""
+    means = ", ".join(f"{kind} {db:.1f} dB" for kind, db in psnr_db.items() if isinstance(db, float))
+    worst = ", ".join(f"{key} {db:.1f} dB" for key, db in psnr_db.get("worst", {}).items())
+    lines = [f"tokenizer PSNR on {psnr_db.get('split')}: {means}"] if means else []
+    return lines + ([f"of {psnr_db['measured']}, it gives back worst: {worst}"] if worst else [])
+
+
 def read_manifest(folder: Path, checked: bool = True) -> dict[str, Any] | None:
     """`manifest.json`, None when there is none.
 
