@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dfm_nb.base import video
 from dfm_nb.base.log import legible
 from dfm_nb.base.options import Options, option
 from dfm_nb.data.inspection import InspectedShards
+from dfm_nb.data.prepared_folder import said_psnr
 from dfm_nb.data.shards import how_to_adopt
 
 
@@ -49,21 +51,25 @@ def figures(d: dict[str, Any]) -> dict[str, str]:
     return found
 
 
+def _named(counts: dict[str, int], samples: list[dict[str, str]]) -> Iterator[str]:
+    """A line for each reason, with the first keys that have it."""
+    for reason, n in counts.items():
+        keys = [sample["key"] for sample in samples if sample["reason"] == reason][:3]
+        yield f"    {reason}: {n} ({', '.join(keys)}{f' and {n - 3} more' if n > 3 else ''})"
+
+
 def table(d: dict[str, Any]) -> str:
     """The findings, one per line."""
     lines = [f"{d['folder']}: {d['samples']:,} samples in {d['shards']} shards, {d['bytes'] / 2**20:.1f} MiB"]
     lines.append("  parts: " + ", ".join(f"{k or 'none of ours'} ({n})" for k, n in d["parts"].items()))
     lines += [f"  {name}: {text}" for name, text in figures(d).items()]
     if "counts" in d:
-        for reason, n in d["counts"]["dropped_by_reason"].items():
-            keys = [drop["key"] for drop in d["drops"] if drop["reason"] == reason]
-            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            lines.append(f"    {reason}: {n} ({', '.join(keys[:3])}{more})")
+        lines += _named(d["counts"]["dropped_by_reason"], d["drops"])
+        if lost := d["counts"].get("lost_by_reason"):
+            lines += ["  used but incomplete:", *_named(lost, d["lost"])]
         named = (f"{k.replace('_', ' ')} {d[k]['name']}" for k in ("source", "tokenizer", "text_encoder"))
         lines.append("  " + ", ".join(named))
-        psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in d["psnr_db"].items() if type(v) is float)
-        if psnr:
-            lines.append(f"  tokenizer PSNR on {d['psnr_db'].get('split')}: {psnr}")
+        lines += [f"  {line}" for line in said_psnr(d["psnr_db"])]
     else:
         lines.append(f"  no manifest.json, so encoders and statistics are unknown: {how_to_adopt(d['folder'])}")
     if d["duplicate_keys"]:

@@ -6,7 +6,8 @@ encodes captions and writes.
 - Batches are formed within a shard from what arrives in item order, so a shard's bytes do not depend on what was done
   before it, nor on timing.
 - A shard is finished when its record `.dfm/<shard>.json` is there: it is written after the tar has its name.
-- An unusable item is a drop with a key, a reason and a detail; an item's clips before the fault are kept.
+- An unusable item is a drop with a key, a reason and a detail; an item's clips before the fault are kept. What a kept
+  sample lacks of its file or its captions is noted in the same form, as lost.
 - Memory is bounded whatever the length of the source, a shard or a video: `AHEAD_BYTES` of pixels read ahead,
   `HELD_PIXELS` waiting for a full batch, two slices of `SLICE_BYTES` of latents and `CAPTIONS_BYTES` of embeddings.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -305,12 +306,18 @@ def describe(clip: Clip) -> dict:
         "attributes": clip.attributes,
         "original_height": original_height,
         "original_width": original_width,
+        **({"lost": clip.lost} if clip.lost else {}),
     }
 
 
 def said_of(clip: Clip) -> dict:
     """The captions of a clip, as its `.json` has them."""
     return {"caption": clip.caption} | ({"more_captions": clip.more_captions} if clip.more_captions else {})
+
+
+def lost_text(encoder: TextEncoder, caption: str) -> dict[str, str]:
+    """What an encoder's embedding of a caption lacks; {} for an encoder that cannot tell."""
+    return dict(getattr(encoder, "lost", lambda caption: {})(caption))
 
 
 def captions_of(meta: Mapping) -> list[str]:
@@ -363,6 +370,7 @@ class OpenShard:
         self.writer: shards.ShardWriter | None = None  # none before the first sample: an empty shard is no tar
         self.text_tokens = 0
         self.drops: list[dict] = []
+        self.lost: list[dict] = []
         self.sums = np.zeros((3, LATENT_CHANNELS))  # count, sum and sum of squares of each channel
         # of this shard alone: what a caption is batched with must not depend on where a run was resumed
         self.known: dict[str, torch.Tensor] = {}
@@ -376,6 +384,9 @@ class OpenShard:
         for position, meta in enumerate(part.metas):
             (text, *more), latent = map(self.known.__getitem__, captions_of(meta)), part.latents.pop(position)
             meta |= {"latent_shape": list(latent.shape[1:]), "text_tokens": len(text)}
+            texts = (lost_text(self.encoders.text_encoder, caption) for caption in captions_of(meta))
+            lost = dict(ChainMap(meta.get("lost", {}), *texts))
+            self.lost += [{"key": meta["key"], "reason": reason, "detail": said} for reason, said in lost.items()]
             if more:
                 meta["more_text_tokens"] = [len(t) for t in more]
             padding = max(0, (self.encoders.pad_text_tokens or 0) - len(text))
@@ -399,6 +410,7 @@ class OpenShard:
             "bytes": size,
             "sha256": digest,
             "drops": self.drops,
+            "lost": self.lost,
             "latent_sums": self.sums.tolist(),
             "text_tokens": self.text_tokens,
             "texts": self.plan.texts,

@@ -81,7 +81,17 @@ class InspectedShards:
         }
         if text:
             found["text_tokens"] = {"min": min(text), "median": int(np.median(text)), "max": max(text)}
-        wanted = ("source", "tokenizer", "text_encoder", "counts", "psnr_db", "latent_mean", "latent_std", "drops")
+        wanted = (
+            "source",
+            "tokenizer",
+            "text_encoder",
+            "counts",
+            "psnr_db",
+            "latent_mean",
+            "latent_std",
+            "drops",
+            "lost",
+        )
         return found | {k: v for k, v in (self.manifest or {}).items() if k in wanted}
 
     # ---- checks ---------------------------------------------------------------------------------------------------

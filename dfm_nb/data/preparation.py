@@ -4,7 +4,7 @@
   (`shard_plan`). A shard is the unit of work: after a kill at any instant `resume` redoes only unfinished shards, and
   the result is byte-identical to an uninterrupted run.
 - Every dropped sample is counted by reason and listed in its shard's record; the manifest lists the first
-  `NAMED_DROPS`.
+  `NAMED_DROPS`. The same for samples that are kept and lack something of their file or captions.
 - The memory of a process does not grow with samples: an item takes some bytes, a shard half a KiB on rank 0.
 """
 
@@ -405,15 +405,18 @@ class Merged:
     """What was noted of all shards.
 
     full : records of those that hold samples. drops : those that a manifest names. reasons : how many have each.
+    lost, lost_reasons : the same for what samples lack that are kept.
     """
 
     def __init__(self, records: Iterable[dict[str, Any]]):
         self.full, self.drops, self.reasons = list[dict[str, Any]](), list[dict[str, str]](), Counter[str]()
+        self.lost, self.lost_reasons = list[dict[str, str]](), Counter[str]()
         for record in records:
-            for drop in record.pop("drops"):
-                if len(self.drops) < NAMED_DROPS or drop["reason"] not in self.reasons:
-                    self.drops.append(drop)
-                self.reasons[drop["reason"]] += 1
+            for kind, named, reasons in (("drops", self.drops, self.reasons), ("lost", self.lost, self.lost_reasons)):
+                for drop in record.pop(kind, ()):  # older records have no `lost`
+                    if len(named) < NAMED_DROPS or drop["reason"] not in reasons:
+                        named.append(drop)
+                    reasons[drop["reason"]] += 1
             if record["samples"]:
                 self.full.append(record | {"latent_sums": np.array(record["latent_sums"])})
 
@@ -437,16 +440,22 @@ class Merged:
                 "dropped": self.reasons.total(),
                 **samples,
                 "dropped_by_reason": dict(self.reasons.most_common()),
+                "lost_by_reason": dict(self.lost_reasons.most_common()),
                 "text_tokens": sum(r["text_tokens"] for r in self.full),
             },
             "psnr_db": psnr_db,
             "drops": self.drops,
+            "lost": self.lost,
             **own,
             "shards": [{k: r[k] for k in ("name", "split", "samples")} for r in self.full],
         }
 
     def warn_of_drops(self) -> None:
-        """Count what was dropped by reason, each with an example; the manifest lists all."""
+        """Count what was dropped or lost by reason, each with an example; the manifest lists all."""
         for reason, n in self.reasons.most_common():
             example = next(d for d in self.drops if d["reason"] == reason)
             log.warning("dropped %d sample(s), %s; for example %s", n, reason, example["detail"])
+        for reason, n in self.lost_reasons.most_common():
+            example = next(d for d in self.lost if d["reason"] == reason)
+            said = "%d sample(s) are used but incomplete, %s; for example %s: %s"
+            log.warning(said, n, reason, example["key"], example["detail"])

@@ -16,6 +16,7 @@ from dfm_nb import __version__, parallel
 from dfm_nb import config as cfg
 from dfm_nb.base import cpu, geometry, plugins, pretrained, video
 from dfm_nb.base.argv import quietly
+from dfm_nb.base.log import log
 from dfm_nb.base.memory import GIB, available_bytes
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.progress import tqdm
@@ -23,7 +24,7 @@ from dfm_nb.base.records import TextEncoder, Tokenizer
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import counts
-from dfm_nb.data.encoding import to_frames, to_pixels
+from dfm_nb.data.encoding import lost_text, to_frames, to_pixels
 from dfm_nb.data.prepared_folder import EMPTY_TEXT, read_empty_text
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Clips, Generated
@@ -237,6 +238,8 @@ class Pipeline:
         missing = sorted({t for t in texts if t not in self._texts})
         if missing:
             self._texts.update(zip(missing, (e.cpu() for e in self.text_encoder.encode(missing))))
+            for text, said in ((t, said) for t in missing for said in lost_text(self.text_encoder, t).values()):
+                log.warning("prompt %r: %s", text[:80], said)
         return [self._texts[t] for t in texts]
 
     def remember_text(self, text: str, embedding: torch.Tensor) -> None:

@@ -121,6 +121,30 @@ def test_all_captions_of_a_sample_are_encoded_and_of_equal_ones_one(tmp_path):
     assert "more_captions" not in alone.meta and record["text_tokens"] == 4
 
 
+class Lacking(Source):
+    def read(self, index):
+        for clip in super().read(index):
+            yield replace(clip, lost={"cut_short": "its file is cut"} if index == 1 else {})
+
+
+class ShortWords(Length):
+    def lost(self, caption):
+        return {"text_cut": f"{caption} is long"} if caption.endswith("2") else {}
+
+
+def test_what_a_sample_lacks_is_noted_with_its_key_also_when_captions_change(tmp_path):
+    (plan,), source = plans_of(3, 3), Lacking([1, 1, 1])
+    (record,) = encode(tmp_path, source, [plan], text=ShortWords())
+    assert [(lost["key"], lost["reason"]) for lost in record["lost"]] == [
+        ("item-1-0", "cut_short"),
+        ("item-2-0", "text_cut"),
+    ]
+    edits = {"item-2-0": Edit(key="item-2-0", caption="brief")}
+    encoders, reading = encoding.Encoders(Mean(), ShortWords()), encoding.Reading(source, edits=edits)
+    assert encoding.reword_shard(plan._replace(texts=1), reading, encoders, tmp_path, lambda n: None)
+    assert [lost["reason"] for lost in shards.read_record(tmp_path, plan.name)["lost"]] == ["cut_short"]
+
+
 class Gradient(Source):
     """Pictures whose left half is dark, of which the second says so in its further caption."""
 

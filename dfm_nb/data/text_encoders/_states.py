@@ -7,6 +7,31 @@ from typing import Any
 import torch
 
 
+class Words:
+    """What the text encoders share. tokenizer : of transformers. max_tokens : longer captions are cut."""
+
+    tokenizer: Any
+    max_tokens: int
+
+    def clean(self, caption: str) -> str:
+        """What is read of a caption."""
+        return caption
+
+    def lost(self, caption: str) -> dict[str, str]:
+        """What the states of a caption lack, as a sentence by reason."""
+        tokens, found = self.tokenizer(self.clean(caption), verbose=False)["input_ids"], {}
+        own, unknown = (
+            len(tokens) - self.tokenizer.num_special_tokens_to_add(),
+            tokens.count(self.tokenizer.unk_token_id),
+        )
+        if len(tokens) > self.max_tokens:
+            found["text_cut"] = f"its text of {len(tokens)} tokens is cut at {self.max_tokens}; shorten it"
+        if unknown:
+            said = f"{unknown} of {own} tokens of its text are unknown to the text encoder; umt5 knows most scripts"
+            found["unknown_text" if 2 * unknown > own else "unknown_tokens"] = said
+        return found
+
+
 @torch.no_grad()
 def token_states(model: Any, tokenizer: Any, captions: list[str], max_tokens: int, rows: int) -> list[torch.Tensor]:
     """Last hidden states of each caption's own tokens, bfloat16 [L, D] on the CPU, in the order given.

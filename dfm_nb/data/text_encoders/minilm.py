@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dfm_nb.base.files import sha256
-from dfm_nb.data.text_encoders._states import token_states
+from dfm_nb.data.text_encoders._states import Words, token_states
 
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
@@ -91,7 +91,7 @@ class _Bert:
         return SimpleNamespace(last_hidden_state=x)
 
 
-class MiniLM:
+class MiniLM(Words):
     """`encode` returns each caption's last hidden states, bfloat16 [L, 384]; L counts its special tokens."""
 
     name = "minilm"

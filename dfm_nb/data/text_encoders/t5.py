@@ -14,12 +14,12 @@ import torch
 
 from dfm_nb.base.files import weights_sha256
 from dfm_nb.base.log import log
-from dfm_nb.data.text_encoders._states import token_states
+from dfm_nb.data.text_encoders._states import Words, token_states
 
 BATCH_TOKENS = 4096  # at most in a batch, padding included
 
 
-class T5:
+class T5(Words):
     """See the module.
 
     path : a local folder with config.json, one of diffusers' with text_encoder/ and tokenizer/, a hub id, a cache
@@ -61,7 +61,7 @@ class T5:
     def encode(self, captions: list[str]) -> list[torch.Tensor]:
         """bfloat16 [L, D] per caption, see `token_states`."""
         rows = max(1, BATCH_TOKENS // self.max_tokens)
-        return token_states(self.model, self.tokenizer, captions, self.max_tokens, rows)
+        return token_states(self.model, self.tokenizer, list(map(self.clean, captions)), self.max_tokens, rows)
 
     def identity(self) -> dict:
         name = Path(self.folder).name

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import html
 
-import torch
-
 from dfm_nb.data.text_encoders.t5 import T5
 
 
@@ -19,9 +17,9 @@ class UMT5(T5):
     name, network = "umt5", "UMT5EncoderModel"
     default = "google/umt5-xxl"
 
-    def encode(self, captions: list[str]) -> list[torch.Tensor]:
-        """As `T5.encode`; entities of HTML, which scraped captions hold (twice escaped, too), are read first."""
-        return super().encode([" ".join(html.unescape(html.unescape(c)).split()) for c in captions])
+    def clean(self, caption: str) -> str:
+        """Entities of HTML, which scraped captions hold (twice escaped, too), are read first."""
+        return " ".join(html.unescape(html.unescape(caption)).split())
 
 
 build = UMT5

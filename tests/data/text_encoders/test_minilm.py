@@ -35,6 +35,13 @@ def test_captions_of_equally_many_tokens_share_a_batch(encoder):
     assert len(states[0]) == len(states[1]) > len(states[2]) == len(states[3])
 
 
+def test_what_a_caption_loses_is_said(encoder):
+    assert encoder.lost("a small orange butterfly") == encoder.lost("") == {}
+    assert encoder.lost("แมวสีส้มนั่งบนเก้าอี้").keys() == {"unknown_text"}
+    assert encoder.lost("a cat 🐱 on a chair").keys() == {"unknown_tokens"}
+    assert "2002" in encoder.lost("cat " * 2000)["text_cut"]
+
+
 def test_states_are_those_of_transformers(encoder):
     from transformers import AutoModel
 

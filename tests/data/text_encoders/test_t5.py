@@ -47,6 +47,7 @@ def test_long_captions_are_cut_as_the_reference_cuts_them(folder):
     cut = t5.build(folder, max_tokens=7).encode([CAPTIONS[1]])[0]
     reference, lengths = padded_reference(folder, [CAPTIONS[1]], max_length=7)
     assert len(cut) == lengths[0] == 7  # the last one is the end token
+    assert t5.build(folder, max_tokens=7).lost(CAPTIONS[1]).keys() == {"text_cut"} and not t5.build(folder).lost("")
     torch.testing.assert_close(cut.float(), reference[0], atol=0.05, rtol=0.05)
 
 
