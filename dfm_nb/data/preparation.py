@@ -386,16 +386,18 @@ class Preparation:
     def _psnr(self) -> dict[str, Any]:
         """How well a small tokenizer gives back held-out items: the mean peak signal-to-noise ratio in dB (peak 255).
 
-        Images and clips apart, and the worst by key. Other tokenizers may have to fetch a decoder for this.
+        Images and clips apart. The worst by key, also of training items where few are held out. Other tokenizers may
+        have to fetch a decoder for this.
         """
         held_out = next(split for split in ("val", "test", "train") if len(self.plans.items_of(split)))
         by_kind, by_key = dict[str, list[float]](), dict[str, float]()
-        for key, pixels in self._pixels(evenly(self.plans.items_of(held_out), PSNR_ITEMS) if self.carried else [], []):
-            again = self.tokenizer.decode(self.tokenizer.encode(pixels[None]))[0].float().cpu().clamp(-1, 1)
-            error = ((again - pixels) * 127.5).square().mean().item()
-            kind = "images" if pixels.shape[1] == 1 else "clips"
-            by_key[key] = 10 * math.log10(255**2 / max(error, 1e-8))
-            by_kind.setdefault(kind, []).append(by_key[key])
+        for split in dict.fromkeys((held_out, "train")) if self.carried else ():
+            for key, pixels in self._pixels(evenly(self.plans.items_of(split), PSNR_ITEMS - len(by_key)), []):
+                again = self.tokenizer.decode(self.tokenizer.encode(pixels[None]))[0].float().cpu().clamp(-1, 1)
+                error = ((again - pixels) * 127.5).square().mean().item()
+                by_key[key] = 10 * math.log10(255**2 / max(error, 1e-8))
+                if split == held_out:
+                    by_kind.setdefault("images" if pixels.shape[1] == 1 else "clips", []).append(by_key[key])
         worst = dict(sorted(by_key.items(), key=lambda item: item[1])[:NAMED_WORST])
         means = {kind: sum(v) / len(v) for kind, v in sorted(by_kind.items())}
         return {"split": held_out, **means, "measured": len(by_key), "worst": worst}
