@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import html
 import io
 import itertools
@@ -84,14 +83,6 @@ def _name(source: Media) -> str:
     return str(source) if isinstance(source, (str, Path)) else "a file in memory"
 
 
-@functools.cache
-def _register_heif() -> None:
-    """Let Pillow open HEIC, the pictures of iPhones."""
-    import pi_heif
-
-    pi_heif.register_heif_opener()
-
-
 @contextlib.contextmanager
 def _opened(source: Media) -> Iterator[Image.Image]:
     """A Pillow image; every error of opening or decoding becomes a SampleError."""
@@ -101,7 +92,9 @@ def _opened(source: Media) -> Iterator[Image.Image]:
         elif isinstance(source, np.ndarray):
             yield Image.fromarray(source)
         else:
-            _register_heif()
+            import pi_heif  # not at the top, see `open_video`
+
+            pi_heif.register_heif_opener()
             with Image.open(_file(source), formats=PICTURE_FORMATS) as image:
                 yield image
     except SampleError:
