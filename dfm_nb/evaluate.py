@@ -31,7 +31,7 @@ from dfm_nb.base import video
 from dfm_nb.base.argv import NPROC, guard, quietly
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.options import option
-from dfm_nb.butterflies.exam import Exam
+from dfm_nb.butterflies.exam import EXAM_FPS, Exam
 from dfm_nb.evaluation import diversity, features, reference
 from dfm_nb.evaluation.comparison import Measured, against, copies
 from dfm_nb.evaluation.reference import PreparedFolder
@@ -99,7 +99,7 @@ def one_checkpoint(asked: EvaluateOptions) -> Measured:
         return samples
 
     def answers(prompts: Sequence[str], frames: int) -> list[np.ndarray]:
-        size = {"height": asked.size_px, "width": asked.size_px, "num_video_frames": frames}
+        size = {"height": asked.size_px, "width": asked.size_px, "num_video_frames": frames, "fps": EXAM_FPS}
         return [s.frames for s in generate([{"prompt": prompt, **size} for prompt in prompts])]
 
     exam = Exam(answers, pipe.round_trip, asked.part, asked.size_px)

@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base import pretrained
 from dfm_nb.base.argv import NPROC, guard
@@ -22,7 +23,7 @@ from dfm_nb.base.options import option
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.generation.clip_files import check_replay, finished_before, output_path, replay_verdict
 from dfm_nb.generation.pipeline import ModelOptions
-from dfm_nb.generation.request import FLAGS, Request, check_sampler, read_prompts
+from dfm_nb.generation.request import FLAGS, Request, check_sampler, described, read_prompts
 from dfm_nb.parallel.groups import Layout, is_first_of_model, mpu
 
 
@@ -48,6 +49,12 @@ class GenerateOptions(ModelOptions):
     skip_existing: bool = option(False, "skip what an interrupted run has finished")
     no_memory_check: bool = option(False, "generate even if memory seems too small")
 
+    def find_weights(self) -> checkpoint.Weights:
+        """The checkpoint's; a wrong path is said before anything starts."""
+        return checkpoint.find_weights(
+            self.checkpoint_path or pretrained.packaged(pretrained.DEFAULT) or pretrained.DEFAULT
+        )
+
 
 def parse(argv: list[str] | None) -> tuple[GenerateOptions, dict[str, Any]]:
     """The options of the command, and the settings of `Request` that all prompts share."""
@@ -58,15 +65,11 @@ def parse(argv: list[str] | None) -> tuple[GenerateOptions, dict[str, Any]]:
     return GenerateOptions(**args), shared
 
 
-def requests_of(
-    asked: GenerateOptions, shared: dict[str, Any], recommended: dict[str, Any] | None = None
-) -> list[Request]:
+def requests_of(asked: GenerateOptions, shared: dict[str, Any], config: cfg.Config | None = None) -> list[Request]:
     """Prompts of the command line, then those of the file; a line of a file may set any field of `Request`.
 
-    recommended : what the checkpoint recommends, for what neither sets.
+    config : the checkpoint's, for what neither sets.
     """
-    check_sampler(recommended or {}, "the checkpoint", shared)
-    common = {**(recommended or {}), **shared}
     lines: list[tuple[str, dict]] = [("", {"prompt": p}) for p in asked.prompt]
     if asked.prompts_file:
         lines += read_prompts(Path(asked.prompts_file))
@@ -77,8 +80,9 @@ def requests_of(
         try:
             # a line counts above the flags, so the same module must be named there
             check_sampler(line, "the file", shared if line.get("sampler") == shared.get("sampler") else {})
-            requests.append(Request(**{**common, "index": i, **line}))
-            requests[-1].check()
+            request = Request(**{**shared, "index": i, **line})
+            requests.append(request.completed(config) if config else request)
+            request.check()
         except (ValueError, FileNotFoundError) as error:
             kind = ValueError if isinstance(error, ValueError) else FileNotFoundError
             raise kind(f"{where}: {error}" if where else str(error)) from None
@@ -93,7 +97,7 @@ def result(argv: list[str]) -> dict[str, Any]:
     asked, shared = parse(argv)
     base = Path(asked.video_save_path).expanduser().absolute()
     found: list[dict[str, Any]] = []
-    for r in requests_of(asked, shared):
+    for r in requests_of(asked, shared, asked.find_weights().config):  # which may recommend clips
         one, several = output_path(base, r, False).name, output_path(base, r, True).name
         names = [one, glob.escape(several).replace(f"_rank={parallel.rank()}_", "_rank=*_")]
         files = [f for name in names for f in base.parent.glob(name)]
@@ -106,14 +110,13 @@ def main(argv: list[str] | None = None) -> int:
     if asked.overwrite and asked.skip_existing:
         raise ValueError("give --overwrite or --skip-existing, not both")
     requests_of(asked, shared)  # a wrong flag is said before the checkpoint is read, which takes time if it is large
-    source = asked.checkpoint_path or pretrained.packaged(pretrained.DEFAULT) or pretrained.DEFAULT
-    weights = checkpoint.find_weights(source)  # and a wrong path before anything starts
+    weights = asked.find_weights()
     if asked.tokenizer_model:
         name = checkpoint.read_manifest(weights.folder)["tokenizer"]["name"]  # cosmos_cv: Cosmos-0.1-Tokenizer-CV4x8x8
         if not all(word in asked.tokenizer_model.lower() for word in name.split("_")):
             given = f"got {asked.tokenizer_model!r}; leave it out"
             raise ValueError(f"--tokenizer-model must be {name}, the tokenizer of the checkpoint; {given}")
-    requests = requests_of(asked, shared, weights.config.generation.model_dump(exclude_none=True))
+    requests = requests_of(asked, shared, weights.config)
     layout = Layout(asked.tp_size, asked.pp_size, asked.cp_size)
     weaker = checkpoint.find_weights(asked.autoguidance_checkpoint) if asked.autoguidance_checkpoint else None
     guide = weaker.identity if weaker else None
@@ -124,6 +127,10 @@ def main(argv: list[str] | None = None) -> int:
     parallel.init(layout)
     if not asked.checkpoint_path and parallel.rank() == 0:
         print(f"[INFO] no --checkpoint-path: generating with {pretrained.DEFAULT}, which comes with the package")
+    if parallel.rank() == 0:
+        own, taken = weights.config.generation, " and ".join(dict.fromkeys(map(described, requests)))
+        known = " and ".join(dict.fromkeys(map(described, (own, own.other)))) if own.other.num_video_frames else ""
+        print(f"[INFO] generating {taken}" + (f"; most training samples are {known}" if known else ""))
     dp_rank, dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
     writes = is_first_of_model()
     base = Path(asked.video_save_path).expanduser().absolute()

@@ -1,15 +1,21 @@
 """The pipeline in one process: geometry, guidance, reproducibility, previews, long clips; weights mean nothing."""
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from dfm_nb.base.video import write_png
 from dfm_nb.config.schema import GenerationConfig
-from dfm_nb.generation.pipeline import Preview
-from dfm_nb.generation.request import Request, requests_of_keywords
+from dfm_nb.generate import main as generate_main
+from dfm_nb.generation.pipeline import Pipeline, Preview
+from dfm_nb.generation.request import Request
+from dfm_nb.prepare import main as prepare_main
+from tests import tiny_run
 
 pytestmark = pytest.mark.slow
 
@@ -24,9 +30,9 @@ def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_
     own = {"guidance": 2.0}  # the demo recipe's
     store = EnergonStore(tiny_data)
     sizes = Counter(tuple(store.read(i).meta[k] for k in SIZE) for i in range(len(store)))
-    usual = dict(zip(SIZE.values(), sizes.most_common(1)[0][0])) | {"fps": 12.0}  # of its clips
-    assert tiny_pipe.recommended == GenerationConfig().model_dump() | own | usual
-    (unsized,) = requests_of_keywords(PROMPTS[:1], {"width": 96}, tiny_pipe.recommended)
+    usual = dict(zip(SIZE.values(), sizes.most_common(1)[0][0]))
+    assert tiny_pipe.recommended == GenerationConfig().model_dump(exclude={"other"}) | own | usual
+    unsized = Request(PROMPTS[0], width=96).completed(tiny_pipe.config)
     assert {name: getattr(unsized, name) for name in usual} == usual | {"width": 96}
     ((request,), (other,)) = (
         [c.request for c in tiny_pipe(PROMPTS[:1], height=32, width=32, **given)]
@@ -107,7 +113,7 @@ def test_settings_other_than_the_prompt_go_into_batches_of_their_own(tiny_pipe):
     done = dict(tiny_pipe.run(requests))
     assert [done[i].frames.shape[1] for i in range(4)] == [32, 64, 32, 32]
     for i in (1, 2, 3):
-        (alone,) = tiny_pipe.sample_latents([requests[i]]).float()
+        (alone,) = tiny_pipe.sample_latents([done[i].request]).float()
         torch.testing.assert_close(done[i].latent, alone, rtol=1e-4, atol=1e-4)
 
 
@@ -138,3 +144,48 @@ def test_prompts_are_cut_where_the_training_captions_were(tiny_pipe, monkeypatch
     monkeypatch.setattr(tiny_pipe, "_texts", {})
     (text,) = tiny_pipe.encode_text(["a red butterfly over a meadow in the evening"])
     assert len(text) == 4
+
+
+def _folder_of(folder: Path, stills: int, clips: dict[int, int]) -> None:
+    """Captioned pictures and gifs of 5 frames of 32 x 32 px. clips : how many have each frame rate."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    rates = [0] * stills + [fps for fps, count in clips.items() for _ in range(count)]
+    for i, fps in enumerate(rates):
+        frames = [Image.fromarray(rng.integers(0, 256, (32, 32, 3), np.uint8)) for _ in range(5 if fps else 1)]
+        more = {"save_all": True, "append_images": frames[1:], "duration": 1000 // fps} if fps else {}
+        frames[0].save(folder / f"{i}.{'gif' if fps else 'png'}", **more)
+        (folder / f"{i}.txt").write_text(f"moth {i}")
+
+
+@pytest.mark.parametrize(
+    "stills, clips, first, still_fps, clip_fps",
+    [
+        (4, {}, (1, 32, 32, 1.0), 1.0, 1.0),
+        (0, {25: 2, 10: 3}, (5, 32, 32, 10.0), 10.0, 10.0),
+        (5, {25: 3, 10: 1}, (1, 32, 32, 1.0), 1.0, 25.0),
+        (2, {25: 3}, (5, 32, 32, 25.0), 1.0, 25.0),
+    ],
+    ids=["stills", "clips of two rates", "both, most stills", "both, most clips"],
+)
+def test_a_request_is_told_what_most_training_samples_of_its_kind_were(
+    tmp_path, capsys, stills, clips, first, still_fps, clip_fps
+):
+    _folder_of(tmp_path / "own", stills, clips)
+    size = "--tokenizer pca --short-side 32 --val-fraction 0".split()
+    argv = ["--source", f"folder:{tmp_path / 'own'}", *size, "--output-dir", str(tmp_path / "data")]
+    assert prepare_main(argv) == 0
+    run = tiny_run.train(tmp_path / "data", tmp_path / "run", "train.eval_iters=0")
+    told = ("num_video_frames", "height", "width", "fps")
+    flags = ["--checkpoint-path", str(run), "--prompt", "a moth", "--num-steps", "1"]
+    capsys.readouterr()
+    assert generate_main([*flags, "--video-save-path", str(tmp_path / "a.mp4")]) == 0
+    (said,) = (json.loads(f.read_text()) for f in tmp_path.glob("a.*.json"))
+    assert tuple(said[name] for name in told) == first and f"at {first[-1]:g} fps" in capsys.readouterr().out
+    pipe = Pipeline.from_checkpoint(run)
+    for frames, fps in ((1, still_fps), (5, clip_fps)):
+        (clip,) = pipe("a moth", num_steps=1, num_video_frames=frames)
+        assert (clip.request.fps, clip.request.height) == (fps, 32)
+    ((_, clip),) = pipe.run([Request("a moth", num_steps=1)])
+    assert clip.request == Request("a moth", num_steps=1, guidance=2.0, **dict(zip(told, first)))
+    assert pipe("a moth", num_steps=1, fps=7)[0].request.fps == 7

@@ -79,7 +79,8 @@ def test_clip_is_that_of_diffusers_pipeline(wan, ours):
     noise = torch.randn(16, 2, 4, 6, generator=torch.Generator().manual_seed(5))
     pipe = Pipeline.from_checkpoint(ours, tokenizer_path=wan, text_encoder_path=wan, mixed_precision="fp32")
     assert pipe.recommended["num_steps"] == 50 and pipe.recommended["sampler"] == "unipc_2"
-    (request,) = requests_of_keywords([PROMPT], {**SIZE, "num_steps": 4, "sigma_min": 3 / 999}, pipe.recommended)
+    (request,) = requests_of_keywords([PROMPT], {**SIZE, "num_steps": 4, "sigma_min": 3 / 999})
+    request = request.completed(pipe.config)
     texts = pipe.encode_text([PROMPT, ""])
     for text, said in zip(texts, (PROMPT, "")):
         (states,) = theirs._get_t5_prompt_embeds(said)

@@ -130,7 +130,7 @@ class DatasetBrowser(Live):
             return fault_html(str(error), what="Damaged")
         tokenizer = None if latent else self._decoder[0]
         frames = false_colours(clip) if tokenizer is None else decoded(clip, tokenizer)
-        kind, data = video.compressed(frames, float(clip.meta.get("fps") or 12.0))
+        kind, data = video.compressed(frames, clip.fps)
         caption, aside = self.caption(index) or entry.key, self.is_set_aside(index)
         shape = "x".join(map(str, clip.latent.shape[1:]))
         about = f"{'set aside · ' * aside}{entry.key} · latent {shape} · {clip.text_emb.shape[1]} text tokens"

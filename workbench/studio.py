@@ -29,7 +29,7 @@ from dfm_nb.base.log import duration
 from dfm_nb.config.schema import GenerationConfig
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated
-from dfm_nb.generation.request import FLAGS, Request, requests_of_keywords
+from dfm_nb.generation.request import FLAGS, Request, requests_of_keywords, usual
 from workbench import studio_html as pieces
 from workbench.controls import copied, faults_of
 from workbench.gallery import Gallery, load
@@ -79,7 +79,8 @@ class Studio(Live):
 
             pipe = Pipeline.from_pretrained(pipe or pretrained.DEFAULT)
         self.pipe = pipe
-        (start,) = requests_of_keywords([prompt], settings, pipe.recommended)
+        (start,) = requests_of_keywords([prompt], settings)
+        start = start.completed(pipe.config)
         start.check()
         self.clip: Generated | None = None
         self.history: list[Generated] = []
@@ -107,8 +108,8 @@ class Studio(Live):
         now = self.request()
         if now is None:
             raise ValueError("; ".join(self.faults.values()))
-        base = {name: getattr(now, name) for name in FLAGS}
-        (request,) = requests_of_keywords([now.prompt if prompt is None else prompt], settings, base)
+        (asked,) = requests_of_keywords([now.prompt if prompt is None else prompt], settings, self._own(now))
+        request = asked.completed(self.pipe.config)
         request.check()
         self.stop()
         self._fill(request)
@@ -253,7 +254,7 @@ class Studio(Live):
                 f"frames must be 1 + 4k; got {frames}; use {geometry.nearest_frames(int(frames))}"
             )
         try:
-            request = Request(**values)
+            request = Request(**values).completed(self.pipe.config)
             request.check()
         except (ValueError, FileNotFoundError) as error:
             faults |= faults_of(error, self.controls, "prompt")
@@ -266,11 +267,16 @@ class Studio(Live):
     def _fill(self, request: Request) -> None:
         """Set the controls without generating."""
         self._filling = True
-        self._fixed = {n: getattr(request, n) for n in FLAGS if n not in self.controls}
+        self._fixed = {n: value for n, value in self._own(request).items() if n not in self.controls}
         for name, control in self.controls.items():
             control.value = str(getattr(request, name)) if name in WHOLE else getattr(request, name)
         self._filling = False
         self.request()
+
+    def _own(self, request: Request) -> dict[str, Any]:
+        """The settings in which a request differs from what the checkpoint recommends for its kind, still or clip."""
+        changed = request.changed(usual(self.pipe.config, request.num_video_frames))
+        return {name: value for name, value in changed.items() if name in FLAGS}
 
     def _changed(self, control: Any) -> None:
         if not self._filling:
@@ -301,15 +307,14 @@ class Studio(Live):
         request, source = self._shown().request, _path_of(self.pipe)
         file = f"clip{'.png' if request.num_video_frames == 1 else '.mp4'}"
         average = "" if self.pipe.ema == "auto" else f", ema={self.pipe.ema!r}"
-        settings = [
-            f"{name}={value!r}" for name, value in request.changed(self.pipe.recommended).items() if name in FLAGS
-        ]
+        settings = [f"{name}={value!r}" for name, value in self._own(request).items()]
         python = (
             f"from dfm_nb import Pipeline\n\npipe = Pipeline.from_pretrained({source!r}{average})\n"
             f"clip = pipe({', '.join([repr(request.prompt), *settings])})[0]\nclip.save({file!r})"
         )
         flags = ["--checkpoint-path", source, *(["--ema", str(self.pipe.ema or "none")] if average else [])]
-        flags += [*request.replace(index=0).words(self.pipe.recommended), "--video-save-path", file]
+        recommended = usual(self.pipe.config, request.num_video_frames)
+        flags += [*request.replace(index=0).words(recommended), "--video-save-path", file]
         return python, shlex.join(["dfm", "generate", *flags])
 
     def _shown(self) -> Generated:

@@ -201,8 +201,8 @@ class Options(BaseModel):
         return cls(**vars(cls.parser().parse_intermixed_args(argv)))
 
     def replace(self, **values: Any) -> Self:
-        """A copy with other values, checked like a new one."""
-        return type(self)(**{**dict(self), **values})
+        """A copy with other values, checked like a new one; what was not given stays so."""
+        return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **values})
 
     def changed(self, usual: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The values that differ from `usual`, or from the default of an option that `usual` lacks."""

@@ -16,6 +16,9 @@ import torch
 KEY_PATTERN = re.compile(r"[A-Za-z0-9_\-]+")
 """A key names a sample in tars and metrics; a dot would start the extension in a WebDataset member name."""
 
+UNKNOWN_FPS = 24.0
+"""Rate of a stored sample that says none."""
+
 
 class SampleError(ValueError):
     """One sample cannot be used; it is dropped, counted under `reason` and reported with `key`, and the run continues.
@@ -89,6 +92,11 @@ class EncodedClip:
     text_emb: torch.Tensor
     meta: dict
     more_text: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def fps(self) -> float:
+        """Frames per second that the network is told."""
+        return float(self.meta.get("fps") or UNKNOWN_FPS)
 
 
 class Source(Protocol):

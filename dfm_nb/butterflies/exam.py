@@ -13,6 +13,8 @@ from dfm_nb.butterflies.attributes import MEASURED, Renders, score, shares, stor
 from dfm_nb.butterflies.judge import AttributeClassifier
 
 FRAMES = {"images": 1, "clips": 9}
+EXAM_FPS = synthetic.CLIP_FPS[-1]
+"""Of images and clips alike, as synthetic ones have either rate; a fixed one makes figures comparable."""
 MOTION = {"images": "still", "clips": "flapping"}
 REAL_SEED = 987_654
 """Seed of the real renders, far from the seeds of data sets."""

@@ -251,8 +251,21 @@ class RngConfig(Group):
     seed: Int = option(1234, "seed of weights, data order, noise levels and noise", ge=0)
 
 
-class GenerationConfig(Group):
-    """A checkpoint's recommendations, the defaults of `dfm generate`, `dfm evaluate`, validation and `Pipeline`."""
+class TrainedSize(Group):
+    """What most training samples of one kind, still or clip, have."""
+
+    height: Int | None = option(None, "px; null: as most training samples", ge=16, multiple_of=16, network=False)
+    width: Int | None = option(None, "px; null: likewise", ge=16, multiple_of=16, network=False)
+    num_video_frames: Int | None = option(None, "frames, 1 + 4 k; null: likewise", ge=1, network=False)
+    fps: float | None = option(None, "frames per second; null: likewise", gt=0, network=False)
+
+
+class GenerationConfig(TrainedSize):
+    """A checkpoint's recommendations, the defaults of `dfm generate`, `dfm evaluate`, validation and `Pipeline`.
+
+    `other` is the kind that fewer training samples have: clips where most are stills. Without such samples it is a copy
+    of the first four.
+    """
 
     # 14 evaluations are as good as 35 of Heun's (benchmarks/results/sampler_quality.md)
     num_steps: Int = option(14, "recommended sampler steps", ge=1)
@@ -262,10 +275,7 @@ class GenerationConfig(Group):
     shift: float = option(1.0, "shift of the schedule, if it is `flow`", gt=0)
     # 160 times the sigma_data of latents: the first state is noise, whatever the picture (Karras et al. 2022, Table 1)
     sigma_max: float = option(80.0, "noise level of the start", gt=0)
-    height: Int | None = option(None, "px; null: as most training samples", ge=16, multiple_of=16, network=False)
-    width: Int | None = option(None, "px; null: likewise", ge=16, multiple_of=16, network=False)
-    num_video_frames: Int | None = option(None, "frames, 1 + 4 k; null: likewise", ge=1, network=False)
-    fps: float | None = option(None, "frames per second; null: likewise", gt=0, network=False)
+    other: TrainedSize = TrainedSize()
 
 
 class ValidationConfig(Group):
@@ -317,7 +327,3 @@ def marked(mark: str) -> list[str]:
     """
     groups = ("model.", "generation.")
     return [k for k, f in FIELDS.items() if k.startswith(groups) and f.marks.get(mark, mark == "network")]
-
-
-TRAINED_SIZE = tuple(k for k in FIELDS if k.startswith("generation.") and k not in marked("network"))
-"""Settings that depend on the training samples, so fine-tuning does not take them from the weights."""

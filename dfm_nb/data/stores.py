@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from dfm_nb.base import geometry
 from dfm_nb.base.log import log
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.base.seeds import generator_for
-from dfm_nb.config.schema import TRAINED_SIZE
 from dfm_nb.data.captioning import MIRRORED
 from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_empty_text, read_manifest
@@ -25,7 +24,8 @@ from dfm_nb.data.sample_index import SampleIndex, Shard, Sizes, index_path
 from dfm_nb.data.shards import Fits, how_to_adopt
 from dfm_nb.packs.packs import LatentStatistics
 
-SPREAD_SAMPLES = 256  # that `usual_size` counts
+SPREAD_SAMPLES = 256  # that `usual_sizes` counts
+READ_OF_SERVER = 16  # of these, read for their rates, as each may have its shard fetched before training begins
 
 
 def check_split(path: str | Path, split: str) -> None:
@@ -65,6 +65,7 @@ class EnergonStore(SampleIndex):
         if progress and left_out:
             log.info("%s sets aside %d samples of all splits", self.folder / EDITS, len(left_out))
         self._remote, self._cache_room, self._lock = remote, cache_bytes, threading.Lock()
+        self.most_peeks = READ_OF_SERVER if remote else SPREAD_SAMPLES
         self._cache: dict[int, EncodedClip] = {}
         if (manifest := read_manifest(self.folder)) is None:
             raise ValueError(f"{path} has no manifest.json, so its latents' scale is unknown; {how_to_adopt(path)}")
@@ -134,6 +135,7 @@ class MockStore(Sizes):
         self.statistics = LatentStatistics(torch.zeros(channels), torch.ones(channels))
         self.empty_text = torch.zeros(2, text_dim, dtype=torch.bfloat16)
         self.dropped: list[tuple[str, str]] = []
+        self.most_peeks = 1  # all have one rate
 
     def read(self, index: int) -> EncodedClip:
         g = generator_for("mock", index)
@@ -142,20 +144,32 @@ class MockStore(Sizes):
         return EncodedClip(f"mock{index:06d}", latent, text, {"fps": 24})
 
 
-def usual_size(store: SampleStore) -> dict[str, Any]:
-    """`TRAINED_SIZE` of most of 256 samples spread over the split; {} when no clip of that size can be generated.
+def usual_sizes(store: SampleStore, num_video_frames: int | None = None) -> dict[str, Any]:
+    """`generation.height`, `width`, `num_video_frames` and `fps` of most training samples, and `generation.other.*`.
 
-    The fps is that of a clip, as pictures have none that a clip could take; None where there are pictures alone.
+    They are the size that most of 256 samples have, and the rate of most with that size; the other kind, still or clip,
+    has its own. {} when no sample has a size that can be generated.
+
+    num_video_frames : that a user recommends, so that stills or clips come first; None: the kind of most samples.
     """
-    spread = range(0, len(store), max(1, len(store) // SPREAD_SAMPLES))
-    grids = [store.grid(i) for i in spread]
-    frames, height, width = geometry.pixel_size(*Counter(grids).most_common(1)[0][0])
-    if not (geometry.is_side(height) and geometry.is_side(width)):
+    of_grid = defaultdict[tuple[int, int, int], list[int]](list)
+    for i in range(0, len(store), max(1, len(store) // SPREAD_SAMPLES)):
+        of_grid[store.grid(i)].append(i)
+    sizes = {grid: geometry.pixel_size(*grid) for grid in sorted(of_grid, key=lambda g: -len(of_grid[g]))}
+    known = {g: s for g, s in sizes.items() if geometry.is_side(s[1]) and geometry.is_side(s[2])}
+    if not known:
         return {}
-    fps = None
-    with contextlib.suppress(SampleError, StopIteration):  # a bad sample is reported when its turn comes
-        fps = store.read(next(i for i, (t, _, _) in zip(spread, grids) if t > 1)).meta.get("fps")
-    return dict(zip(TRAINED_SIZE, (height, width, frames, fps and float(fps))))
+    first = next((g for g in known if num_video_frames and (g[0] == 1) == (num_video_frames == 1)), next(iter(known)))
+    other = next((g for g in known if (g[0] == 1) != (first[0] == 1)), first)
+    found = dict[str, Any]()
+    for group, grid in (("generation", first), ("generation.other", other)):
+        rates, samples = Counter[float](), of_grid[grid]
+        for i in samples[:: -(-len(samples) // store.most_peeks)]:
+            with contextlib.suppress(SampleError):  # a bad sample is reported when its turn comes
+                rates[store.read(i).fps] += 1
+        values = (*known[grid], *(rate for rate, _ in rates.most_common(1)))
+        found |= {f"{group}.{k}": v for k, v in zip(("num_video_frames", "height", "width", "fps"), values)}
+    return found
 
 
 SampleStore = EnergonStore | MockStore

@@ -62,8 +62,7 @@ class PreparedFolder:
         meta = clip.meta
         if not isinstance(meta.get("caption"), str):
             raise ValueError(f"{clip.key} of {self.store.folder} must have a caption; give --dataset the source")
-        fps = float(meta.get("fps") or 24)
-        return Real(self.decode(clip.latent[0]), meta["caption"], fps, meta.get("attributes") or {})
+        return Real(self.decode(clip.latent[0]), meta["caption"], clip.fps, meta.get("attributes") or {})
 
 
 class RawSource:

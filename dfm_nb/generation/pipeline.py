@@ -29,7 +29,7 @@ from dfm_nb.data.prepared_folder import EMPTY_TEXT, read_empty_text
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Clips, Generated
 from dfm_nb.generation.guided import BatchDenoiser, GuidedDenoiser
-from dfm_nb.generation.request import Request, requests_of_keywords
+from dfm_nb.generation.request import Request, requests_of_keywords, usual
 from dfm_nb.model.build import build_chunks
 from dfm_nb.parallel.groups import Layout, layout_of, mpu
 from dfm_nb.planning.inference_memory import TEXT_TOKENS, clip_tokens, sampling_bytes
@@ -174,8 +174,8 @@ class Pipeline:
 
     @property
     def recommended(self) -> dict[str, Any]:
-        """The checkpoint's default `num_steps`, `guidance`, `sampler`, `height`, ... of a call."""
-        return self.config.generation.model_dump(exclude_none=True)
+        """The checkpoint's default `num_steps`, `guidance`, `sampler`, `height`, ... of a call; see `usual`."""
+        return usual(self.config)
 
     @functools.cached_property
     def made_by(self) -> dict[str, Any]:
@@ -272,7 +272,7 @@ class Pipeline:
         """
         prompts = settings.pop("prompt", prompts)
         prompts = [prompts] if isinstance(prompts, str) else list(prompts or [])
-        requests = requests_of_keywords(prompts, settings, self.recommended)
+        requests = requests_of_keywords(prompts, settings)
         done = dict(self.run(requests, batch_size, callback, progress, preview_every))
         return Clips(done[i] for i in range(len(prompts)))
 
@@ -288,6 +288,7 @@ class Pipeline:
 
         Parameters
         ----------
+        requests : what they leave out is as the checkpoint recommends.
         callback : called with (step, num_steps, clips) after every `preview_every`-th step of a batch and after its
             last; `clips` are the batch's `Preview`s. An exception in it ends the run.
 
@@ -300,6 +301,7 @@ class Pipeline:
             raise ValueError(f"--batch-size and preview_every must be 1 or more; got {batch_size} and {preview_every}")
         if not mpu.is_initialized():  # a training run in this process has ended its groups
             parallel.init(layout_of(self.config.model))
+        requests = [r.completed(self.config) for r in requests]
         groups: dict[Request, list[int]] = {}
         for i, r in enumerate(requests):
             r.check()

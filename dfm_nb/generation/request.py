@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
+from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base import geometry, plugins
 from dfm_nb.base.log import log
@@ -83,6 +84,28 @@ def _absolute(path: str) -> str:
 
 Side = Annotated[int, AfterValidator(_side)]
 InputPath = Annotated[str, AfterValidator(_absolute)]
+
+
+def usual(config: cfg.Config, num_video_frames: int | None = None) -> dict[str, Any]:
+    """The settings that a checkpoint recommends: what requests that ask for nothing else are told.
+
+    Size and rate are those of most training samples of the kind, still (one frame) or clip, that is asked for; None:
+    the kind that most samples have. A kind that training lacked has those of the other one.
+    """
+    own, found = config.generation, config.generation.model_dump(exclude={"other"})
+    still = (num_video_frames or own.num_video_frames or 1) == 1
+    if own.other.fps is not None:
+        of_kind = next((k for k in (own, own.other) if (k.num_video_frames == 1) == still), own)
+        found |= of_kind.model_dump(include={"height", "width", "fps"})
+    elif still:  # older weights know the rate of clips alone; validation's, where it was set, or that of pictures
+        found["fps"] = config.validation.fps or 1.0
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def described(size: Request | cfg.schema.TrainedSize) -> str:
+    """`stills of 64x64 px at 1 fps`, `clips of 17 frames of 64x64 px at 25 fps`."""
+    kind = "stills" if size.num_video_frames == 1 else f"clips of {size.num_video_frames} frames"
+    return f"{kind} of {size.height}x{size.width} px at {size.fps:g} fps"
 
 
 def recommended(default: Any, help: str, **limits: Any) -> Any:
@@ -167,6 +190,16 @@ class Request(Sampling):
         names = (name for name, field in Request.model_fields.items() if field.annotation == InputPath | None)
         return {fields(Request)[name].flag: path for name in names if (path := getattr(self, name))}
 
+    def completed(self, config: cfg.Config) -> Request:
+        """With what the checkpoint of this configuration recommends (`usual`) for all settings that were not given.
+
+        ValueError if it names a module as the sampler, which would run.
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        recommended = usual(config, given.get("num_video_frames"))
+        check_sampler(recommended, "the checkpoint", given)
+        return Request(**{**recommended, **given})
+
     def check(self) -> None:
         """FileNotFoundError if a file that it starts from is missing."""
         for flag, path in self.given.items():
@@ -213,21 +246,20 @@ FLAGS = tuple(name for name in Request.model_fields if name not in ("prompt", "i
 
 
 def requests_of_keywords(
-    prompts: Sequence[str], settings: dict[str, Any], recommended: dict[str, Any] | None = None
+    prompts: Sequence[str], settings: dict[str, Any], base: dict[str, Any] | None = None
 ) -> list[Request]:
     """A `Request` for each prompt from a call in Python.
 
     settings : fields of `Request` or their `aliases`; `generator`, or a list of one per prompt, gives the seed.
-    recommended : the checkpoint's recommendations, used for settings that are not given.
+    base : fields for what these do not give.
 
     Raises
     ------
     ValueError : an unknown name, with the closest known one.
     """
     settings = dict(settings)
-    check_sampler(recommended or {}, "the checkpoint", settings)
     names = {Request.aliases.get(name, name) for name, value in settings.items() if value is not None}
-    common = {name: value for name, value in (recommended or {}).items() if name not in names}
+    common = {name: value for name, value in (base or {}).items() if name not in names}
     own: list[dict[str, Any]] = [{}] * len(prompts)
     if isinstance(generators := settings.get("generator"), list):
         if len(generators) != len(prompts):

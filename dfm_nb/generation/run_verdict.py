@@ -22,7 +22,7 @@ from dfm_nb.evaluation.features import Features
 from dfm_nb.evaluation.reference import Real
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.pipeline import ModelOptions, Pipeline
-from dfm_nb.generation.request import Request, Sampling, check_sampler
+from dfm_nb.generation.request import Request, Sampling
 
 MOST_PICTURES = 1_000
 """The samples of a split, held in memory, among which copies are searched."""
@@ -41,10 +41,8 @@ class Measuring(Sampling, ModelOptions):
 
     def generated(self, pipe: Pipeline, wanted: Iterable[dict[str, Any]]) -> list[Generated]:
         """A sample for each of these fields of `Request`; the i-th depends on the seed, i and these alone."""
-        own = {name: getattr(self, name) for name in self.model_fields_set}
-        check_sampler(pipe.recommended, "the checkpoint", own)
-        given = pipe.recommended | own
-        common = {name: value for name, value in given.items() if name in (*Sampling.model_fields, "seed")}
+        names = self.model_fields_set & {*Sampling.model_fields, "seed"}
+        common = {name: getattr(self, name) for name in names}
         requests = [Request(index=i, **common, **one) for i, one in enumerate(wanted)]
         done = dict(pipe.run(requests, batch_size=32, progress=True))
         return [done[i] for i in range(len(requests))]
@@ -130,6 +128,5 @@ def base_samples(asked: Measuring, pipe: Pipeline) -> tuple[list[dict[str, Any]]
         return None
     if not (prompts := base.config.validation.prompts):
         return None
-    size = {name: base.recommended.get(name, asked.size_px) for name in ("height", "width")} | {"num_video_frames": 1}
-    requests = [{"prompt": prompts[i % len(prompts)], **size} for i in range(DRIFT_SAMPLES)]
+    requests = [{"prompt": prompts[i % len(prompts)], "num_video_frames": 1} for i in range(DRIFT_SAMPLES)]
     return requests, asked.frames(base, requests)

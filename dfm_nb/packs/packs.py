@@ -274,7 +274,7 @@ def draw_sample(
         noise=torch.randn(latent.shape, generator=g),
         text=empty_text if drop < config.train.caption_dropout else caption_of(clip, epoch, seed),
         sigma=float(sigma),
-        fps=float(clip.meta.get("fps") or PADDING_FPS),
+        fps=clip.fps,
         clean_frames=int(latent.shape[1] > 1 and give < config.dataset.condition_frames_prob),
     )
 

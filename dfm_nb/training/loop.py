@@ -27,7 +27,7 @@ from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import counts
 from dfm_nb.data.edits import LEFT_OUT
-from dfm_nb.data.stores import SampleStore, usual_size
+from dfm_nb.data.stores import SampleStore, usual_sizes
 from dfm_nb.packs.packs import LatentStatistics, Pack
 from dfm_nb.parallel.groups import everyones, layout_of
 from dfm_nb.training import dial
@@ -377,7 +377,8 @@ def _warn_of_large_steps(config: cfg.Config, store: SampleStore) -> None:
 def _train(resolved: cfg.Resolved, run: Run) -> None:
     started = time.monotonic()
     store = open_store(resolved.config)
-    derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim, **usual_size(store)}
+    usual = usual_sizes(store, resolved.config.generation.num_video_frames)
+    derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim, **usual}
     resolved = resolved.with_derived(derived, "the data set")
     arithmetic = everyones(precision(resolved.config.mixed_precision))[0]  # also of ranks on other processors
     resolved = resolved.with_derived({"mixed_precision": arithmetic}, "the processor of rank 0")

@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from dfm_nb.base.argv import guard
+from dfm_nb.checkpoints.weights import find_weights
+from dfm_nb.config.schema import Config, GenerationConfig
 from dfm_nb.diffusion import samplers
 from dfm_nb.generate import main, parse, requests_of
-from dfm_nb.generation.request import Request, read_prompts, requests_of_keywords
+from dfm_nb.generation.request import Request, read_prompts
 
 
 @pytest.mark.parametrize(
@@ -128,19 +130,30 @@ def test_only_the_user_may_name_a_module_as_the_sampler(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(samplers, "SAMPLERS", dict(samplers.SAMPLERS))
     (tmp_path / "p.jsonl").write_text('{"prompt": "x", "sampler": "my_sampler:mine"}\n')
-    from_file, name = ["--prompts-file", str(tmp_path / "p.jsonl")], {"sampler": "my_sampler:mine"}
+    from_file = ["--prompts-file", str(tmp_path / "p.jsonl")]
+    named = Config(generation=GenerationConfig(sampler="my_sampler:mine"))
     for refused in (
-        lambda: requests_of_keywords(["x"], {}, name),
-        lambda: requests_of(*parse(["--prompt", "x"]), name),
+        lambda: Request("x").completed(named),
+        lambda: requests_of(*parse(["--prompt", "x"]), named),
         lambda: requests_of(*parse(from_file)),
         lambda: requests_of(*parse([*from_file, "--sampler", "euler"])),
     ):
         with pytest.raises(ValueError, match="--sampler my_sampler:mine"):
             refused()
     assert "my_sampler" not in sys.modules
-    (named,) = requests_of(*parse([*from_file, "--sampler", "my_sampler:mine"]))
-    assert requests_of_keywords(["x"], {"sampler": "euler"}, name)[0].sampler == "euler"
-    assert samplers.find(named.sampler) is samplers.SAMPLERS["euler"] and samplers.evaluations(named.sampler, 3) == 3
+    assert Request("x", sampler="euler").completed(named).sampler == "euler"
+    (request,) = requests_of(*parse([*from_file, "--sampler", "my_sampler:mine"]), named)
+    assert samplers.find(request.sampler) is samplers.SAMPLERS["euler"]
+    assert samplers.evaluations(request.sampler, 3) == 3
     with pytest.raises(ValueError, match="my_sampler:none"):
         Request("x", sampler="my_sampler:none")
     del sys.modules["my_sampler"]
+
+
+def test_weights_that_do_not_record_both_kinds_tell_stills_the_rate_of_pictures():
+    """The rate that older ones recommend is that of their clips. The packaged butterflies were drawn at 12."""
+    older = Config(generation=GenerationConfig(height=96, width=96, num_video_frames=1, fps=25.0))
+    packaged = [find_weights(name).config for name in ("butterflies", "drawings")]
+    for config, still, clip in ((older, 1, 25), (packaged[0], 12, 12), (packaged[1], 1, 12), (Config(), 1, 12)):
+        told = [Request("x", num_video_frames=n).completed(config).fps for n in (1, 9)]
+        assert told == [still, clip] and Request("x").completed(config).fps == still

@@ -20,6 +20,7 @@ import torch
 
 from dfm_nb import generate
 from dfm_nb.base import video
+from dfm_nb.config.schema import Config, GenerationConfig, TrainedSize
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.request import Request
@@ -50,7 +51,7 @@ class ClosedForm:
 
     sigma_data, ema, guide, chunks = 0.5, "auto", None, ()
     device = torch.device("cpu")
-    recommended = {"num_steps": 18, "guidance": 2.0, "sampler": "heun"}
+    config = Config(generation=GenerationConfig(num_steps=18, guidance=2.0, sampler="heun"))
     source = SimpleNamespace(file=None, folder=Path("runs/closed form"))
 
     def __init__(self, wait_s: float = 0.0):
@@ -92,13 +93,30 @@ def shown_level(studio: Studio) -> float:
 # ---- drawing -----------------------------------------------------------------------------------------------------
 
 
+def test_stills_and_clips_are_told_what_the_checkpoint_recommends_for_each():
+    sizes = {"height": 32, "width": 32, "num_video_frames": 1, "fps": 1.0}
+    of_clips = TrainedSize(height=32, width=48, num_video_frames=9, fps=25.0)
+    pipe = ClosedForm()
+    pipe.config = Config(generation=GenerationConfig(**sizes, other=of_clips))
+    studio = Studio(pipe, "a moth")
+    assert studio.request().fps == 1
+    studio.controls["num_video_frames"].value = "9"
+    assert (studio.request().fps, studio.request().width) == (25, 32), "the size that is shown stays"
+    settled(studio)
+    studio = Studio(pipe, "a moth")
+    clip = studio.draw(num_video_frames=9)
+    assert (clip.request.fps, clip.request.width) == (25, 48)
+    assert all("fps" not in code and "width" not in code and "9" in code for code in studio.code())
+    assert studio.draw(num_video_frames=1, fps=7.0).request.fps == 7 and "fps" in studio.code()[0]
+
+
 def test_draw_returns_the_clip_and_the_controls_follow(monkeypatch):
     monkeypatch.setattr(module, "SHOW_S", 60.0)  # a busy machine shows more steps
     pipe = ClosedForm()
     studio = small(pipe)
     clip = studio.draw("a red moth", num_inference_steps=20, seed=3)
     assert pipe.decoded == 8 + 1, "only steps that are shown"
-    wanted = {"height": 32, "width": 32, "num_steps": 20, "guidance": 2.0, "sampler": "heun", "seed": 3}
+    wanted = {"height": 32, "width": 32, "num_steps": 20, "guidance": 2.0, "sampler": "heun", "seed": 3, "fps": 1.0}
     assert clip.request == Request("a red moth", **wanted)
     assert (studio.controls["prompt"].value, studio.controls["seed"].value) == ("a red moth", "3")
     assert studio.request() == clip.request and studio.history == [clip]
@@ -240,5 +258,5 @@ def test_the_code_makes_the_same_clip_again(tiny_pipe, tmp_path, monkeypatch):
     torch.testing.assert_close(names["clip"].latent, clip.latent, rtol=1e-4, atol=1e-4)
     assert (tmp_path / "clip.png").is_file()
     program, verb, *words = shlex.split(shell)
-    (request,) = generate.requests_of(*generate.parse(words), tiny_pipe.recommended)
+    (request,) = generate.requests_of(*generate.parse(words), tiny_pipe.config)
     assert (program, verb) == ("dfm", "generate") and request == clip.request
