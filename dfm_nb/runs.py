@@ -64,7 +64,7 @@ def compare(runs: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
     Returns
     -------
     DataFrame with the run's folder as index and the columns `state` (running, finished, stopped, not started),
-    `iterations`, `best_val_loss` and `best_at` (an iteration; of the widest average, as in log and monitor), `val_loss`
+    `iterations`, `best_val_loss` and `best_at` (an iteration; of the average that generates), `val_loss`
     and `loss` (the last ones), `seconds`, and one for each setting that differs.
 
     >>> compare("runs").sort_values("best_val_loss")  # doctest: +SKIP

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
@@ -127,14 +128,20 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], l
     return [i for i, _ in numbers], [v for _, v in numbers]
 
 
+def generated_with(lengths: Iterable[float]) -> float | None:
+    """The average that generates and is judged, of the stored relative lengths: the shortest; None without."""
+    return min(lengths, default=None)
+
+
 def compared_loss(keys: Iterable[str]) -> str:
-    """The key for comparing validation rounds: the loss of the widest average, which also generates the samples.
+    """The key for comparing validation rounds: the loss of the average that generates.
 
     >>> compared_loss(["val_loss", "val_loss_ema_0.05", "val_loss_ema_0.1", "val_loss_ema_0.1_by_sigma"])
-    'val_loss_ema_0.1'
+    'val_loss_ema_0.05'
     """
-    averages = [k for k in keys if k.startswith("val_loss_ema_") and not k.endswith("_by_sigma")]
-    return max(averages, key=lambda k: float(k.removeprefix("val_loss_ema_")), default="val_loss")
+    averages = {float(m[1]): k for k in keys if (m := re.fullmatch(r"val_loss_ema_(\d+\.?\d*(?:e-?\d+)?)", k))}
+    length = generated_with(averages)
+    return "val_loss" if length is None else averages[length]
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from dfm_nb import config as cfg
 from dfm_nb.base.files import check, read_json, read_listing, sha256
 from dfm_nb.base.log import log
+from dfm_nb.base.metrics import generated_with
 from dfm_nb.base.pretrained import names, weights_path
 from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints import exported
@@ -194,7 +195,7 @@ class Weights:
 
     def length(self, ema: float | str | None) -> float | None:
         """The average that `ema` means: "auto" as a length, or None where none is stored."""
-        return min(self.config.ema.sigma_rels, default=None) if ema == "auto" else ema  # type: ignore[return-value]
+        return generated_with(self.config.ema.sigma_rels) if ema == "auto" else ema  # type: ignore[return-value]
 
     def whole(self, ema: float | str | None = "auto") -> Mapping[str, Tensor]:
         """All weights by name, with low-rank updates under their own names.

@@ -13,6 +13,7 @@ import torch
 from dfm_nb import config as cfg
 from dfm_nb.base import geometry
 from dfm_nb.base.log import log
+from dfm_nb.base.metrics import generated_with
 from dfm_nb.base.run import Run
 from dfm_nb.data.loader import build_pack
 from dfm_nb.data.order import PackOrder
@@ -68,7 +69,7 @@ class Validation:
 
 
 class Samples:
-    """A sample per data-parallel rank and round, with fixed seeds, from the longest average.
+    """A sample per data-parallel rank and round, with fixed seeds, from the average that generates.
 
     Prompts are `validation.prompts`, or else captions of validation samples. Their embeddings are in the shards, so
     no text encoder is loaded. Sample i is for caption i. If a rank cannot sample, it logs why once; the run continues.
@@ -123,7 +124,8 @@ class Samples:
 
     def _sample(self, iteration: int) -> list[tuple[int, str, Path]]:
         ema, request = self.trainer.ema, self.request
-        with ema.applied(max(ema.sigma_rels)) if ema.sigma_rels else contextlib.nullcontext():
+        length = generated_with(ema.sigma_rels)
+        with contextlib.nullcontext() if length is None else ema.applied(length):
             ((_, result),) = self.pipeline.run([request])
         if not is_first_of_model():
             return []

@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dfm_nb import parallel
 from dfm_nb.base import video
 from dfm_nb.data.sample_index import index_dataset
+from dfm_nb.generation.pipeline import Pipeline
+from dfm_nb.generation.request import Request
 from tests import tiny_run
 from tests.conftest import run_ranks
 from tests.distributed.layouts import LAYOUTS
@@ -17,7 +20,7 @@ pytestmark = pytest.mark.slow
 # The default recipe, which sets nothing of `validation`, made small.
 SETTINGS = [*tiny_run.SIZE, "train.train_iters=2", "train.eval_interval=2", "train.eval_iters=1"]
 SETTINGS += ["train.global_batch_size=2", "mixed_precision=fp32", "validation.num_steps=3"]
-SETTINGS += ["dataset.use_train_split_for_val=true"]
+SETTINGS += ["dataset.use_train_split_for_val=true", "ema.sigma_rels=[0.28,0.02]"]
 
 
 def _train_without_text_encoder(argv: list[str]) -> int:
@@ -59,6 +62,19 @@ def test_default_samples_a_validation_caption_at_its_size_without_a_text_encoder
     assert said["prompt"] == clip.meta["caption"] and said["fps"] == clip.meta["fps"]
     size = clip.meta["num_frames"], clip.meta["image_height"], clip.meta["image_width"], 3
     assert frames(sample).shape == size and said["seed"] == 1234
+
+
+def test_a_sample_is_what_the_checkpoint_generates_for_the_same_caption(tiny_data, alone):
+    """By the same average: the shortest."""
+    said = json.loads(alone.with_suffix(alone.suffix + ".json").read_text())
+    names = ("num_video_frames", "height", "width", "fps", "seed", "num_steps")
+    request = Request(said["prompt"], **{name: said[name] for name in names})
+    parallel.init()
+    made = {ema: Pipeline.from_checkpoint(alone.parents[2], ema=ema) for ema in ("auto", 0.02, 0.28)}
+    shown = {ema: next(pipe.run([request]))[1].frames.astype(float) for ema, pipe in made.items()}
+    parallel.shutdown()
+    assert np.abs(shown["auto"] - frames(alone)).max() <= 2
+    assert (shown["auto"] == shown[0.02]).all() and np.abs(shown[0.28] - shown[0.02]).max() > 2
 
 
 @pytest.mark.parametrize("name", ["TP2+SP", "PP2", "DP2 distributed optimizer"])

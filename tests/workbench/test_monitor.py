@@ -106,9 +106,12 @@ def test_lines_hold_validation_by_sigma_of_first_and_last_round(tmp_path):
 
 
 def test_the_best_round_is_marked_and_a_turn_is_told(tmp_path):
-    """By the widest average, as in training."""
+    """By the shortest average, as in training."""
     losses = [(0.5, 0.9), (0.6, 0.7), (0.4, 0.8), (0.3, 0.8), (0.2, 0.8)]
-    rounds = [{"iteration": 10 * i, "val_loss": v, "val_loss_ema_0.1": a} for i, (v, a) in enumerate(losses, 1)]
+    rounds = [
+        {"iteration": 10 * i, "val_loss": v, "val_loss_ema_0.05": a, "val_loss_ema_0.1": v}
+        for i, (v, a) in enumerate(losses, 1)
+    ]
     write(tmp_path, record(1), *rounds[:4])
     monitor = Monitor(tmp_path)
     assert "best validation at 20" in monitor.status() and "risen" not in monitor.status()
