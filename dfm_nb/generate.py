@@ -97,7 +97,9 @@ def result(argv: list[str]) -> dict[str, Any]:
     asked, shared = parse(argv)
     base = Path(asked.video_save_path).expanduser().absolute()
     found: list[dict[str, Any]] = []
-    for r in requests_of(asked, shared, asked.find_weights().config):  # which may recommend clips
+    # which may recommend clips; large weights take long to find
+    config = None if "num_video_frames" in shared else asked.find_weights().config
+    for r in requests_of(asked, shared, config):
         one, several = output_path(base, r, False).name, output_path(base, r, True).name
         names = [one, glob.escape(several).replace(f"_rank={parallel.rank()}_", "_rank=*_")]
         files = [f for name in names for f in base.parent.glob(name)]

@@ -159,6 +159,10 @@ class Sizes:
         """T of the longest latent."""
         return int(self._columns["t"].max(initial=1))
 
+    def of_kind(self, still: bool) -> np.ndarray:
+        """All stills, or all clips; int64."""
+        return np.flatnonzero((self._columns["t"] == 1) == still)
+
     def grid(self, index: int) -> tuple[int, int, int]:
         """Latent T, H, W."""
         t, h, w = (int(self._columns[side][index]) for side in "thw")

@@ -145,31 +145,33 @@ class MockStore(Sizes):
 
 
 def usual_sizes(store: SampleStore, num_video_frames: int | None = None) -> dict[str, Any]:
-    """`generation.height`, `width`, `num_video_frames` and `fps` of most training samples, and `generation.other.*`.
+    """`generation.height`, `width`, `num_video_frames` and `fps` of the kind, stills or clips, with more samples, and
+    `generation.other.*` of the other one.
 
-    They are the size that most of 256 samples have, and the rate of most with that size; the other kind, still or clip,
-    has its own. {} when no sample has a size that can be generated.
+    They are the size that most of 256 samples of the kind have, and the rate of most with that size. A kind without
+    samples of a size that can be generated has those of the other one; {} when both are.
 
-    num_video_frames : that a user recommends, so that stills or clips come first; None: the kind of most samples.
+    num_video_frames : that a user recommends, whose kind comes first.
     """
-    of_grid = defaultdict[tuple[int, int, int], list[int]](list)
-    for i in range(0, len(store), max(1, len(store) // SPREAD_SAMPLES)):
-        of_grid[store.grid(i)].append(i)
-    sizes = {grid: geometry.pixel_size(*grid) for grid in sorted(of_grid, key=lambda g: -len(of_grid[g]))}
-    known = {g: s for g, s in sizes.items() if geometry.is_side(s[1]) and geometry.is_side(s[2])}
-    if not known:
-        return {}
-    first = next((g for g in known if num_video_frames and (g[0] == 1) == (num_video_frames == 1)), next(iter(known)))
-    other = next((g for g in known if (g[0] == 1) != (first[0] == 1)), first)
-    found = dict[str, Any]()
-    for group, grid in (("generation", first), ("generation.other", other)):
-        rates, samples = Counter[float](), of_grid[grid]
-        for i in samples[:: -(-len(samples) // store.most_peeks)]:
-            with contextlib.suppress(SampleError):  # a bad sample is reported when its turn comes
-                rates[store.read(i).fps] += 1
-        values = (*known[grid], *(rate for rate, _ in rates.most_common(1)))
-        found |= {f"{group}.{k}": v for k, v in zip(("num_video_frames", "height", "width", "fps"), values)}
-    return found
+    kinds = list[tuple[int, dict[str, float]]]()
+    for still in (True, False):
+        samples, of_grid = store.of_kind(still), defaultdict[tuple[int, int, int], list[int]](list)
+        for i in samples[:: max(1, len(samples) // SPREAD_SAMPLES)].tolist():
+            if all(map(geometry.is_side, geometry.pixel_size(*store.grid(i))[1:])):
+                of_grid[store.grid(i)].append(i)
+        if of_grid:
+            grid, alike = max(of_grid.items(), key=lambda item: len(item[1]))
+            size, rates = geometry.pixel_size(*grid), Counter[float]()
+            for i in alike[:: -(-len(alike) // store.most_peeks)]:
+                with contextlib.suppress(SampleError):  # a bad sample is reported when its turn comes
+                    rates[store.read(i).fps] += 1
+            fps = [rate for rate, _ in rates.most_common(1)]
+            kinds.append((len(samples), dict(zip(("num_video_frames", "height", "width", "fps"), (*size, *fps)))))
+    kinds.sort(key=lambda kind: kind[0], reverse=True)
+    if num_video_frames is not None:
+        kinds.sort(key=lambda kind: (kind[1]["num_video_frames"] == 1) != (num_video_frames == 1))
+    groups = zip(("generation", "generation.other"), (kinds * 2)[:2])
+    return {f"{group}.{name}": value for group, (_, kind) in groups for name, value in kind.items()}
 
 
 SampleStore = EnergonStore | MockStore
