@@ -118,7 +118,7 @@ class MediaOptions(Options):
             for count, frame in enumerate(frames if length else video.bounded(frames, name), 1):
                 window.append(frame)
                 if length and count >= length and (count - length) % (self.stride or length) == 0:
-                    yield f"{key}-{given:04d}", np.stack(window), fps, lost
+                    yield f"{key}-{given:04d}", np.stack(window), fps, lost | repeats(window, fps)
                     given += 1
         except SampleError as error:
             if given or not window or error.reason == "too_long":
@@ -131,7 +131,17 @@ class MediaOptions(Options):
             least = f"--clip-frames {length}" if length else "5, so it is a still"
             said = f"{len(window)} frames at {fps:g} fps are fewer than {least}; {kept} are used"
             lost["short_clip"] = f"{said}; raise --fps or leave it out"
-        yield key, np.stack(list(window)[:kept]), fps, lost
+        used = list(window)[:kept]
+        yield key, np.stack(used), fps, lost | repeats(used, fps)
+
+
+def repeats(frames: Iterable[np.ndarray], fps: float) -> video.Lost:
+    """That re-timing repeats more than a quarter of a clip's frames, which stand still; 8 fps as 12 repeats a third."""
+    again = [a is b for a, b in itertools.pairwise(frames)]  # `video.held` gives the same frame once more
+    if 4 * sum(again) <= len(again):
+        return {}
+    said = f"{sum(again)} of {len(again) + 1} frames at {fps:g} fps repeat the one before, as the file has fewer"
+    return {"repeated_frames": f"{said}; lower --fps or leave it out"}
 
 
 def _is_video(source: Path | bytes) -> bool:

@@ -193,6 +193,20 @@ def test_videos_are_cut_into_clips(tmp_path):
     assert not any(clip.lost for clip in (*whole, *parts, *overlapping))
 
 
+def test_a_clip_that_re_timing_leaves_standing_says_so(tmp_path):
+    """3 frames of 1 a second, and 20 of 10 in a video, at 12 a second: only the first repeats more than a quarter."""
+    frames = [Image.fromarray(f) for f in counting_clip(3)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:], duration=1000)
+    video.write_mp4(tmp_path / "b.mp4", counting_clip(20), 10, crf=4)
+    slow, faster = (read(folder.build(str(tmp_path), fps=12, clip_frames=9), index) for index in (0, 1))
+    assert [len(set(frame_numbers(clip))) for clip in slow] == [1, 2, 2, 1]
+    assert all(clip.lost.keys() == {"repeated_frames"} for clip in slow)
+    assert len(faster) == 2 and not any(clip.lost for clip in faster)
+    assert all(
+        "repeated_frames" not in clip.lost for fps in (None, 1) for clip in read(folder.build(str(tmp_path), fps=fps))
+    )
+
+
 def test_cutting_holds_one_window_at_a_time(monkeypatch, tmp_path):
     """A video far over the bound can be cut, and is refused as a whole."""
     monkeypatch.setattr(video, "MAX_BYTES", 10 * 32 * 32 * 3)
