@@ -51,9 +51,8 @@ class GenerateOptions(ModelOptions):
 
     def find_weights(self) -> checkpoint.Weights:
         """The checkpoint's; a wrong path is said before anything starts."""
-        return checkpoint.find_weights(
-            self.checkpoint_path or pretrained.packaged(pretrained.DEFAULT) or pretrained.DEFAULT
-        )
+        usual = pretrained.packaged(pretrained.DEFAULT) or pretrained.DEFAULT
+        return checkpoint.find_weights(self.checkpoint_path or usual)
 
 
 def parse(argv: list[str] | None) -> tuple[GenerateOptions, dict[str, Any]]:

@@ -108,8 +108,8 @@ class Studio(Live):
         now = self.request()
         if now is None:
             raise ValueError("; ".join(self.faults.values()))
-        (asked,) = requests_of_keywords([now.prompt if prompt is None else prompt], settings, self._own(now))
-        request = asked.completed(self.pipe.config)
+        (asked,) = requests_of_keywords([now.prompt if prompt is None else prompt], settings)
+        request = Request(**{**self._own(now), **asked.chosen}).completed(self.pipe.config)
         request.check()
         self.stop()
         self._fill(request)

@@ -200,9 +200,14 @@ class Options(BaseModel):
         """The options of a command line."""
         return cls(**vars(cls.parser().parse_intermixed_args(argv)))
 
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The values that were given; all others are defaults."""
+        return {name: value for name, value in self if name in self.model_fields_set}
+
     def replace(self, **values: Any) -> Self:
         """A copy with other values, checked like a new one; what was not given stays so."""
-        return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **values})
+        return type(self)(**{**self.chosen, **values})
 
     def changed(self, usual: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The values that differ from `usual`, or from the default of an option that `usual` lacks."""

@@ -42,8 +42,6 @@ SHAPED = (
 )
 """Weights whose shapes tell the settings."""
 
-TRAINED_FPS = 30.0
-"""What it was told of every clip, whatever its rate."""
 MOST_LAYERS = 1000  # of any network; the numbers of a tensor of [N, 0] take no bytes
 TABLE, UNUSED = "pos_embedder.pos_embedding.weight", "affline_norm.weight"
 """The table of positions, which is computed here, and a weight that no forward pass of NeMo DFM uses."""
@@ -98,7 +96,7 @@ def settings_of(weights: Mapping[str, Tensor]) -> list[str]:
         "in_channels": LATENT_CHANNELS,
         "patch_spatial": math.isqrt(numbers // LATENT_CHANNELS),
     }
-    told = [f"generation.{group}fps={TRAINED_FPS}" for group in ("", "other.")]
+    told = ["generation.fps=30", "generation.other.fps=30"]  # it always was, whatever the clip's rate
     return ["model.variant=dfm", *told, *(f"model.{k}={v}" for k, v in values.items())]
 
 

@@ -167,9 +167,8 @@ def usual_sizes(store: SampleStore, num_video_frames: int | None = None) -> dict
                     rates[store.read(i).fps] += 1
             fps = [rate for rate, _ in rates.most_common(1)]
             kinds.append((len(samples), dict(zip(("num_video_frames", "height", "width", "fps"), (*size, *fps)))))
-    kinds.sort(key=lambda kind: kind[0], reverse=True)
-    if num_video_frames is not None:
-        kinds.sort(key=lambda kind: (kind[1]["num_video_frames"] == 1) != (num_video_frames == 1))
+    asked = num_video_frames and num_video_frames == 1  # None: either
+    kinds.sort(key=lambda kind: (asked is not None and (kind[1]["num_video_frames"] == 1) != asked, -kind[0]))
     groups = zip(("generation", "generation.other"), (kinds * 2)[:2])
     return {f"{group}.{name}": value for group, (_, kind) in groups for name, value in kind.items()}
 

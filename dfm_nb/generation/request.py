@@ -195,10 +195,9 @@ class Request(Sampling):
 
         ValueError if it names a module as the sampler, which would run.
         """
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        recommended = usual(config, given.get("num_video_frames"))
-        check_sampler(recommended, "the checkpoint", given)
-        return Request(**{**recommended, **given})
+        recommended = usual(config, self.chosen.get("num_video_frames"))
+        check_sampler(recommended, "the checkpoint", self.chosen)
+        return Request(**{**recommended, **self.chosen})
 
     def check(self) -> None:
         """FileNotFoundError if a file that it starts from is missing."""
@@ -245,21 +244,15 @@ FLAGS = tuple(name for name in Request.model_fields if name not in ("prompt", "i
 # ---- from Python and from files -------------------------------------------------------------------------------------
 
 
-def requests_of_keywords(
-    prompts: Sequence[str], settings: dict[str, Any], base: dict[str, Any] | None = None
-) -> list[Request]:
+def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any]) -> list[Request]:
     """A `Request` for each prompt from a call in Python.
 
     settings : fields of `Request` or their `aliases`; `generator`, or a list of one per prompt, gives the seed.
-    base : fields for what these do not give.
 
     Raises
     ------
     ValueError : an unknown name, with the closest known one.
     """
-    settings = dict(settings)
-    names = {Request.aliases.get(name, name) for name, value in settings.items() if value is not None}
-    common = {name: value for name, value in (base or {}).items() if name not in names}
     own: list[dict[str, Any]] = [{}] * len(prompts)
     if isinstance(generators := settings.get("generator"), list):
         if len(generators) != len(prompts):
@@ -267,7 +260,7 @@ def requests_of_keywords(
                 f"a list of generators needs one for each of the {len(prompts)} prompts; got {len(generators)}"
             )
         own = [{"generator": g} for g in generators]
-    return [Request(prompt, i, **(common | settings | each)) for i, (prompt, each) in enumerate(zip(prompts, own))]
+    return [Request(prompt, i, **(settings | each)) for i, (prompt, each) in enumerate(zip(prompts, own))]
 
 
 def read_prompts(path: Path) -> list[tuple[str, dict]]:

@@ -41,8 +41,7 @@ class Measuring(Sampling, ModelOptions):
 
     def generated(self, pipe: Pipeline, wanted: Iterable[dict[str, Any]]) -> list[Generated]:
         """A sample for each of these fields of `Request`; the i-th depends on the seed, i and these alone."""
-        names = self.model_fields_set & {*Sampling.model_fields, "seed"}
-        common = {name: getattr(self, name) for name in names}
+        common = {name: value for name, value in self.chosen.items() if name in (*Sampling.model_fields, "seed")}
         requests = [Request(index=i, **common, **one) for i, one in enumerate(wanted)]
         done = dict(pipe.run(requests, batch_size=32, progress=True))
         return [done[i] for i in range(len(requests))]

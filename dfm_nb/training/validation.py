@@ -6,7 +6,6 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -105,11 +104,11 @@ class Samples:
             self.pipeline.encode_text([prompt])
         else:
             self.pipeline.remember_text(prompt, sample.text_emb[0])
-        own: dict[str, Any] = {"num_steps": v.num_steps, "guidance": v.guidance, "seed": self.config.rng.seed}
-        own |= {"height": v.height or height, "width": v.width or width, "num_video_frames": v.frames or frames}
+        size = {"height": v.height or height, "width": v.width or width, "num_video_frames": v.frames or frames}
         like = ((v.frames or frames) == 1) == (frames == 1)  # else `validation.frames` makes a clip of a still
-        own |= {"fps": v.fps or (sample.fps if like else None), "sampler": self.config.generation.sampler}
-        self.request = Request(prompt, index, **own).completed(self.config)
+        own = {"num_steps": v.num_steps, "guidance": v.guidance, "fps": v.fps or (sample.fps if like else None)}
+        sampler, seed = self.config.generation.sampler, self.config.rng.seed
+        self.request = Request(prompt, index, **size, **own, sampler=sampler, seed=seed).completed(self.config)
         self.request.check()
         _, h, w = self.request.latent_grid
         self.pipeline.decode(torch.zeros(self.pipeline.channels, 1, h, w))  # report a missing decoder now
