@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 
 
-def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
+def parse_grid(texts: Sequence[str], is_text: Callable[[str], Any] = lambda name: False) -> dict[str, list[str]]:
     """`["steps=10,20", "lr=1e-3"]` as {"steps": ["10", "20"], "lr": ["0.001"]}: entries of a YAML list.
+
+    is_text : whether a name's values are text; then they stay as they are written.
 
     Raises
     ------
@@ -46,7 +48,8 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     for text in texts:
         name, _, listed = text.partition("=")
         try:
-            values = [v if isinstance(v, str) else notation.write_value(v) for v in notation.read(f"[{listed}]")]
+            read = notation.read(f"[{listed}]", words=bool(is_text(name)))
+            values = [v if isinstance(v, str) else notation.write_value(v) for v in read]
         except ValueError:
             values = []
         if not name or not values:
@@ -77,7 +80,7 @@ class SweepOptions(TrainOptions):
 
     def points(self) -> dict[str, TrainOptions]:
         """The training of each combination by its name, `optimizer.lr=0.001`; keys of one value are in no name."""
-        grid, points = parse_grid(self.grid), dict[str, TrainOptions]()
+        grid, points = parse_grid(self.grid, cfg.text_type), dict[str, TrainOptions]()
         common = {name: getattr(self, name) for name in TrainOptions.model_fields}
         for values in itertools.product(*grid.values()):
             chosen = dict(zip(grid, values))

@@ -22,7 +22,7 @@ from dfm_nb.base.metrics import read_metrics, read_table
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.run import iteration_folders
 from dfm_nb.base.torchrun import launch
-from dfm_nb.config.notation import Overrides
+from dfm_nb.config.notation import Overrides, write_value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,12 +49,12 @@ class TrainOptions(Options):
         """The resolved configuration; one error lists every fault, also of the layout on `world_size` processes."""
         named: dict[str, Any] = {"model.size": self.model, "dataset.path": self.dataset_path}
         named |= {"dataset.mock": self.mock or None, "train.minutes": self.minutes}
-        overrides = [*(f"{key}={value}" for key, value in named.items() if value is not None), *self.overrides]
+        words = [f"{key}={write_value(value)}" for key, value in named.items() if value is not None]
         training, world = (False, None) if self.print_config else (True, world_size)
         return cfg.resolve(
             self.recipe or ("own" if self.minutes else "default"),
             self.config_file,
-            overrides,
+            [*words, *self.overrides],
             training=training,
             world_size=world,
             settings_of=_settings_of,

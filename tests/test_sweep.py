@@ -45,8 +45,8 @@ def test_a_combination_has_one_folder_however_its_values_are_written(tmp_path):
     written = SweepOptions.parse(["--grid", "optimizer.lr=1e-3,3e-3", "model.P_mean=-1.2", "--mock"])
     called = SweepOptions(grid={"optimizer.lr": [0.001, 0.003], "model.P_mean": [-1.2]}, mock=True)
     assert list(written.points()) == list(called.points()) == ["optimizer.lr=0.001", "optimizer.lr=0.003"]
-    texts = SweepOptions(grid={"dataset.path": ["a,b", None]}).points()
-    assert [p.overrides for p in texts.values()] == [["dataset.path=a,b"], ["dataset.path=null"]]
+    texts = SweepOptions(grid={"dataset.path": ["a,b", "1.10", None]}).points()
+    assert [p.overrides for p in texts.values()] == [[f"dataset.path={v}"] for v in ("a,b", "1.10", "null")]
 
 
 def test_every_combination_is_checked_before_the_first_run(tmp_path):

@@ -86,9 +86,11 @@ def run(argv: list[str]) -> int:
 def sweep(argv: list[str]) -> int:
     asked = SweepOptions.parse(argv)
     from dfm_nb.sweep_ import parse_grid
+    from workbench import notebook_run as runs
     from workbench import notebook_sweep as grids
 
-    grid, output = parse_grid(asked.grid), asked.output_dir
+    known, output = runs.parameters(asked.notebook), asked.output_dir
+    grid = parse_grid(asked.grid, lambda name: name in known and known[name].kind is str)
     rows = grids.sweep(asked.notebook, grid, output, fixed=asked.values, jobs=asked.jobs, report=not asked.no_report)
     print(grids.text(grids.table(rows, grid)))
     failed = sum(row.outcome["state"] != "done" for row in rows)

@@ -34,9 +34,16 @@ class Parameter:
     default: str
     help: str
 
+    @property
+    def kind(self) -> type | None:
+        """The type, without entries; that of the default if none is given."""
+        if known := {known.__name__: known for known in WORDS}.get(self.type.partition("[")[0]):
+            return known
+        return str if self.default[:1] in ("'", '"') else None
+
     def read(self, text: str) -> Any:
         """A command-line value converted to this type; ValueError if it does not fit."""
-        kind = {known.__name__: known for known in WORDS}.get(self.type.partition("[")[0])
+        kind = self.kind
         if kind is int and re.fullmatch(r"\d+(\.\d*)?e\d+", text):  # 1e3 is how people write a thousand
             text = str(float(text))
         if kind in (str, int, float, bool):

@@ -1,7 +1,8 @@
-"""The YAML of settings: `1e-4` is a number, a date is text, duplicate keys are errors, no placeholders."""
+"""The YAML of settings: `1e-4` is a number, `010` and a date are text, duplicate keys are errors, no placeholders."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -12,14 +13,18 @@ from pydantic import BeforeValidator
 
 from dfm_nb.base.options import plain
 
-_FLOAT = "tag:yaml.org,2002:float"
-_SCIENTIFIC = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
-"""YAML 1.1 requires a point and a sign in 1.0e-4; people omit them."""
+_TAG = "tag:yaml.org,2002:"
+_INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")
+_FLOAT = re.compile(
+    r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))([eE][-+]?[0-9]+)?$"
+    r"|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+)
+"""Numbers as people write them. YAML 1.1 has 8 for 010 and 90 for 1:30, and requires a point and a sign in 1.0e-4."""
 
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        first: [(tag, pattern) for tag, pattern in resolvers if tag[len(_TAG) :] in ("null", "bool", "merge")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -31,20 +36,43 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _Words(_Loader):
+    """Plain scalars are text, except null."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag[len(_TAG) :] in ("null", "merge")]
+        for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+    }
+
+
 class _Dumper(yaml.SafeDumper):
-    """Quotes every string that `_Loader` would read as another type."""
+    """Quotes every string that `_Loader`, or a reader of YAML 1.1, would read as another type."""
 
 
-_Loader.add_implicit_resolver(_FLOAT, _SCIENTIFIC, list("-+.0123456789"))
-_Dumper.add_implicit_resolver(_FLOAT, _SCIENTIFIC, list("-+.0123456789"))
+for _resolver in (_Loader, _Dumper):
+    _resolver.add_implicit_resolver(f"{_TAG}int", _INT, list("-+0123456789"))
+    _resolver.add_implicit_resolver(f"{_TAG}float", _FLOAT, list("-+.0123456789"))
 
 
-def read(text: str) -> Any:
-    """The value of a YAML text; ValueError with a one-sentence reason."""
+def read(text: str, words: bool = False) -> Any:
+    """The value of a YAML text; ValueError with a one-sentence reason. words : scalars other than null stay text."""
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(text, _Words if words else _Loader)
     except Exception as error:  # on odd tags PyYAML's constructors raise KeyError, IndexError, AttributeError, ...
         raise ValueError(" ".join(str(error).split())) from None
+
+
+def read_text(word: str) -> str | None:
+    """A shell's word for a setting that is text: as it is, unless it is empty, `null` or quoted as `write_value` does.
+
+    >>> [read_text(word) for word in ("1.10", "set #2", "null", "'null'")]
+    ['1.10', 'set #2', None, 'null']
+    """
+    if word[:1] in ("'", '"'):
+        with contextlib.suppress(ValueError):
+            value = read(word)
+            return value if isinstance(value, str) else word
+    return None if word in ("", "null") else word
 
 
 def write(tree: Any) -> str:
@@ -62,7 +90,8 @@ def _override_words(overrides: str | Iterable[str] | Mapping[str, Any]) -> list[
     if isinstance(overrides, str):
         return [overrides]
     if isinstance(overrides, Mapping):
-        return [f"{key}={json.dumps(value, default=plain)}" for key, value in overrides.items()]
+        values = json.loads(json.dumps(dict(overrides), default=plain))
+        return [f"{key}={write_value(value)}" for key, value in values.items()]
     return [str(word) for word in overrides]
 
 

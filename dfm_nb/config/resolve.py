@@ -27,7 +27,7 @@ from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
 from dfm_nb.config.schema import FIELDS, CheckpointConfig, Config, ModelConfig
 
 __all__ = ["DERIVED", "FIELDS", "Config", "ConfigError", "Fault", "ModelConfig", "Resolved"]
-__all__ += ["describe_limits", "flatten", "from_yaml", "print_config", "recipes", "resolve", "to_yaml"]
+__all__ += ["describe_limits", "flatten", "from_yaml", "print_config", "recipes", "resolve", "text_type", "to_yaml"]
 
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT, COMMAND_LINE = "default", "command line"
@@ -167,7 +167,8 @@ def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, An
 def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """A YAML file as dotted keys, with the provenance of a saved configuration; ConfigError if it is not one."""
     try:
-        tree = notation.read(path.read_text()) or {}
+        text = path.read_text(encoding="utf-8")
+        tree, words = notation.read(text) or {}, notation.read(text, words=True) or {}
         if not isinstance(tree, dict):
             raise ValueError(f"{shown(tree)} in it")
     except (ValueError, OSError) as error:  # UnicodeDecodeError is a ValueError
@@ -176,7 +177,19 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError([fault]) from None
     told = tree.pop("provenance", None)
     provenance = {str(k): str(v) for k, v in told.items()} if isinstance(told, dict) else {}
-    return dict(flatten(tree)), provenance
+    return _leaves(tree, words), provenance
+
+
+def text_type(key: str) -> Any:
+    """`str` or `list[str]`, if a key's value is text whatever it looks like, else None."""
+    f = FIELDS.get(_ALIASES.get(key, key))
+    return f.type if f and f.type in (str, list[str]) and "choices" not in f.limits else None
+
+
+def _leaves(tree: Mapping[Any, Any], words: Mapping[Any, Any]) -> dict[str, Any]:
+    """Leaves of a tree; a key that is text has its words: 1.10 is a folder, not a number."""
+    said = dict(flatten(words))
+    return {k: said[k] if text_type(k) and isinstance(said.get(k), str | list) else v for k, v in flatten(tree)}
 
 
 def _recipe_file(recipe: str) -> Path:
@@ -209,13 +222,14 @@ def _read_overrides(overrides: Iterable[str], below: Iterable[dict[str, Any]]) -
             fix = "for example train.train_iters=100"
             faults.append(Fault("", "must be group.key=value", shown(text), fix, origin=COMMAND_LINE))
             continue
+        if text_type(key) is str:
+            leaves[key] = notation.read_text(value)
+            continue
         try:
-            tree = notation.read(value)
+            leaves |= _leaves({key: notation.read(value)}, {key: notation.read(value, words=True)})
         except ValueError as error:
             fix = f"quote it: '{key}=\"...\"'"
             faults.append(Fault(key, "must be a YAML value", str(error), fix, origin=COMMAND_LINE))
-            continue
-        leaves.update(flatten({key: tree}) if isinstance(tree, Mapping) else [(key, tree)])
     return leaves, faults
 
 

@@ -30,10 +30,10 @@ def _whole(value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """A name may look like a number; `${...}` and `???` are other tools' placeholders, which are not supported."""
+    """`${...}` and `???` are other tools' placeholders, which are not supported."""
     if isinstance(value, str) and ("${" in value or value == "???"):
         raise PydanticCustomError("placeholder", "Input should be a value: ${...} and ??? are not supported")
-    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+    return value
 
 
 def _precision(value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Literal, Sequence
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from dfm_nb.config import notation
 from dfm_nb.text.indexed import Index
 
 SPLITS = ("train", "validation", "test")
@@ -79,8 +80,8 @@ def _number(word: str) -> float | None:
         return None
 
 
-class _Row(BaseModel, extra="forbid", strict=True):
-    """One row of a blend's YAML."""
+class _Row(BaseModel, extra="forbid"):
+    """One row of a blend's YAML, from its words."""
 
     dataset_prefix: str
     dataset_weight: float
@@ -90,15 +91,16 @@ class _Row(BaseModel, extra="forbid", strict=True):
 def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
     """A blend from the rows of a YAML file."""
     try:
-        rows = TypeAdapter(list[_Row]).validate_python(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} must be YAML; {' '.join(str(error).split())}") from None
+        words = notation.read(Path(path).read_text(encoding="utf-8"), words=True)
+        rows = TypeAdapter(list[_Row]).validate_python(words)
     except ValidationError as error:
         fault = error.errors()[0]  # located by the row, from 0, and the key
         place = ".".join(map(str, fault["loc"])) or "the rows"
         raise ValueError(
             f"{path}: {place}: {fault['msg']}; got {fault['input']!r}; docs/text.md has a sample"
         ) from None
+    except ValueError as error:
+        raise ValueError(f"{path} must be YAML; {error}") from None
     return _sound_blend([(r.dataset_split, BlendCorpus(r.dataset_prefix, r.dataset_weight)) for r in rows], normalize)
 
 

@@ -17,6 +17,7 @@ from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import notation, sizes
 from dfm_nb.config.checks import layout_faults
 from dfm_nb.config.schema import FIELDS
+from dfm_nb.train import TrainOptions
 from tests.attacks.checkpoint_files import copy_run
 
 REFERENCE = Path(__file__).parent / "dit_pretrain.yaml"
@@ -85,6 +86,46 @@ def test_a_named_checkpoint_puts_aside_the_folder_of_a_lower_layer():
 def test_resolve_reads_values_as_yaml(override, key, value):
     got = C.resolve(None, overrides=[override]).get(key)
     assert got == value and type(got) is type(value)
+
+
+WORDS = ["1.10", "2024_01_15", "007", "#1", "set #2", "12e4567", "12:30", "0x1f", "no", "a: b", "[x]", " x", "'a' b"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_setting_that_is_text_keeps_the_words(word, tmp_path):
+    key = "checkpoint.checkpoint_dir"
+    written = f"{key}={notation.write_value(word)}"
+    for overrides in (
+        [f"{key}={word}"],
+        [written],
+        ["checkpoint={checkpoint_dir: " + notation.write_value(word) + "}"],
+    ):
+        assert C.resolve(None, overrides=overrides).get(key) == word
+    flag = TrainOptions.parse([f"--dataset-path={word}", "--print-config"])
+    assert flag.resolve(1).config.dataset.path == word
+    assert TrainOptions(overrides={key: word, "logger.wandb_exp_name": "\U0001f98b"}).overrides == [
+        written,
+        "logger.wandb_exp_name=\U0001f98b",
+    ]
+
+
+def test_a_file_keeps_the_words_of_text_and_null_is_none(tmp_path):
+    text = "{checkpoint: {checkpoint_dir: 1.10, load: null}, validation: {prompts: [007, yes, '8']}}"
+    r = C.resolve(None, write(tmp_path, text), ["checkpoint.pretrained=null", "logger.wandb_exp_name='null'"])
+    assert (r.config.checkpoint.checkpoint_dir, r.config.checkpoint.load, r.config.checkpoint.pretrained) == (
+        "1.10",
+        None,
+        None,
+    )
+    assert r.config.validation.prompts == ["007", "yes", "8"] and r.config.logger.wandb_exp_name == "null"
+
+
+@pytest.mark.parametrize("number", ["010", "1:30", "0x1f", "0b11"])
+def test_numbers_that_yaml_reads_otherwise_than_people_are_refused(number, tmp_path):
+    for key in ("train.train_iters", "train.minutes"):
+        for file, words in ((None, [f"{key}={number}"]), (write(tmp_path, f"{{train: {{{key[6:]}: {number}}}}}"), [])):
+            with pytest.raises(C.ConfigError, match=f"{key}.*{number}"):
+                C.resolve(None, file, words)
 
 
 def test_resolve_takes_an_empty_file_and_empty_groups(tmp_path):
@@ -314,9 +355,13 @@ VALUES = st.recursive(
 @settings(max_examples=100, deadline=None)
 @given(VALUES)
 @example("\xa0")
+@example("010")
+@example("null")
 def test_notation_reads_what_it_writes(value):
     again = notation.read(notation.write_value(value))
     assert repr(again) == repr(value)  # as text, because nan is not itself
+    if isinstance(value, str):
+        assert notation.read_text(notation.write_value(value)) == value
 
 
 # ---- layouts

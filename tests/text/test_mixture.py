@@ -86,6 +86,16 @@ def test_strategies_are_their_formulas(folder):
     assert [r["epochs"] for r in rows] == pytest.approx([3, 3, 3])  # the budget times the weight over the tokens
 
 
+def test_yaml_is_read_as_written(tmp_path):
+    rows = "- {dataset_prefix: 007, dataset_weight: 1e-1}\n- {dataset_prefix: 1.10, dataset_weight: 0.9}\n"
+    (tmp_path / "b.yaml").write_text(rows)
+    assert tm.read_yaml(tmp_path / "b.yaml").train == (tm.BlendCorpus("007", 0.1), tm.BlendCorpus("1.10", 0.9))
+    for wrong in (rows.replace("1e-1", "1:30"), rows.replace("}\n- {", ", ")):  # a key twice: a dash is forgotten
+        (tmp_path / "b.yaml").write_text(wrong)
+        with pytest.raises(ValueError, match="b.yaml.*dataset_"):
+            tm.read_yaml(tmp_path / "b.yaml")
+
+
 def test_cli_prints_epochs_warns_and_writes_yaml(folder, capsys):
     words = [x for w, p in zip([0.5, 0.3, 0.2], prefixes(folder)) for x in (str(w), p)]
     assert commands.main(["blend", *words, "--token_budget", "6000", "--output", str(folder / "o.yaml")]) == 0

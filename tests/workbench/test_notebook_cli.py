@@ -121,6 +121,7 @@ def test_names_of_parameters_in_braces_are_their_values(notebook):
 def test_grid_texts_are_parted_at_commas_outside_quotes():
     parsed = parse_grid(["steps=1,2", "sizes=[1, 2],[3]", 'name="a,b",c', "lr=1e-3"])
     assert parsed == {"steps": ["1", "2"], "sizes": ["[1, 2]", "[3]"], "name": ["a,b", "c"], "lr": ["0.001"]}
+    assert parse_grid(["name=007,1.10"], lambda name: name == "name") == {"name": ["007", "1.10"]}
     for wrong in (["steps"], ["steps=1,,2"], ["steps='a"], ["steps=1,1"], ["steps=1", "steps=2"]):
         with pytest.raises(ValueError, match="steps"):
             parse_grid(wrong)
