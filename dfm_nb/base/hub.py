@@ -41,3 +41,23 @@ def hub_file(repository: str, name: str, fix: str, **where: Any) -> Path:
         cache = f" in {where['cache_dir']}" if where.get("cache_dir") else ""
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise FileNotFoundError(f"{name} of {repository} is not{cache} and cannot be fetched ({said}); {fix}") from None
+
+
+def tokenizer_of(folder: str | Path, **where: Any) -> Any:
+    """transformers' tokenizer of a folder or hub id; without `trust_remote_code` it asks on standard input.
+
+    Raises
+    ------
+    ValueError : it needs Python code of its own, which is not run.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, **where)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        fix = "use one with a tokenizer.json and without auto_map in tokenizer_config.json"
+        raise ValueError(
+            f"a tokenizer must be data alone; {folder} needs Python code, which is not run; {fix}"
+        ) from None

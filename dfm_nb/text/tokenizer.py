@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from dfm_nb.base.hub import hub_is_known
+from dfm_nb.base.hub import hub_is_known, tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def load(model: str | Path) -> TokenizerSpec:
 
 def _from_transformers(model: str) -> Any:
     """A `PreTrainedTokenizerBase`; transformers takes seconds to import, so only here."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     path = Path(model)
     if path.is_file():
@@ -82,7 +82,7 @@ def _from_transformers(model: str) -> Any:
         # from a folder with only a config.json, transformers creates a tokenizer without words
         if path.is_dir() and not any(path.glob("*token*")) and not any(path.glob("vocab*")):
             raise FileNotFoundError("the folder has no tokenizer")
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=not (path.is_dir() or hub_is_known()))
+        return tokenizer_of(path, local_files_only=not (path.is_dir() or hub_is_known()))
     except Exception as error:
         why = str(error).strip().split("\n")[0]
         raise ValueError(

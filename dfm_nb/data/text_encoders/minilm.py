@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dfm_nb.base.files import sha256
+from dfm_nb.base.hub import tokenizer_of
 from dfm_nb.data.text_encoders._states import Words, token_states
 
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -98,10 +99,8 @@ class MiniLM(Words):
     dim = 384
 
     def __init__(self, folder: Path, device: str = "cpu", max_tokens: int = LONGEST):
-        from transformers import AutoTokenizer
-
         self.max_tokens = min(max_tokens, LONGEST)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.tokenizer = tokenizer_of(folder, local_files_only=True)
         self.model = _Bert(folder / WEIGHTS, device)
         self.sha256 = _checksum(folder / WEIGHTS)
 

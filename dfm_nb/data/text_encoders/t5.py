@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dfm_nb.base.files import weights_sha256
+from dfm_nb.base.hub import tokenizer_of
 from dfm_nb.base.log import log
 from dfm_nb.data.text_encoders._states import Words, token_states
 
@@ -41,9 +42,11 @@ class T5(Words):
         weights: dict[str, Any] = {"cache_dir": cache_dir, "subfolder": "text_encoder" if of_diffusers else ""}
         words = weights | {"subfolder": "tokenizer" if of_diffusers else ""}
         try:
-            self.tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, **words)
+            self.tokenizer = tokenizer_of(self.folder, **words)
             Network = getattr(transformers, self.network)
-            model: Any = Network.from_pretrained(self.folder, dtype=torch.bfloat16, **weights, **placement)
+            model: Any = Network.from_pretrained(
+                self.folder, trust_remote_code=False, dtype=torch.bfloat16, **weights, **placement
+            )
             config = Path(str(cached_file(self.folder, "config.json", **weights)))
         except OSError as error:
             there = f" in {cache_dir}" if cache_dir else ""
