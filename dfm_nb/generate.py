@@ -8,7 +8,6 @@ rounding.
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import signal
 from collections import Counter
@@ -21,7 +20,7 @@ from dfm_nb.base import pretrained
 from dfm_nb.base.argv import NPROC, guard
 from dfm_nb.base.options import option
 from dfm_nb.checkpoints import weights as checkpoint
-from dfm_nb.generation.clip_files import check_replay, finished_before, output_path, replay_verdict
+from dfm_nb.generation import clip_files
 from dfm_nb.generation.pipeline import ModelOptions
 from dfm_nb.generation.request import FLAGS, Request, check_sampler, described, read_prompts
 from dfm_nb.parallel.groups import Layout, is_first_of_model, mpu
@@ -43,7 +42,9 @@ class GenerateOptions(ModelOptions):
     tp_size: int = option(1, "processes that share each weight", ge=1)
     pp_size: int = option(1, "processes that share the layers", ge=1)
     tokenizer_model: str | None = option(None, "not needed, as the checkpoint knows its tokenizer")
-    video_save_path: str = option("out.mp4", "several clips get idx=I_rank=R_ before the name", output=True)
+    video_save_path: str = option(
+        "out.mp4", "NAME.mp4, NAME, or a folder/; several clips get idx=I_rank=R_ before the name", output=True
+    )
     save_latents: bool = option(False, "also write each latent as NAME.safetensors")
     overwrite: bool = option(False, "replace existing files")
     skip_existing: bool = option(False, "skip what an interrupted run has finished")
@@ -94,14 +95,12 @@ def requests_of(asked: GenerateOptions, shared: dict[str, Any], config: cfg.Conf
 def result(argv: list[str]) -> dict[str, Any]:
     """What `--json` prints: the files of these prompts, whichever process wrote them."""
     asked, shared = parse(argv)
-    base = Path(asked.video_save_path).expanduser().absolute()
+    base = clip_files.output_name(asked.video_save_path).absolute()
     found: list[dict[str, Any]] = []
     # which may recommend clips; large weights take long to find
     config = None if "num_video_frames" in shared else asked.find_weights().config
     for r in requests_of(asked, shared, config):
-        one, several = output_path(base, r, False).name, output_path(base, r, True).name
-        names = [one, glob.escape(several).replace(f"_rank={parallel.rank()}_", "_rank=*_")]
-        files = [f for name in names for f in base.parent.glob(name)]
+        files = [f for many in (False, True) for f in clip_files.of_any_process(clip_files.output_path(base, r, many))]
         found += [{"index": r.index, "prompt": r.prompt, "file": str(f)} for f in files]
     return {"clips": found}
 
@@ -110,6 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     asked, shared = parse(argv)
     if asked.overwrite and asked.skip_existing:
         raise ValueError("give --overwrite or --skip-existing, not both")
+    base = clip_files.output_name(asked.video_save_path).absolute()
     requests_of(asked, shared)  # a wrong flag is said before the checkpoint is read, which takes time if it is large
     weights = asked.find_weights()
     if asked.tokenizer_model:
@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     made_by = {"checkpoint": weights.identity, "ema": asked.average, "autoguidance_checkpoint": guide}
     sidecar = Path(asked.prompts_file) if asked.prompts_file and asked.prompts_file.endswith(".json") else None
     if sidecar:
-        check_replay(sidecar, requests[-1], made_by)
+        clip_files.check_replay(sidecar, requests[-1], made_by)
     parallel.init(layout)
     if not asked.checkpoint_path and parallel.rank() == 0:
         print(f"[INFO] no --checkpoint-path: generating with {pretrained.DEFAULT}, which comes with the package")
@@ -134,12 +134,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"[INFO] generating {taken}" + (f"; most training samples are {known}" if known else ""))
     dp_rank, dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
     writes = is_first_of_model()
-    base = Path(asked.video_save_path).expanduser().absolute()
     base.parent.mkdir(parents=True, exist_ok=True)
     many = len(requests) > 1 or "RANK" in os.environ
-    work = [(output_path(base, r, many), r) for r in requests[dp_rank::dp_size]]
+    work = [(clip_files.output_path(base, r, many), r) for r in requests[dp_rank::dp_size]]
     if asked.skip_existing:
-        work = [(p, r) for p, r in work if not finished_before(p, r, made_by)]
+        work = [(p, r) for p, r in work if not clip_files.finished_before(p, r, made_by)]
     existing = [p for p, _ in work if p.exists()]
     if existing and not asked.overwrite:
         raise FileExistsError(f"{existing[0]} exists; pass --overwrite, --skip-existing or another --video-save-path")
@@ -154,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
             if writes:
                 path = result.save(work[i][0], asked.save_latents)
                 finished.append(path)
-                print(f"[INFO] wrote {path}{replay_verdict(sidecar, path) if sidecar else ''}", flush=True)
+                print(f"[INFO] wrote {path}{clip_files.replay_verdict(sidecar, path) if sidecar else ''}", flush=True)
     except KeyboardInterrupt:
         if writes:
             names = ", ".join(p.name for p in finished) or "none"

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from dfm_nb import parallel
 from dfm_nb.base import video
 from dfm_nb.base.files import local, sha256, write_atomically
+from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from dfm_nb.generation.request import Request
 
 
@@ -39,7 +40,7 @@ class Generated:
     elapsed_s: float = 0.0
 
     def save(self, path: str | os.PathLike, latent: bool = False) -> Path:
-        """Write the clip as .mp4 (one frame as .png, whatever the suffix of `path`), and a sidecar that reproduces it.
+        """Write the clip as .mp4 (one frame as .png), and a sidecar that reproduces it. path : see `output_name`.
 
         The sidecar NAME.mp4.json is a `--prompts-file` of `dfm generate`. It is written last: a clip with one is
         complete. Returns the clip's path.
@@ -48,14 +49,10 @@ class Generated:
         ----------
         latent : also write NAME.mp4.safetensors with the latent.
         """
-        still = self.request.num_video_frames == 1
-        path = local(path)
-        if path.suffix.lower() not in ("", ".mp4", ".png"):
-            raise ValueError(f"a clip is saved as .mp4 and a single frame as .png; got {path}")
-        path = path.with_suffix(".png" if still else ".mp4")
+        path = output_path(output_name(path), self.request, many=False)
         beside = path.with_suffix(path.suffix + ".json")
         beside.unlink(missing_ok=True)
-        if still:
+        if self.request.num_video_frames == 1:
             video.write_png(path, self.frames[0])
         else:
             video.write_mp4(path, self.frames, self.request.fps)
@@ -100,7 +97,7 @@ class Clips(list):
     def save(self, folder: str | os.PathLike) -> list[Path]:
         """`Generated.save` into a folder as 0.mp4, 1.mp4, ...; returns the paths."""
         width = len(str(len(self) - 1))
-        return [clip.save(Path(folder, f"{number:0{width}}")) for number, clip in enumerate(self)]
+        return [clip.save(Path(folder, f"{number:0{width}}.mp4")) for number, clip in enumerate(self)]
 
     def show(self) -> None:
         """Play them in the notebook, each with its prompt."""
@@ -110,11 +107,37 @@ class Clips(list):
         return video.row_html(clip._repr_html_() for clip in self)
 
 
+def output_name(path: str | os.PathLike) -> Path:
+    """The path that was asked for, without .mp4 or .png: `a.mp4` and `a` give `a`; `a.v2` stays; a folder `a/` gives
+    `a/out`.
+
+    Raises
+    ------
+    ValueError : it ends as a picture or video of another kind does.
+    """
+    asked, name = os.fspath(path), local(path)
+    if asked.endswith("/") or name.is_dir():
+        return name / "out"
+    if name.suffix.lower() in (".mp4", ".png"):
+        return name.with_suffix("")
+    if name.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
+        raise ValueError(f"a clip is saved as .mp4 and a single frame as .png; got {path}")
+    return name
+
+
 def output_path(base: Path, request: Request, many: bool) -> Path:
-    """NAME.mp4 for one prompt in one process, else idx=I_rank=R_NAME.mp4; .png for one frame."""
+    """NAME.mp4 for one prompt in one process, else idx=I_rank=R_NAME.mp4; .png for one frame.
+
+    base : from `output_name`.
+    """
     suffix = ".png" if request.num_video_frames == 1 else ".mp4"
-    name = f"idx={request.index}_rank={parallel.rank()}_{base.stem}" if many else base.stem
-    return base.with_name(name + suffix)
+    return base.with_name(f"idx={request.index}_rank={parallel.rank()}_" * many + base.name + suffix)
+
+
+def of_any_process(path: Path) -> list[Path]:
+    """The existing files of this prompt, whichever process wrote them."""
+    name = re.sub(r"^(idx=\d+_rank=)\d+_", r"\1\\d+_", re.escape(path.name))
+    return [found for found in path.parent.iterdir() if re.fullmatch(name, found.name)]
 
 
 def settings_of(request: Request) -> dict:
@@ -128,9 +151,8 @@ def finished_before(path: Path, request: Request, made_by: Mapping[str, Any]) ->
 
     made_by : the sidecar's other inputs of a clip: checkpoint, ema and autoguidance_checkpoint.
     """
-    pattern = re.sub(r"^(idx=\d+_rank=)\d+_", r"\1*_", path.name)
     wanted = json.loads(json.dumps({**settings_of(request), **made_by}))
-    sidecars = (found.with_suffix(found.suffix + ".json") for found in path.parent.glob(pattern))
+    sidecars = (found.with_suffix(found.suffix + ".json") for found in of_any_process(path))
     records = (json.loads(sidecar.read_text()) for sidecar in sidecars if sidecar.is_file())
     return any(all(record.get(k) == v for k, v in wanted.items()) for record in records)
 

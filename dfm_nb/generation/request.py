@@ -264,16 +264,22 @@ def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any]) -> li
 
 
 def read_prompts(path: Path) -> list[tuple[str, dict]]:
-    """(file and line, settings) per prompt of a `.txt`, `.jsonl` or a clip's `.json`; errors name the line."""
+    """(file and line, settings) per prompt of a `.txt`, `.jsonl` or a clip's `.json`; errors name the line.
+
+    Read as captions are: UTF-8, with or without a byte order mark; \\n, \\r and \\r\\n end a line, all else is space.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"there is no prompt file {path}")
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8") from None
     if path.suffix == ".json":
         record = _json(text, str(path))
         return [(str(path), {k: v for k, v in record.items() if k in Request.model_fields})]
-    lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if path.suffix != ".jsonl":
-        return [(where, {"prompt": line.strip()}) for where, line in lines]
+        return [(where, {"prompt": " ".join(line.split())}) for where, line in lines]
     return [(where, _json(line, where)) for where, line in lines]
 
 

@@ -129,5 +129,5 @@ class Samples:
         if not is_first_of_model():
             return []
         result.made_by = {"checkpoint": {"run": self.run.name, "iteration": iteration}, "ema": "validation"}
-        path = result.save(output_path(self.run.sample_folder(iteration) / "sample.mp4", request, many=True))
+        path = result.save(output_path(self.run.sample_folder(iteration) / "sample", request, many=True))
         return [(request.index, request.prompt, path)]

@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image, read_video, write_mp4
-from dfm_nb.generate import main
+from dfm_nb.generate import main, result
+from dfm_nb.generation import clip_files
+from dfm_nb.generation.request import Request
 from tests.processes import commands, wait_until
 
 pytestmark = pytest.mark.slow
@@ -29,6 +31,43 @@ SETTINGS = (
     "--negative-prompt night --num-video-frames 5 --fps 8 --guidance-interval 0.1 30 --guidance-rescale 0.5"
     " --sampler dpmpp_2m_sde --schedule exponential --sigma-max 60 --seed 11"
 )
+
+
+@pytest.mark.parametrize(
+    "asked, written",
+    [
+        ("clip.mp4", "clip.png"),
+        ("clip.PNG", "clip.png"),
+        ("clip", "clip.png"),
+        ("clip.v2", "clip.v2.png"),
+        ("new/", "new/out.png"),
+        ("there", "there/out.png"),
+        ("a[1]*.mp4", "a[1]*.png"),
+    ],
+)
+def test_a_clip_gets_the_name_that_was_asked_for(asked, written, tmp_path):
+    (tmp_path / "there").mkdir()
+    one = Request("a", num_video_frames=1)
+    path = clip_files.output_path(clip_files.output_name(f"{tmp_path}/{asked}"), one, many=False)
+    assert path == tmp_path / written
+    assert clip_files.output_path(clip_files.output_name(path), one, many=False) == path
+
+
+@pytest.mark.parametrize("asked", ["a.gif", "a.JPG", "a.webm"])
+def test_a_name_of_another_format_is_refused_before_anything(asked, capsys):
+    assert generate("none", asked, "--prompt", "a") == 2
+    assert asked in said(capsys)
+
+
+def test_brackets_in_a_name_are_no_pattern(tiny_checkpoint, tmp_path):
+    argv = (tiny_checkpoint, tmp_path / "a[1].png", "--prompt", "a moth", "--prompt", "a bee")
+    assert generate(*argv) == 0
+    for name in ("idx=0_rank=0_a[1].png", "idx=0_rank=0_a[1].png.json"):
+        (tmp_path / name).rename(tmp_path / name.replace("[1]", "1"))
+    assert generate(*argv, "--skip-existing") == 0
+    assert (tmp_path / "idx=0_rank=0_a[1].png").is_file()
+    files = [Path(clip["file"]).name for clip in result(["--video-save-path", str(argv[1]), *argv[2:]])["clips"]]
+    assert files == ["idx=0_rank=0_a[1].png", "idx=1_rank=0_a[1].png"]
 
 
 def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):

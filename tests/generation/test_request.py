@@ -70,6 +70,13 @@ def test_wrong_lines_are_named(tmp_path, line, name):
 def test_text_file_has_a_prompt_a_line_and_a_sidecar_is_a_prompts_file(tmp_path):
     (tmp_path / "p.txt").write_text("a moth \n\n  a bee\n")
     assert [line["prompt"] for _, line in read_prompts(tmp_path / "p.txt")] == ["a moth", "a bee"]
+    (tmp_path / "p.txt").write_bytes("\ufeffa\u2028 moth\ra\x0bbee\r\nan\x85 ant\n".encode())
+    assert [line["prompt"] for _, line in read_prompts(tmp_path / "p.txt")] == ["a moth", "a bee", "an ant"]
+    (tmp_path / "p.txt").write_text("a moth\n", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"p\.txt.*UTF-8"):
+        read_prompts(tmp_path / "p.txt")
+    (tmp_path / "p.jsonl").write_text('\ufeff{"prompt": "a\u2028b"}\n')
+    assert read_prompts(tmp_path / "p.jsonl")[0][1] == {"prompt": "a\u2028b"}
     sidecar = {"prompt": "a", "index": 7, "seed": 3, "guidance_interval": None, "latent_sha256": "ab", "checkpoint": {}}
     (tmp_path / "c.mp4.json").write_text(json.dumps(sidecar))
     (request,) = requests_of(*arguments("--prompts-file", tmp_path / "c.mp4.json"))
