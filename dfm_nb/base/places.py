@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import ipaddress
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -83,7 +84,18 @@ def file_in(root: str, name: str) -> str:
 
 def web() -> Any:
     """fsspec's driver for http(s) URLs as they are: `::` and .zip have no meaning in them."""
-    return fsspec.filesystem("https", client_kwargs=_client())
+    server = fsspec.filesystem("https", client_kwargs=_client(), encoded=True)
+    server.encode_url = _as_written
+    return server
+
+
+def _as_written(url: str) -> Any:
+    """For aiohttp, with what a request may not hold escaped. yarl would ask for / where a signature has %2F."""
+    from yarl import URL
+
+    host, rest = re.fullmatch("([^:]*://[^/?#]*)(.*)", url, re.DOTALL).groups()  # type: ignore[union-attr]
+    rest = re.sub("%(?![0-9a-fA-F]{2})", "%25", rest)
+    return URL(str(URL(host)).rstrip("/") + quote(rest, safe="!#$%&'()*+,/:;=?@[]~"), encoded=True)
 
 
 @functools.cache
@@ -101,4 +113,5 @@ def _client() -> dict[str, Any]:
     trace.on_request_redirect.append(refuse_inside)
     timeout = aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=SILENCE_S, sock_read=SILENCE_S)
     headers = {"User-Agent": f"dfm_nb/{__version__}", "Accept-Encoding": "identity"}
-    return {"trust_env": True, "trace_configs": [trace], "timeout": timeout, "headers": headers}
+    asked = {"timeout": timeout, "headers": headers, "requote_redirect_url": False}
+    return {"trust_env": True, "trace_configs": [trace], **asked}
