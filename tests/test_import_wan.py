@@ -268,7 +268,9 @@ def test_every_key_of_updates_is_accounted_for(ours, tmp_path, capsys):
     for key, shape in UNKNOWN.items():
         save_file(good | {key: torch.ones(shape)}, file)
         assert guard(cli.main, argv) == 2
-        assert re.search(r"blocks\.\d", key)[0] in capsys.readouterr().err
+        assert re.search(r"blocks[._]\d", key)[0] in capsys.readouterr().err
+    save_file(good | {"lora_unet_blocks_0_ffn_0.lora_down.weight": torch.ones(4, 64)}, file)
+    assert guard(cli.main, argv) == 2 and "convert_lora.py" in capsys.readouterr().err
     save_file({f"{stem}.lora_down.weight": torch.ones(65, 64), f"{stem}.lora_up.weight": torch.ones(96, 65)}, file)
     assert guard(cli.main, argv) == 2 and "blocks.0.ffn" in capsys.readouterr().err, "a rank above the weight's own"
     for about in ("[" * 100_000, '{"transformer.lora_alpha": 1' + "0" * 400 + "}", '{"transformer.lora_alpha": NaN}'):

@@ -293,7 +293,9 @@ def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
         kind = {"down": "A", "up": "B"}.get(match[3], match[3]) if match else ""
         whole = value.numel() == 1 if kind == "alpha" else value.dim() == 2 and value.numel()
         if match is None or match[2] not in _MODULES or not whole:
-            raise ValueError(f"{file} holds {key!r:.120}, which is no low-rank update of Wan's blocks")
+            kohya = key.startswith("lora_unet_")  # dots of names are lost in its files
+            fix = "convert it with musubi-tuner's convert_lora.py --target other" if kohya else "leave it out"
+            raise ValueError(f"{file} holds {key!r:.120}, which is no low-rank update of Wan's blocks; {fix}")
         part = parts.setdefault(f"{match[1]}.{_MODULES[match[2]]}", {})
         if kind in part:
             raise ValueError(f"{file} holds {key!r:.120} twice, by another name too; keep one")
