@@ -157,8 +157,9 @@ def train_model(
 ) -> TrainedRun:
     """Train a DiT on shards, or resume the run in that folder.
 
-    A single process trains in this process and logs to the console. `kernel interrupt` and Ctrl-C end it; the same
-    call resumes from its last checkpoint.
+    A single process trains in this process and logs to the console. `kernel interrupt` and Ctrl-C stop it after the
+    iteration, save, and raise KeyboardInterrupt; a second one, 3 s later or more, raises at once. The same call resumes
+    from the last checkpoint.
 
     Parameters
     ----------
@@ -194,12 +195,11 @@ def _train_here(resolved: cfg.Resolved, run_dir: str) -> None:
     from dfm_nb.base.log import stop_logging
     from dfm_nb.training import loop
 
-    numbers = (signal.SIGTERM, signal.SIGUSR1)
-    before = [signal.getsignal(number) for number in numbers]
+    before = [signal.getsignal(number) for number in loop.STOPS]
     try:
         loop.run(resolved, run_dir)
     finally:
-        for number, handler in zip(numbers, before):
+        for number, handler in zip(loop.STOPS, before):
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
         stop_logging()

@@ -42,14 +42,15 @@ class Writer:
 
     Parameters
     ----------
-    keep_last : remove all but the newest so many; 0 keeps all. keep_every : iterations divisible by this stay anyway,
-        and so does that of the attribute `best`.
+    keep_last : remove all but the newest so many; 0 keeps all, and so does the attribute `rotates` when false.
+    keep_every : iterations divisible by this stay anyway, and so does that of the attribute `best`.
     asynchronous : return as soon as training may go on, while the files are being written.
     """
 
     def __init__(self, root: str | Path, keep_last: int = 0, keep_every: int | None = None, asynchronous: bool = False):
         self.root, self.keep_last, self.keep_every = Path(root), keep_last, keep_every
         self.best: int | None = None
+        self.rotates = True
         self.asynchronous = asynchronous
         self._pending = Path()  # the folder that is being written
         self._child: _Child | None = None  # that writes
@@ -166,7 +167,7 @@ class Writer:
         self._prune()
 
     def _prune(self) -> None:
-        old = whole_checkpoints(self.root)[: -self.keep_last] if self.keep_last else []
+        old = whole_checkpoints(self.root)[: -self.keep_last] if self.keep_last and self.rotates else []
         for folder in old:
             iteration = iteration_of(folder)
             if iteration != self.best and not (self.keep_every and iteration % self.keep_every == 0):
@@ -195,8 +196,8 @@ class _Child:
             gc.disable()  # it must not end a process group, which would wait for threads that did not come along
             end_with_parent()
             # Signals go to the whole process group and mean the trainer, which waits for this process to finish.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_IGN)
             os.nice(5)  # training first
             work()
         except BaseException as error:

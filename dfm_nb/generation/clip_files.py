@@ -121,7 +121,7 @@ def output_name(path: str | os.PathLike) -> Path:
     if name.suffix.lower() in (".mp4", ".png"):
         return name.with_suffix("")
     if name.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
-        raise ValueError(f"a clip is saved as .mp4 and a single frame as .png; got {path}")
+        raise ValueError(f"a clip is saved as .mp4 and a single frame as .png; got {path}; leave the ending out")
     return name
 
 

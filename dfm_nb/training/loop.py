@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import signal
 import time
@@ -37,8 +38,11 @@ from dfm_nb.training.trainer import Trainer, no_bars
 from dfm_nb.training.validation import Samples, Validation
 from dfm_nb.training.watchdog import Watchdog
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals that save and end a run: Ctrl-C and an interrupted kernel, the end of a job, a scheduler's preemption."""
+
 OUT_OF_TIME = 1
-"""Why a run stops, if not a signal's number: below those of SIGUSR1 (10) and SIGTERM (15), so that a signal wins."""
+"""Why a run stops, if not a signal's number: below those of `STOPS` (2, 15, 10), so that a signal wins."""
 
 AGAIN_S = 3.0
 """From a signal to one that ends at once: before, a scheduler and torchrun may each have passed on the same one."""
@@ -49,14 +53,16 @@ def _note(received: dict[int, float], number: int, _frame: object) -> None:
     if number not in received:
         received[number] = time.monotonic()
         if parallel.rank() == 0:  # not by the log, whose writing the signal may have interrupted
-            os.write(2, f"{signal.Signals(number).name}: stopping after this iteration; again ends at once\n".encode())
+            said = f"stopping after this iteration; again after {AGAIN_S:g} s ends at once"
+            os.write(2, f"{signal.Signals(number).name}: {said}\n".encode())
     elif time.monotonic() - received[number] > AGAIN_S:
-        signal.signal(number, signal.SIG_DFL)
+        # not a kill by SIGINT: a notebook's kernel goes on
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
 class StopRequest:
-    """SIGTERM, SIGUSR1 or the end of `train.exit_duration_s` on any rank stops every rank after the same iteration."""
+    """A signal or the end of `train.exit_duration_s` on any rank stops every rank after the same iteration."""
 
     def __init__(self, on_signal: bool) -> None:
         self.group = dist.new_group(backend="gloo")  # a flag on the CPU, whatever the devices are
@@ -64,7 +70,7 @@ class StopRequest:
         if on_signal:
             # The handlers hold these alone. A forked writer of checkpoints sets its own handlers; if that dropped
             # the last reference to a process group, the fork would wait for threads that it does not have.
-            for number in (signal.SIGTERM, signal.SIGUSR1):
+            for number in STOPS:
                 signal.signal(number, functools.partial(_note, self._received))
 
     def agreed(self, out_of_time: bool, news: bool) -> tuple[int, int]:
@@ -207,11 +213,14 @@ class Training:
         if statistics is not None:
             self.store.statistics = statistics.used_by(self.config.model.variant)
 
-    def run(self) -> None:
-        """Train to `train.train_iters`, or until a signal or `train.exit_duration_s`; the last state is saved."""
+    def run(self) -> int:
+        """Train to `train.train_iters`, or until a signal or `train.exit_duration_s`; the last state is saved.
+
+        Returns what stopped it, as `StopRequest.agreed`.
+        """
         train, save_interval = self.config.train, self.config.checkpoint.save_interval
         begun, first = time.monotonic(), self.iteration
-        stop = 0
+        stop, due = 0, False
         self.folder.tell("first step")
         with tqdm(total=train.train_iters, initial=first, desc="train", unit="it", disable=no_bars()) as bar:
             while self.iteration < train.train_iters and not stop:
@@ -227,8 +236,10 @@ class Training:
                 stop, bad = self.stop.agreed(out_of_time, bool(self.bad.new))
                 if bad:
                     self.bad.share()
-                if save_interval and self.iteration % save_interval == 0 and self.iteration != self.saved and not stop:
+                due |= bool(save_interval) and self.iteration % save_interval == 0 and self.iteration != self.saved
+                if due and not stop and not self.skipped_in_a_row:  # weights that give NaN may not recover
                     self.save()
+                    due = False
                 self.writer.poll()  # an asynchronous save may be whole by now
         if self.iteration != self.saved:
             self.save()
@@ -246,6 +257,7 @@ class Training:
             if checkpoint.MANIFEST in self.assets:
                 log.info("Next: dfm generate --checkpoint-path %s --prompt TEXT", self.folder.path)
         self.report.close()
+        return stop
 
     def step(self, first: bool = False) -> None:
         """Read packs, train on them and report it. first : of this process, which the watchdog does not watch.
@@ -301,6 +313,8 @@ class Training:
     def _compare(self, record: Mapping[str, Any]) -> None:
         """Remember the best round, by the average that is generated with; log once when the loss has risen."""
         loss = float(record[compared_loss(record)])
+        if not math.isfinite(loss):
+            return
         if self.best is None or loss < self.best[0]:
             self._keep(loss, self.iteration)
             if self.config.checkpoint.keep_best:
@@ -317,6 +331,7 @@ class Training:
     def save(self) -> None:
         """Save a checkpoint of this iteration; the run resumes from it bit for bit."""
         self.folder.tell("saving")
+        self.writer.rotates = not self.skipped_in_a_row
         data = self.loader.state()
         state = {
             "iteration": self.iteration,
@@ -335,7 +350,12 @@ class Training:
 
 
 def run(resolved: cfg.Resolved, run_dir: str) -> int:
-    """Start this process's groups, train, end them; rank 0 owns the run folder meanwhile. Returns the exit code."""
+    """Start this process's groups, train, end them; rank 0 owns the run folder meanwhile. Returns the exit code.
+
+    Raises
+    ------
+    KeyboardInterrupt : Ctrl-C stopped it, after it has saved, so that a script or *Run All* ends too.
+    """
     config = resolved.config
     parallel.init(layout_of(config.model), timeout_s=config.dist.timeout_s, seed=config.rng.seed)
     rank, start = parallel.rank(), config.checkpoint
@@ -349,10 +369,12 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
         folder.own(Path(start.checkpoint_dir or folder.checkpoints.resolve()))
     folder.tell("opening the data")
     try:
-        _train(resolved, folder)
+        stop = _train(resolved, folder)
     finally:
         if rank == 0:
             folder.release()
+    if stop == signal.SIGINT:
+        raise KeyboardInterrupt
     return 0
 
 
@@ -374,7 +396,7 @@ def _warn_of_large_steps(config: cfg.Config, store: SampleStore) -> None:
         )
 
 
-def _train(resolved: cfg.Resolved, run: Run) -> None:
+def _train(resolved: cfg.Resolved, run: Run) -> int:
     started = time.monotonic()
     store = open_store(resolved.config)
     usual = usual_sizes(store, resolved.config.generation.num_video_frames)
@@ -406,6 +428,7 @@ def _train(resolved: cfg.Resolved, run: Run) -> None:
         log.info("%s", notice)
     training.resume()
     log.info("Starting pretraining...")
-    training.run()
+    stop = training.run()
     del training  # models and optimizers first, or gloo aborts at exit
     parallel.shutdown()
+    return stop

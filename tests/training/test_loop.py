@@ -18,7 +18,7 @@ from dfm_nb.training.loop import OUT_OF_TIME, StopRequest
 @pytest.fixture
 def handlers():
     """Those of before are back after the test."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    before = {number: signal.getsignal(number) for number in loop.STOPS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -64,6 +64,21 @@ def test_the_same_signal_once_more_ends_the_process(monkeypatch, capfd):
             os._exit(0)
         endings.append(os.waitpid(child, 0)[1])
     assert endings == [0, signal.SIGTERM] and capfd.readouterr().err.count("SIGTERM") == 2
+
+
+def test_an_interrupt_stops_like_a_signal_and_the_second_one_raises(one_rank, handlers, monkeypatch):
+    stop = StopRequest(on_signal=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert stop.agreed(out_of_time=False, news=False) == (signal.SIGINT, 0)
+    monkeypatch.setattr(loop, "AGAIN_S", -1.0)
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_run_that_was_interrupted_says_so_to_its_caller(one_rank, monkeypatch, tmp_path):
+    monkeypatch.setattr(loop, "_train", lambda *_: signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(cfg.resolve(None, overrides=["dataset.mock=true"]), str(tmp_path))
 
 
 def test_signal_handlers_keep_no_process_group_alive(one_rank, handlers):

@@ -3,6 +3,7 @@ import torch
 
 from dfm_nb import config as cfg
 from dfm_nb.base.metrics import read_metrics
+from dfm_nb.checkpoints.weights import checkpoints_of
 from dfm_nb.training.batches import open_store
 from dfm_nb.training.validation import Validation
 from tests.distributed.layouts import BASE, largest_relative_difference, losses_and_gradients, make_trainer, randomise
@@ -105,6 +106,30 @@ def test_skipped_steps_are_listed_and_too_many_end_the_run(tmp_path, one_rank):
         training.run()
     assert (run.path / "skipped.jsonl").read_text().count("mock") > 2
     assert [r["skipped"] for r in read_metrics(run.metrics_file)] == [1, 2]
+
+
+def test_checkpoints_of_skipped_steps_replace_none(tmp_path, one_rank):
+    """Steps 3 to 5 are NaN, and the run ends in them: no save is made on the way, and the last one removes none."""
+    from dfm_nb.base.run import Run
+    from dfm_nb.training.loop import Training
+
+    own = ["model.sigma_data=0.5", "train.train_iters=5", "logger.report_to=[]", "train.eval_interval=0"]
+    own += ["checkpoint.save_interval=1", "checkpoint.keep_last=1"]
+    resolved = cfg.resolve(None, overrides=[*BASE, *SMALL, *own])
+    run = Run.create(tmp_path / "run")
+    training = Training(resolved, run, open_store(resolved.config))
+    step = training.trainer.step
+
+    def failing(packs):
+        if training.iteration >= 2:
+            packs[0].x0[:] = float("nan")
+        return step(packs)
+
+    training.trainer.step = failing
+    training.run()
+    assert [path.name for path in checkpoints_of(run.path)] == ["iter_0000002", "iter_0000005"]
+    training._compare({"val_loss": float("nan")})
+    assert training.best is None
 
 
 @pytest.mark.slow
