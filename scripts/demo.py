@@ -71,8 +71,8 @@ class Demo(Stages):
         """Run the four stages and write the summary."""
         self.out.mkdir(exist_ok=True)
         print(
-            "dfm_nb demo on 2 processes. Estimate on 2 idle CPU cores: prepare 1.5 min, train 5 to 6 min, measure and "
-            "generate 1.5 min.",
+            "dfm_nb demo on 2 processes. Estimate on 2 idle CPU cores: prepare 1.5 to 2 min, train 5 to 9 min, measure "
+            "and generate 1.5 to 2.5 min.",
             flush=True,
         )
         prepare = dfm(
