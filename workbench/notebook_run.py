@@ -35,7 +35,7 @@ class Parameter:
     help: str
 
     @property
-    def kind(self) -> type | None:
+    def kind(self) -> Any:
         """The type, without entries; that of the default if none is given."""
         if known := {known.__name__: known for known in WORDS}.get(self.type.partition("[")[0]):
             return known

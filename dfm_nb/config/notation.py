@@ -22,11 +22,14 @@ _FLOAT = re.compile(
 """Numbers as people write them. YAML 1.1 has 8 for 010 and 90 for 1:30, and requires a point and a sign in 1.0e-4."""
 
 
+def _resolvers(*kinds: str) -> dict:
+    """YAML 1.1's rules for plain scalars, of these kinds alone."""
+    rules = yaml.SafeLoader.yaml_implicit_resolvers.items()
+    return {first: [(tag, rule) for tag, rule in found if tag[len(_TAG) :] in kinds] for first, found in rules}
+
+
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag[len(_TAG) :] in ("null", "bool", "merge")]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+    yaml_implicit_resolvers = _resolvers("null", "bool", "merge")
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -39,10 +42,7 @@ class _Loader(yaml.SafeLoader):
 class _Words(_Loader):
     """Plain scalars are text, except null."""
 
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag[len(_TAG) :] in ("null", "merge")]
-        for first, resolvers in _Loader.yaml_implicit_resolvers.items()
-    }
+    yaml_implicit_resolvers = _resolvers("null", "merge")
 
 
 class _Dumper(yaml.SafeDumper):
