@@ -7,6 +7,7 @@ manifest, and the checksums last.
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,10 @@ def adopt_dataset(
     """
     place = PreparedFolder(folder)
     tars = shards.find_shards(place.path)
+    # as WebDataset's writer leaves when the last one has just been filled; Energon refuses them
+    if empty := [tar for tar in tars if tar.stat().st_size <= tarfile.RECORDSIZE and not shards.samples_of(tar)]:
+        log.warning("left out %d tar(s) without samples, such as %s; remove them", len(empty), empty[0])
+        tars = [tar for tar in tars if tar not in empty]
     if place.held_plan() is not None:
         fix = "it needs no adopting" if (place.path / CHECKSUMS).is_file() else "finish it with --resume"
         raise ValueError(f"{place.path} was made by dfm prepare: {fix}")

@@ -408,7 +408,7 @@ def samples_of(tar: Path) -> list[SampleEntry]:
     found: list[SampleEntry] = []
     try:
         with tar.open("rb") as file:
-            for key, extension, member in _members(file):
+            for key, extension, member in _members(file, whole=True):
                 if not found or found[-1].key != key or extension in found[-1].extensions:
                     found.append(SampleEntry(key, tar, member.offset, 0))
                 entry = found[-1]
@@ -425,8 +425,8 @@ def samples_of(tar: Path) -> list[SampleEntry]:
     return found
 
 
-def _members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
-    """Key, extension and header of each part of a sample in a tar, or in the piece of one that holds a sample."""
+def _members(file: BinaryIO, whole: bool = False) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+    """Key, extension and header of each part of a sample in a whole tar, or in the piece of one that holds a sample."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
             # as WebDataset splits a name: at the first dot after the last slash; a name that is no UTF-8 is decoded
@@ -440,6 +440,8 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
         file.seek(tar.offset)
         if any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b"")):  # whatever a tail's length
             raise tarfile.TarError(f"it is damaged at byte {tar.offset}")
+        if whole and file.tell() == tar.offset:
+            raise tarfile.TarError("the zeros that end a tar are missing, so it was cut")
 
 
 def find_shards(place: Path) -> list[Path]:
