@@ -42,8 +42,8 @@ class ShardPlans:
 
     Parameters
     ----------
-    keys : of the items, in order; read once. Of 20 items or more one is for validation whenever a fraction was asked
-        for.
+    keys : of the items, in order; read once. Training has one whatever the fractions. A split whose fraction is one
+        item or more has one, and of 20 items or more whenever a fraction was asked for.
     given : an item's split by its index, where the source says it; None leaves it to the fractions.
 
     Attributes
@@ -60,15 +60,22 @@ class ShardPlans:
         shard_size: int = 250,
         given: Callable[[int], str | None] = lambda index: None,
     ):
-        codes, nearest = bytearray(), (b"\xff" * 33, 0)  # the smallest hash, and whose it is
+        codes, drawn_items = bytearray(), 0
+        lowest, highest = list[tuple[bytes, int]](), (b"", 0)  # two hashes and one, and whose they are
         for i, key in enumerate(keys):
             digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
             u = int.from_bytes(digest[:8], "big") / 2**64
             drawn = "val" if u < val_fraction else "test" if u < val_fraction + test_fraction else "train"
             codes.append(SPLITS.index(given(i) or drawn))
-            nearest = nearest if given(i) else min(nearest, (digest, i))
-        if val_fraction > 0 and len(codes) >= VAL_FROM_ITEMS and SPLITS.index("val") not in codes:
-            codes[nearest[1]] = SPLITS.index("val")
+            if not given(i):
+                drawn_items += 1
+                lowest, highest = sorted([*lowest, (digest, i)])[:2], max(highest, (digest, i))
+        # train takes the highest hash, val the lowest and test the next, so that none takes another's only item
+        fractions, takers = (1, val_fraction, test_fraction), (highest, lowest[0], lowest[-1]) if lowest else ()
+        for code, (fraction, (_, item)) in enumerate(zip(fractions, takers)):
+            wanted = fraction * drawn_items >= 1 or (fraction > 0 and drawn_items >= VAL_FROM_ITEMS)
+            if wanted and code not in codes:
+                codes[item] = code
         self._codes, self._world, self._shard_size = np.frombuffer(codes, np.uint8), world, shard_size
         self.ranges = balanced_ranges(len(codes), world)
         sizes = [np.bincount(self._codes[start:stop], minlength=len(SPLITS)) for start, stop in self.ranges]

@@ -63,6 +63,20 @@ def test_twenty_items_always_have_a_validation_item():
     assert not len(ShardPlans(keys, 0.0, 0).items_of("val"))
 
 
+@pytest.mark.parametrize(
+    "count, val, test", [(1, 0.5, 0), (2, 0.5, 0), (3, 0.34, 0.34), (5, 0.7, 0.2), (20, 0.02, 0.02)]
+)
+def test_each_split_of_which_an_item_was_asked_for_has_one_and_training_always(count, val, test):
+    for first in range(40):
+        plans = ShardPlans([f"{first}-{i}" for i in range(count)], val, test)
+        wanted = {
+            "train": 1,
+            "val": count >= 20 or val * count >= 1,
+            "test": test and (count >= 20 or test * count >= 1),
+        }
+        assert all(len(plans.items_of(split)) for split, asked in wanted.items() if asked)
+
+
 def test_many_items_of_a_thousand_ranks_take_a_byte_each():
     tracemalloc.start()
     plans = ShardPlans(map(str, range(200_000)), 0.05, 0.0, 1000, 50)
