@@ -28,13 +28,9 @@ SPREAD_SAMPLES = 256  # that `usual_sizes` counts
 READ_OF_SERVER = 16  # of these, read for their rates, as each may have its shard fetched before training begins
 
 
-def check_split(path: str | Path, split: str) -> None:
-    """ValueError when the split has no samples."""
-    if index_path(path, split).name not in read_checksums(Path(path)):
-        raise ValueError(
-            f"{path} has no samples in its {split!r} split; prepare it with --val-fraction above 0, or set "
-            "dataset.use_train_split_for_val=true"
-        )
+def has_split(path: str | Path, split: str) -> bool:
+    """Whether the split has samples."""
+    return index_path(path, split).name in read_checksums(Path(path))
 
 
 class EnergonStore(SampleIndex):
@@ -58,7 +54,10 @@ class EnergonStore(SampleIndex):
         progress: bool = False,
         remote: RemoteFolder | None = None,
     ):
-        check_split(path, split)
+        if not has_split(path, split):
+            raise ValueError(
+                f"{path} has no samples in its {split!r} split; prepare it with --{split}-fraction above 0"
+            )
         super().__init__(path, split, here=remote is None)
         left_out = {key for key, edit in read_edits(self.folder).items() if edit.left_out}
         self._left_out = left_out | {f"{key}{MIRRORED}" for key in left_out}

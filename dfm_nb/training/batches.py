@@ -8,11 +8,12 @@ from pathlib import Path
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.files import is_url
+from dfm_nb.base.log import log
 from dfm_nb.config import sizes
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.remote import local_folder, remote_folder
-from dfm_nb.data.stores import EnergonStore, MockStore, SampleStore, check_split
+from dfm_nb.data.stores import EnergonStore, MockStore, SampleStore, has_split
 from dfm_nb.packs.packs import PackSettings
 from dfm_nb.parallel.groups import layout_of
 
@@ -50,14 +51,19 @@ def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
         text_tokens = d.mock_text_tokens or min(512, -(-tokens // 16))
         channels = m.in_channels or sizes.LATENT_CHANNELS
         return MockStore(d.mock_latent_sizes or [whole], text_tokens, channels, m.text_dim or MOCK_TEXT_DIM)
-    if split == "val" and d.use_train_split_for_val:
-        split = "train"
     assert d.path is not None  # the configuration was checked
     folder = local_folder(d.path, d.cache_dir, d.cache_gib)
     remote = remote_folder(d.path, d.cache_dir, d.cache_gib) if is_url(d.path) else None
-    t = config.train
-    if split == "train" and not d.use_train_split_for_val and t.eval_iters and 0 < t.eval_interval <= t.train_iters:
-        check_split(folder, "val")  # now, and not when the first validation is due
+    t, held_out = config.train, not d.use_train_split_for_val and has_split(folder, "val")
+    validated = t.eval_iters and 0 < t.eval_interval <= t.train_iters
+    if split == "train" and validated and not (held_out or d.use_train_split_for_val) and parallel.rank() == 0:
+        log.warning(
+            "%s holds no samples out for validation, so training samples are used, whose loss does not show "
+            "overfitting; more items, or dfm prepare with a larger --val-fraction, give some",
+            folder,
+        )
+    if split == "val" and not held_out:
+        split = "train"
     store = EnergonStore(folder, split, progress=parallel.rank() == 0, remote=remote)
     store.statistics = store.statistics.used_by(config.model.variant)
     return store

@@ -3,8 +3,10 @@
 import contextlib
 import io
 import json
+import os
 import pickle
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dfm_nb import Pipeline, adopt, inspect, train_model
+from dfm_nb import Pipeline, adopt, inspect
 from dfm_nb.base.argv import guard
 from dfm_nb.base.files import sha256
 from dfm_nb.checkpoints import weights as checkpoint
@@ -68,11 +70,10 @@ def test_folder_becomes_whole_and_the_tars_stay(folder, theirs, capsys):
 
 
 def test_a_model_of_adopted_shards_needs_nothing_of_them(folder, theirs, one_rank, tmp_path):
-    """The splits are the pages' 1, 0, 0: said before the first step."""
     assert run(folder, *paths(theirs)) == 0
     wanted = EnergonStore(folder).statistics
     with pytest.raises(ValueError, match="no samples in its 'val' split"):
-        train_model(dataset_path=folder, run_dir=tmp_path / "none", overrides=[*tiny_run.SIZE, "train.eval_interval=2"])
+        EnergonStore(folder, "val")
     trained = tiny_run.train(folder, tmp_path / "run")
     shutil.rmtree(folder)
     assert torch.equal(checkpoint.read_statistics(checkpoint.find(trained)).mean, wanted.mean)
@@ -126,6 +127,14 @@ def test_samples_that_cannot_be_used_are_counted_named_and_left_out(folder, thei
     store = EnergonStore(folder)
     assert len(store) == 12 and not set(store.keys) & set(bad)
     assert [store.read(i).key for i in range(12)] == store.keys
+
+
+def test_tars_without_samples_are_left_out_and_one_that_was_cut_is_named(folder, capsys):
+    tarfile.open(folder / "rank9-000000.tar", "w").close()
+    assert run(folder) == 0 and "rank9-000000.tar" in capsys.readouterr().err and len(EnergonStore(folder)) == 12
+    first, *_ = shards.samples_of(folder / "rank1-000000.tar")
+    os.truncate(folder / "rank1-000000.tar", first.offset + first.size)
+    assert run(folder) == 2 and "rank1-000000.tar" in capsys.readouterr().err
 
 
 def test_validation_takes_whole_shards(theirs, tmp_path):
