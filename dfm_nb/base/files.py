@@ -51,6 +51,12 @@ def remove_temporaries(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8, or in what its byte order mark says; UnicodeDecodeError for another."""
+    data = path.read_bytes()
+    return data.decode(json.detect_encoding(data))
+
+
 def is_url(path: object) -> bool:
     return "://" in str(path)
 

@@ -20,6 +20,10 @@ UNKNOWN_FPS = 24.0
 """Rate of a stored sample that says none."""
 
 
+LONGEST_DETAIL = 1000
+"""Characters: a cell of a table may hold a megabyte, and a manifest names thousands of drops."""
+
+
 class SampleError(ValueError):
     """One sample cannot be used; it is dropped, counted under `reason` and reported with `key`, and the run continues.
 
@@ -31,7 +35,8 @@ class SampleError(ValueError):
 
     def __init__(self, reason: str, detail: str):
         self.reason = reason
-        self.detail = detail.encode("utf-8", "backslashreplace").decode()  # a file name may not be UTF-8
+        said = " ".join(detail.encode("utf-8", "backslashreplace").decode().splitlines())  # a name may be anything
+        self.detail = said if len(said) <= LONGEST_DETAIL else f"{said[:400]} [...] {said[-400:]}"
         super().__init__(self.detail)
 
     def __reduce__(self):  # so that it survives a worker process

@@ -73,7 +73,10 @@ class MediaOptions(Options):
         return {"background": list(self.colour), **cut}
 
     def inside(self, path: Path, folder: Path) -> Path:
-        """The path; SampleError when it leaves the folder, by `..`, as an absolute path or through a link."""
+        """The path; SampleError when it leaves the folder, as `..`, an absolute path or a link, or is a broken one."""
+        if os.path.islink(path) and not os.path.exists(path):
+            said = f"{path} is a link to {os.readlink(path)}, which does not exist; mend the link or remove it"
+            raise SampleError("missing_file", said)
         if not self.allow_outside and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
             said = f"{path} is outside {folder}; move it, or trust its author with --allow-outside"
             raise SampleError("outside", said)

@@ -6,22 +6,28 @@ Names of its files come from data. They are joined to the place, so they cannot 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import unquote
 
+import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from dfm_nb.base.files import lies_inside
+from dfm_nb.base.files import lies_inside, sha256
 from dfm_nb.base.log import log
 from dfm_nb.base.places import HTTP, file_in, filesystem, is_place, reported
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.sources._fetch import fetch
 from dfm_nb.data.sources._media import MediaOptions
+
+COMPARED_BYTES = 4 << 20  # of a larger file no checksum is taken: a folder of videos would be read twice
 
 
 def parent(spec: str) -> tuple[str, str]:
@@ -46,7 +52,7 @@ class Place:
     reading: MediaOptions
 
     def __post_init__(self) -> None:
-        self.folder, self.sizes = Path(self.spec).expanduser(), dict[str, int | None]()
+        self.folder, self.infos = Path(self.spec).expanduser(), dict[str, dict[str, Any]]()
         self.server: Any = None
         if is_place(self.spec) and not self.folder.is_dir():
             self.server, self.root = filesystem(self.spec)
@@ -72,13 +78,42 @@ class Place:
             if name and not lies_inside(name):
                 log.warning("%s has a file named %r, which could be elsewhere, and is skipped", self.spec, name)
             elif name and not any(part.startswith(".") for part in name.split("/")):
-                self.sizes[name] = info.get("size")
-        return list(self.sizes)
+                self.infos[name] = info
+        return list(self.infos)
 
     def size(self, name: str) -> int | None:
         """Bytes of a file that is listed, where they are known."""
         path = self.folder / name
-        return self.sizes.get(name) if self.server else path.stat().st_size if path.is_file() else None
+        return self.infos.get(name, {}).get("size") if self.server else path.stat().st_size if path.is_file() else None
+
+    def states(self, media: Iterable[Any]) -> Iterator[object]:
+        """Of each file, or picture in memory, what differs when its content does; None where it cannot be read.
+
+        On this machine a checksum, which a copy of the file shares; of a file over `COMPARED_BYTES` its size and time
+        of change. On a server what its listing says of size, time and version, which is nothing for a web server.
+        """
+
+        def state(media: Any) -> object:
+            with contextlib.suppress(OSError):
+                if not isinstance(media, (str, Path)):
+                    array = np.ascontiguousarray(media)  # bytes, too; an object's would be addresses
+                    return None if array.dtype.hasobject else hashlib.sha256(array).hexdigest()
+                if self.server:
+                    return sorted(map(str, self.infos.get(str(media), {}).items())) or None
+                path = self.found(media)
+                size, changed_ns = path.stat().st_size, path.stat().st_mtime_ns
+                # a pipe might never end
+                return sha256(path) if size <= COMPARED_BYTES and path.is_file() else (size, changed_ns)
+            return None
+
+        with ThreadPool() as pool:
+            yield from pool.imap(state, media, 64)
+
+    def found(self, name: str | Path) -> Path:
+        """The path of a name on this machine, also where the disk has its accents in the other form (NFC, NFD)."""
+        path = self.folder / name
+        forms = [path, *(Path(unicodedata.normalize(form, str(path))) for form in ("NFC", "NFD"))]
+        return next(filter(os.path.lexists, forms), path)
 
     @contextlib.contextmanager
     def local(self, name: str) -> Iterator[Path]:

@@ -9,17 +9,22 @@ and addresses of the internet, unless `allow_outside`. From Python the table may
 also hold PIL images and uint8 arrays. A caption is a text or a list of texts; a column `tags` or `keywords` holds tags.
 
 An empty cell, a null and a NaN are None. No type is guessed in a text file: the caption 007 stays "007", and NA is one.
+A text file is UTF-8, UTF-16 with its mark, or else Windows-1252, as Excel writes; the header of a CSV says which of
+comma, semicolon and tab it has.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import json
 import math
+import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,13 +37,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from dfm_nb.base.files import read_text
+from dfm_nb.base.log import log
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.places import HTTP, is_place, is_public, reported
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.captioning import TAG_COLUMNS, tags_of, texts_of
 from dfm_nb.data.sources._fetch import download
 from dfm_nb.data.sources._media import MediaOptions, key_of, listing_sha256
-from dfm_nb.data.sources._place import Place, parent
+from dfm_nb.data.sources._place import COMPARED_BYTES, Place, parent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,6 +81,9 @@ class StoredPictures(Sequence):
 
     def __init__(self, files: Sequence[pq.ParquetFile], column: str, lock: threading.Lock):
         groups, self._lock = [(file, g) for file in files for g in range(file.num_row_groups)], lock
+        self.lists = pa.types.is_list(files[0].schema_arrow.field(column).type)
+        chunks = (m.row_group(g).column(i) for f, g in groups for m in [f.metadata] for i in range(m.num_columns))
+        self._sizes = [c.total_uncompressed_size for c in chunks if c.path_in_schema.partition(".")[0] == column]
         self._starts = np.cumsum([0, *(file.metadata.row_group(g).num_rows for file, g in groups)])
 
         @lru_cache(GROUPS_HELD)
@@ -85,6 +95,11 @@ class StoredPictures(Sequence):
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    @property
+    def state(self) -> object:
+        """What differs when the pictures do: their content, beyond `COMPARED_BYTES` the sizes of row groups."""
+        return self._sizes if sum(self._sizes) > COMPARED_BYTES else listing_sha256(self)
 
     def __getitem__(self, row: Any) -> Any:
         group = int(np.searchsorted(self._starts, row, side="right")) - 1
@@ -112,7 +127,7 @@ def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
         if not files and suffix not in SUFFIXES:
             raise ValueError(f"it must end in {', '.join(SUFFIXES)}; convert or rename it")
         if not files and suffix != ".parquet":
-            return frame_rows(_read_text(path, suffix))
+            return _some(_read_text(path, suffix))
         files = files or [pq.ParquetFile(path)]
         schema, lock = files[0].schema_arrow, threading.Lock()
         if odd := [file for file in files if file.schema_arrow.names != schema.names]:
@@ -156,30 +171,54 @@ def _cell(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _read_text(path: Path, suffix: str) -> pd.DataFrame:
-    import pandas as pd  # half a second, which other sources need not wait for
-
+def _read_text(path: Path, suffix: str) -> Rows:
+    try:
+        text = read_text(path)
+    except UnicodeDecodeError:
+        text = path.read_bytes().decode("cp1252", "replace")
+        word = next(word for word in text.split() if not word.isascii())
+        if "\ufffd" in text:
+            raise ValueError("it is neither UTF-8 nor Windows-1252; save it as UTF-8 (Excel: CSV UTF-8)") from None
+        said = "%s is not UTF-8 and is read as Windows-1252, with words such as %r; if they are wrong save it as UTF-8"
+        log.warning(said, path.name, word)
+    lines = io.StringIO(text, newline="")
     if suffix == ".jsonl":
-        return pd.DataFrame(list(_records(path)), dtype=object)
-    separator = "," if suffix == ".csv" else "\t"
-    frame = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-    if not isinstance(frame.index, pd.RangeIndex):  # pandas' way with rows longer than the header
-        raise ValueError("rows have more cells than the header has columns; quote cells that hold the separator")
-    return frame
+        records = list(_records(lines))
+        names = dict.fromkeys(name for record in records for name in record)
+        return {name: [_cell(record.get(name)) for record in records] for name in names}
+    separator = "\t" if suffix == ".tsv" else max(",;\t", key=text.partition("\n")[0].count)
+    columns = zip(*_csv_rows(lines, separator))
+    return {name.strip(): list(map(_cell, cells)) for name, *cells in columns}
 
 
-def _records(path: Path) -> Iterator[dict]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
-                raise ValueError(f"line {number} is not JSON ({error})") from None
-            if not isinstance(record, dict):
-                raise ValueError(f"line {number} must be a JSON object; it is {type(record).__name__}")
-            yield record
+def _csv_rows(lines: Iterable[str], separator: str) -> Iterator[list[str]]:
+    """The header and the rows, all of its length."""
+    reader, width, begin = csv.reader(lines, delimiter=separator, strict=True), 0, 1
+    try:
+        for row in reader:
+            width = width or len(row)
+            if len(row) > width:
+                fix = f"quote cells that hold {separator!r}"
+                raise ValueError(f"line {begin} has {len(row)} cells and the header {width} columns; {fix}")
+            if row:
+                yield [*row, *[""] * (width - len(row))]
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        fix = "close it at the end of its cell, and double those inside"
+        raise ValueError(f"the row of line {begin} has a quote that is not closed ({error}); {fix}") from None
+
+
+def _records(lines: Iterable[str]) -> Iterator[dict]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
+            raise ValueError(f"line {number} is not JSON ({error})") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"line {number} must be a JSON object; it is {type(record).__name__}")
+        yield record
 
 
 # ---- the source ---------------------------------------------------------------------------------------------------
@@ -220,11 +259,15 @@ class Table:
         return self.splits[index] if self.splits else None
 
     def identity(self) -> dict:
-        """The captions and the paths and URLs are hashed, pictures inside the table are not."""
+        """Captions, paths, URLs and pictures are hashed: see `Place.states` and `StoredPictures.state`."""
         columns = {name: self.rows[name] for name in self.media}
         texts = ((name, *values) for name, values in columns.items() if not _holds_pictures(values))
         said = [self.rows[name] for name in (self.caption_column, self.tag_column) if name]
         captions = (values for values in said if not _holds_pictures(values))
+        stored = [values for values in columns.values() if isinstance(values, StoredPictures)]
+        cells = (_picture(v) for values in columns.values() if not isinstance(values, StoredPictures) for v in values)
+        media = (_path(cell) if isinstance(cell, str) else cell for cell in cells)
+        contents = itertools.chain(self.place.states(media), (values.state for values in stored))
         return {
             "name": self.name,
             "table": self.label,
@@ -232,6 +275,7 @@ class Table:
             "media_columns": list(self.media),
             "caption_column": self.caption_column,
             "listing_sha256": listing_sha256(itertools.chain(itertools.chain.from_iterable(texts), self.splits)),
+            "contents_sha256": listing_sha256(contents),
             "captions_sha256": listing_sha256(itertools.chain.from_iterable(captions)),
             **self.reading.identity(),
         }
@@ -263,14 +307,12 @@ class Table:
     def _value(self, index: int) -> Any:
         """The row's picture: bytes, a PIL image, an array, or a path or URL."""
         for column in self.media:
-            value = self.rows[column][index]
-            if isinstance(value, Mapping):  # the hub's struct is its bytes, or its path when it has none
-                value = value.get("bytes") or value.get("path") or None
-            if isinstance(value, (bytearray, memoryview)):
-                value = bytes(value)
+            value = _picture(self.rows[column][index])
+            if isinstance(value, (str, bytes, Image.Image, np.ndarray)):
+                return value
             if value is not None:
-                kept = isinstance(value, (bytes, Image.Image, np.ndarray))
-                return value if kept else str(value).strip()
+                kind = type(value).__name__
+                raise SampleError("no_media", f"{column!r} must hold a picture, a path or a URL; it holds a {kind}")
         raise SampleError("no_media", f"it has neither bytes, a path nor a URL in {' or '.join(self.media)}")
 
     def _file(self, reference: str) -> Path | bytes:
@@ -284,15 +326,31 @@ class Table:
                 return copy.read_bytes()
         if parts.scheme not in ("", "file"):
             raise SampleError("bad_url", f"it must be a path or a file, http or https URL; got {parts.scheme}")
-        path = Path(url2pathname(parts.path) if parts.scheme else reference).expanduser()
+        path = _path(reference)
         if self.place.server is None:
-            return self.reading.inside(self.place.folder / path, self.place.folder)
+            return self.reading.inside(self.place.found(path), self.place.folder)
         if path.is_absolute():
             if not self.reading.allow_outside:
                 raise SampleError("outside", f"{path} is of this machine, and the table is not; see --allow-outside")
             return path
         with self.place.local(reference) as copy:
             return copy.read_bytes()
+
+
+def _path(reference: str) -> Path:
+    """Of a path or a file:// URL."""
+    return Path(os.path.expanduser(url2pathname(urlsplit(reference).path) if "://" in reference else reference))
+
+
+def _picture(value: Any) -> Any:
+    """What a cell holds: a path or URL, bytes, an image or array; of several the first; None where there is none."""
+    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object):
+        value = next((v for v in value if v is not None), None)
+    if isinstance(value, Mapping):  # the hub's struct is its bytes, or its path when it has none
+        value = value.get("bytes") or value.get("path") or None
+    if isinstance(value, (bytearray, memoryview)):
+        value = bytes(value)
+    return str(value).strip() if isinstance(value, (str, os.PathLike)) else value
 
 
 def _holds_pictures(values: Sequence[Any]) -> bool:
@@ -393,4 +451,9 @@ def build(
     usual = [name for name in (*CAPTION_COLUMNS, *TAG_COLUMNS) if name not in media]
     caption = _pick(rows, label, "--caption-column", caption_column, usual)[0]
     tags = next((name for name in TAG_COLUMNS if name in rows), None)
+    for name in media:
+        values = rows[name]
+        if values.lists if isinstance(values, StoredPictures) else any(isinstance(v, (list, tuple)) for v in values):
+            said = "%s has lists of pictures in %s: the first of each row is used; give others rows of their own"
+            log.warning(said, label, name)
     return Table("table", rows, label, place, media, caption, splits, tags)

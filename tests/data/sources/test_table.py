@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import threading
+import unicodedata
 
 import numpy as np
 import pandas as pd
@@ -236,6 +237,37 @@ def test_every_kind_of_table_reads_alike(suffix, tmp_path):
     assert "row 2 of t" in fault(source, 1).detail and "gone.png" in fault(source, 1).detail
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_what_spreadsheets_write_is_read_and_a_guess_is_named(separator, encoding, tmp_path, caplog):
+    rows = [["image", " caption"], ["a.png", f'"ein{separator} F\xe4lter"'], ["b.png", '"two\r\nlines, ""both"""']]
+    content = "".join(separator.join(row) + "\r\n" for row in [*rows, ["c.png"]])
+    (tmp_path / "t.csv").write_bytes(content.encode(encoding))
+    rows = table.read_rows(tmp_path / "t.csv")
+    assert rows == {
+        "image": ["a.png", "b.png", "c.png"],
+        "caption": [f"ein{separator} F\xe4lter", 'two\r\nlines, "both"', None],
+    }
+    assert ("t.csv" in caplog.text and "F\xe4lter" in caplog.text) == (encoding == "cp1252")
+
+
+def test_of_a_list_of_pictures_the_first_is_taken_and_other_things_are_named_shortly(tmp_path, caplog):
+    images = [[{"bytes": png("blue"), "path": "a"}, {"bytes": png(), "path": "b"}], [], None]
+    pq.write_table(pa.table({"image": images, "text": ["a", "b", "c"]}), tmp_path / "t.parquet")
+    source = table.build(str(tmp_path / "t.parquet"))
+    assert colour_of(read(source)[0]) == (0, 0, 255) and "image" in caplog.text
+    assert [fault(source, i).reason for i in (1, 2)] == ["no_media"] * 2
+    rows = [{"image": image, "text": "x"} for image in (5, [[1] * 9999], "z" * 9999)]
+    source = table.build(str(write_table(tmp_path / "t.jsonl", rows)))
+    assert [fault(source, i).reason for i in (0, 1)] == ["no_media"] * 2
+    assert "int" in fault(source, 0).detail and len(fault(source, 2).detail) < 1000
+
+
+def test_a_path_may_have_its_accents_in_the_other_form(tmp_path):
+    (tmp_path / unicodedata.normalize("NFD", "caf\xe9.png")).write_bytes(png())
+    assert read(table.build(str(write_table(tmp_path / "t.csv", [{"image": "caf\xe9.png", "text": "x"}]))))
+
+
 def test_references_are_paths_file_urls_or_nothing_else(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a b.png").write_bytes(png("blue"))
@@ -314,6 +346,23 @@ def test_identity_follows_captions_references_and_options_and_keys_do_not(tmp_pa
     assert [few.item_key(i) for i in range(2)] == keys[:2] and len(set(keys)) == 4
 
 
+def test_identity_follows_the_pictures_wherever_they_are(tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(png("red"))
+    inside = lambda colour, text: pa.table({"image": [png(colour)], "text": [text]})  # noqa: E731
+
+    def of(colour, text="x"):
+        (tmp_path / "a.png").write_bytes(png(colour))
+        pq.write_table(inside(colour, text), tmp_path / "in.parquet")
+        paths = write_table(tmp_path / "t.csv", [{"image": "a.png", "text": text}])
+        held = [pd.DataFrame({"image": [i], "text": [text]}) for i in (png(colour), Image.new("RGB", (9, 9), colour))]
+        return [table.build(spec).identity() for spec in (str(paths), str(tmp_path / "in.parquet"), *held)]
+
+    assert of("red") == of("red")
+    for change, key in ((("blue",), "contents_sha256"), (("red", "y"), "captions_sha256")):
+        for before, after in zip(of("red"), of(*change)):
+            assert {name for name in before if before[name] != after[name]} == {key}
+
+
 @pytest.mark.parametrize("option, column", [("image_column", "foto"), ("caption_column", "said")])
 def test_columns_can_be_chosen(option, column, tmp_path):
     (tmp_path / "a.png").write_bytes(png())
@@ -334,6 +383,9 @@ def test_columns_can_be_chosen(option, column, tmp_path):
         ("t.csv", b"image,caption\n", ""),
         ("t.csv", b"image,caption\na,b\nc,d,e\n", "line 3"),
         ("t.csv", b"image,caption\na,b,c\n", ""),
+        ("t.csv", b'image,caption\na,"big\nb,c\n', "line 2"),
+        ("t.csv", b'image,caption\na,b\nb,"big\nc,d\nd,"e"\n', "line 3"),
+        ("t.csv", b"image,caption\na,\x81\n", "UTF-8"),
         ("t.jsonl", b'{"image": "a"}\n{oops\n', "line 2"),
         ("t.jsonl", b'{"image": "a"}\n{"image": ' + b"[" * 100_000, "line 2"),
         ("t.parquet", b"PAR1 no", ""),
