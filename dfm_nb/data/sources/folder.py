@@ -5,7 +5,8 @@ ts, wmv, flv, 3gp, ogv. Other kinds are counted and named with the command that 
 of `a.png` is looked for in this order: a list in its folder or one above (`captions.csv`, or `metadata.csv`, `.jsonl`
 or `.parquet` as Hugging Face's datasets have it: columns file or file_name, and caption or text), `a.txt`, its tags,
 the file's name with - and _ as spaces. In `.jsonl` and `.parquet` it may be a list of captions. Tags are in the list's
-column tags or keywords.
+column tags or keywords. A row names a path, absolute or from its list. A bare name that is not there is the only file
+of that name in the folders below, if that has no caption of its own. Accents may be in either form (NFC, NFD).
 Folders `validation` (or `val`) and `test` next to `train` are the splits that Hugging Face's datasets make of them.
 The folder may be a .zip or at a URL (`s3://`, `gs://`, `https://`, `hf://datasets/OWNER/NAME`, a chain of fsspec):
 each file is fetched when it is read. Files are read in sorted order, hidden ones are skipped, transparent pixels are
@@ -16,14 +17,18 @@ outside the folder, unless `allow_outside`: the folder's author must not choose 
 from __future__ import annotations
 
 import itertools
+import os
 import posixpath
 import re
-from collections import Counter
-from collections.abc import Iterator
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dfm_nb.base import video
+from dfm_nb.base.files import read_text
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.captioning import TAG_COLUMNS, tags_of, texts_of
@@ -51,20 +56,26 @@ class Folder:
     def __init__(self, place: Place):
         self.place, self.reading, root = place, place.reading, place.spec
         names = sorted(place.names(), reverse=True)
-        self.names = frozenset(names)
-        self.listed: dict[str, Said] = {}
-        for name in sorted(names, key=lambda name: name.count("/")):  # the nearest list comes last and counts
-            folder, _, file = name.rpartition("/")
-            if file in LISTS:
-                with place.local(name) as path:
-                    listed = _read_captions(path)
-                self.listed |= {f"{folder}/{path}" if folder else path: said for path, said in listed.items()}
+        self.names = {_nfc(name): name for name in names} | {name: name for name in names}
+        self.texts = {_nfc(posixpath.splitext(name)[0]): name for name in names if name.lower().endswith(".txt")}
         suffixes = Counter(PurePosixPath(name).suffix.lower() for name in names)
         media = {name for name in names if PurePosixPath(name).suffix.lower() in MEDIA_SUFFIXES}
-        known = media | {PurePosixPath(name).name for name in media}
-        # those that are listed and missing are reported when they are read
+        by_leaf: dict[str, list[str]] = defaultdict(list)
+        for name in media:
+            by_leaf[_nfc(posixpath.basename(name))].append(name)
+        self.listed: dict[str, Said] = {}
+        for name in sorted(names, key=lambda name: name.count("/")):  # the nearest list comes last and counts
+            folder, file = posixpath.split(name)
+            if file.lower() in LISTS:
+                with place.local(name) as path:
+                    rows = _read_captions(path, partial(self._named, folder))
+                for row in [row for row in rows if row not in self.names and posixpath.dirname(row) == folder]:
+                    below = [n for n in by_leaf[_nfc(posixpath.basename(row))] if n.startswith(folder and f"{folder}/")]
+                    if len(below) == 1 and below[0] not in rows and not self._text_file(below[0]):
+                        rows[below[0]] = rows.pop(row)
+                self.listed |= rows
         held_out = SPLIT_FOLDERS if any(name.startswith("train/") for name in names) else {}
-        files = media | {name for name in self.listed if name not in known}
+        files = media | self.listed.keys()  # those that are listed and missing are reported when they are read
         split = {name: held_out.get(name.partition("/")[0]) for name in files}
         self.files = sorted(files, key=lambda name: (bool(split[name]), name))  # --limit takes from `train` first
         rest = "train" if "val" in split.values() else None  # None: --val-fraction and --test-fraction decide
@@ -75,7 +86,7 @@ class Folder:
         if other := ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES):
             log.info("%s also has files that are neither images nor videos: %s", root, other)
         self.tagged = any(tags for _, tags in self.listed.values())
-        bare = [n for n in self.files if not any(self._listed(n)) and _text_file(n) not in self.names]
+        bare = [n for n in self.files if n not in self.listed and not self._text_file(n)]
         if bare:
             said = "%d of %d files in %s have no caption, so their names are used, as for %s; add %s or a .txt for each"
             log.warning(said, len(bare), len(self.files), root, bare[0], LISTS[0])
@@ -92,25 +103,41 @@ class Folder:
 
     def identity(self) -> dict:
         sizes = map(self.place.size, self.files)
+        texts = (None if self._listed(name)[0] else self._text_file(name) for name in self.files)
         return {
             "name": self.name,
             "folder": self.place.name,
             "files": len(self.files),
             "listing_sha256": listing_sha256(zip(self.files, sizes)),
-            "captions_sha256": listing_sha256(map(self._listed, self.files)),
+            "contents_sha256": listing_sha256(self.place.states(self.files)),
+            "captions_sha256": listing_sha256(zip(map(self._listed, self.files), self.place.states(texts))),
             **({"splits": sorted({*filter(None, self.splits)})} if any(self.splits) else {}),
             **self.reading.identity(),
             "allow_outside": self.reading.allow_outside,
         }
 
     def _listed(self, name: str) -> Said:
-        return self.listed.get(name) or self.listed.get(PurePosixPath(name).name) or ([], [])
+        return self.listed.get(name, ([], []))
+
+    def _named(self, folder: str, path: str) -> str:
+        """The file that a row of a list in `folder` means, by its name in the place: `/me/set/a.png` is `a.png`."""
+        path = path.strip().replace("\\", "/")
+        if self.place.server is None and path.startswith("/"):
+            root, file = Path(os.path.realpath(self.place.folder)), Path(os.path.realpath(posixpath.dirname(path)))
+            if file.is_relative_to(root):
+                folder, path = "", (file / posixpath.basename(path)).relative_to(root).as_posix()
+        path = posixpath.normpath(posixpath.join(folder, path))
+        return self.names.get(path) or self.names.get(_nfc(path), path)
+
+    def _text_file(self, name: str) -> str | None:
+        """`sub/a.txt` for `sub/a.png`, if there is one; its suffix in any case."""
+        return self.texts.get(_nfc(posixpath.splitext(name)[0]))
 
     def captions(self, index: int) -> Said:
         """The captions of a file and its tags; SampleError when what should hold them does not."""
         path = PurePosixPath(self.files[index])
         texts, tags = self._listed(self.files[index])
-        if not texts and (name := _text_file(self.files[index])) in self.names:
+        if not texts and (name := self._text_file(self.files[index])):
             with self.place.local(name) as file:
                 texts = [_caption_file(file)]
         words = ", ".join(tags) or re.sub(r"[_\-.\s]+", " ", path.stem).strip()
@@ -128,13 +155,14 @@ class Folder:
                 yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags, lost=lost)
 
 
-def _text_file(name: str) -> str:
-    """`sub/a.txt` for `sub/a.png`."""
-    return f"{posixpath.splitext(name)[0]}.txt"
+_nfc = partial(unicodedata.normalize, "NFC")
 
 
-def _read_captions(path: Path) -> dict[str, Said]:
-    """Captions and tags by file of one of `LISTS`; several rows of a file add up, an empty one counts as no row."""
+def _read_captions(path: Path, named: Callable[[str], str]) -> dict[str, Said]:
+    """Captions and tags by file of one of `LISTS`; several rows of a file add up, an empty one counts as no row.
+
+    named : gives the file that a row's path means.
+    """
     if path.is_file() and path.stat().st_size > LARGEST_LIST:
         raise ValueError(f"{path} is over {LARGEST_LIST >> 20} MiB; use it as --source table:FILE.parquet")
     rows = read_rows(path)
@@ -146,7 +174,7 @@ def _read_captions(path: Path) -> dict[str, Said]:
     for file, caption, tags in zip(rows[file_column], *(rows[c] if c else itertools.repeat(None) for c in columns)):
         said = texts_of(caption, f"the caption of {file} in {path}"), tags_of(tags)
         if file and any(said):
-            texts, words = found.setdefault(str(file).strip().replace("\\", "/").removeprefix("./"), ([], []))
+            texts, words = found.setdefault(named(str(file)), ([], []))
             texts += said[0]
             words += said[1]
     return found
@@ -158,7 +186,7 @@ def _caption_file(path: Path) -> str:
     if (size := path.stat().st_size) > LARGEST_CAPTION:
         raise SampleError("too_large", f"{path} must have at most {LARGEST_CAPTION} bytes; it has {size}; shorten it")
     try:
-        text = " ".join(path.read_text(encoding="utf-8-sig").split())
+        text = " ".join(read_text(path).split())
     except UnicodeDecodeError as error:
         said = f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8"
         raise SampleError("caption_not_utf8", said) from None
@@ -188,7 +216,7 @@ def build(spec: str | None = None, **options: Any) -> Folder | Table:
         raise NotADirectoryError(f"--source folder:{spec} is not a folder; pass one with images or videos")
     source = Folder(place)
     if not len(source):
-        if any(name.endswith(".parquet") and not name.endswith(LISTS) for name in source.names):
+        if any(name.lower().endswith(".parquet") and not name.lower().endswith(LISTS) for name in source.names):
             return table.build(spec, **options)
         kinds = ", ".join(sorted(s[1:] for s in MEDIA_SUFFIXES))
         raise ValueError(f"{spec} has no images or videos ({kinds}); pass a folder that has some")

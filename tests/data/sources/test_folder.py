@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import unicodedata
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from PIL import Image
 
 from dfm_nb.base import video
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.sources import folder
+from dfm_nb.data.sources import _place, folder
 
 
 def picture(path, colour="red", size=(24, 32), **options):
@@ -121,7 +122,7 @@ def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
 @pytest.mark.parametrize(
     "name, content, reason",
     [
-        ("a.txt", b"\xff\xfe bad", "caption_not_utf8"),
+        ("a.txt", b"\xff bad", "caption_not_utf8"),
         ("a.txt", b" \n ", "no_caption"),
         ("a.txt", bytes(folder.LARGEST_CAPTION + 1), "too_large"),
     ],
@@ -133,6 +134,57 @@ def test_a_bad_caption_file_is_named_and_not_replaced_by_the_name(name, content,
     assert error.reason == reason and name in error.detail
 
 
+def captions_of(tmp_path, **rows_of):
+    """Captions by file of a folder with lists of these rows, (file, caption)."""
+    for name, rows in rows_of.items():
+        path = tmp_path / name.replace("__", "/").removesuffix("captions") / "captions.csv"
+        path.write_text("".join(f"{file},{caption}\n" for file, caption in [("file", "caption"), *rows]))
+    source = folder.build(str(tmp_path))
+    return {name: source.captions(i)[0][0] for i, name in enumerate(source.files)}
+
+
+def test_a_row_names_a_path_and_a_bare_name_elsewhere_only_what_has_no_other_caption(tmp_path):
+    for name in ("0.png", "sub/0.png", "sub/1.png", "sub/2.png", "b/2.png", "b/3.png", "b/4.png"):
+        picture(tmp_path / name)
+    (tmp_path / "sub/0.txt").write_text("own")
+    (tmp_path / "b/3.txt").write_text("own")
+    root = [(n, f"row {n}") for n in ("0.png", "1.png", "2.png", "3.png", "4.png", "b/4.png", "b/../sub/2.png")]
+    assert captions_of(tmp_path, captions=root) == {
+        "0.png": "row 0.png",
+        "sub/0.png": "own",
+        "sub/1.png": "row 1.png",
+        "sub/2.png": "row b/../sub/2.png",
+        "b/2.png": "2",
+        "b/3.png": "own",
+        "b/4.png": "row b/4.png",
+        # which are reported as missing when they are read
+        "2.png": "row 2.png",
+        "3.png": "row 3.png",
+        "4.png": "row 4.png",
+    }
+    assert captions_of(tmp_path, sub__captions=[("1.png", "nearer"), ("../0.png", "a path")])["sub/1.png"] == "nearer"
+    assert captions_of(tmp_path)["0.png"] == "a path"
+
+
+def test_an_absolute_path_inside_is_that_file_and_accents_may_be_in_either_form(tmp_path):
+    nfc, nfd = (unicodedata.normalize(form, "caf\xe9 {}.png") for form in ("NFC", "NFD"))
+    for name in ("a.png", nfd.format(1), nfc.format(2), nfd.format("x")):
+        picture(tmp_path / "real" / name)
+    (tmp_path / "real" / nfc.format("x")).with_suffix(".TXT").write_text("its text")
+    (tmp_path / "link").symlink_to("real")
+    rows = [(tmp_path / "link/a.png", "one"), (nfc.format(1), "two"), (nfd.format(2), "three")]
+    found = captions_of(tmp_path / "link", captions=rows)
+    assert found == {"a.png": "one", nfd.format(1): "two", nfc.format(2): "three", nfd.format("x"): "its text"}
+    outside = captions_of(tmp_path / "real", captions=[(tmp_path / "b.png", "one")])
+    assert str(tmp_path / "b.png") in outside, "as it was written"
+
+
+def test_a_text_beside_a_picture_has_its_suffix_in_any_case_and_its_encoding_by_its_mark(tmp_path):
+    picture(tmp_path / "X.PNG")
+    (tmp_path / "X.TXT").write_bytes("ein F\xe4lter\r\n".encode("utf-16"))
+    assert folder.build(str(tmp_path)).captions(0)[0] == ["ein F\xe4lter"]
+
+
 def test_a_list_of_captions_is_bounded(tmp_path):
     (tmp_path / "captions.csv").touch()
     os.truncate(tmp_path / "captions.csv", folder.LARGEST_LIST + 1)
@@ -141,6 +193,12 @@ def test_a_list_of_captions_is_bounded(tmp_path):
 
 
 # ---- pictures -----------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_link_is_called_that(tmp_path):
+    (tmp_path / "a.png").symlink_to("/nowhere/b.png")
+    error = fault(folder.build(str(tmp_path)))
+    assert error.reason == "missing_file" and "/nowhere/b.png" in error.detail
 
 
 def test_hidden_and_foreign_files_are_no_items(tmp_path, caplog):
@@ -233,6 +291,25 @@ def test_identity_changes_with_options(tmp_path):
     assert first == folder.build(str(tmp_path)).identity() == json.loads(json.dumps(first))
     assert folder.build(str(tmp_path), background="black").identity() != first
     assert folder.build(str(tmp_path), clip_frames=9).identity() != first
+
+
+def test_identity_follows_what_files_hold_and_not_when_they_were_copied(tmp_path, monkeypatch):
+    """Of a large file the time of change counts."""
+
+    def differ(change):
+        before = folder.build(str(tmp_path)).identity()
+        change()
+        after = folder.build(str(tmp_path)).identity()
+        return {name for name in before if before[name] != after[name]}
+
+    picture(tmp_path / "a.bmp")
+    picture(tmp_path / "b.bmp")
+    assert differ(lambda: (tmp_path / "a.txt").write_text("a cat")) == {"captions_sha256"}
+    assert differ(lambda: (tmp_path / "a.txt").write_text("a dog")) == {"captions_sha256"}
+    assert differ(lambda: os.utime(tmp_path / "b.bmp", (1, 1))) == set()
+    assert differ(lambda: picture(tmp_path / "b.bmp", "blue")) == {"contents_sha256"}
+    monkeypatch.setattr(_place, "COMPARED_BYTES", 10)
+    assert differ(lambda: os.utime(tmp_path / "b.bmp", (2, 2))) == {"contents_sha256"}
 
 
 @pytest.mark.parametrize(
