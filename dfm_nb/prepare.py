@@ -12,7 +12,7 @@ from pathlib import Path
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import ArgumentParser, guard
 from dfm_nb.base.files import local
-from dfm_nb.base.log import start_logging
+from dfm_nb.base.log import silent, start_logging
 from dfm_nb.base.torchrun import launch
 from dfm_nb.data.preparation import PrepareConfig, check, prepare
 from dfm_nb.data.prepared_folder import summary
@@ -36,7 +36,8 @@ def parse(argv: list[str] | None) -> PrepareConfig:
 
 def preflight(argv: list[str], nproc: int) -> None:
     """Report mistakes once, before torchrun starts processes."""
-    check(parse(argv), nproc)
+    with silent():
+        check(parse(argv), nproc)
 
 
 class PreparedDataset(dict):
@@ -95,7 +96,8 @@ def prepare_dataset(
         return PreparedDataset(output_dir, prepare(config))
     if table is not None:
         raise ValueError("a DataFrame is in this process alone; save it as .parquet and give source='table:FILE'")
-    check(config, num_processes)
+    with silent():
+        check(config, num_processes)
     launch("prepare", config.words(), num_processes)
     return PreparedDataset(output_dir, json.loads((Path(output_dir).expanduser() / "manifest.json").read_text()))
 

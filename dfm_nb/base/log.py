@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dfm_nb.base.headless import message_stream
@@ -19,6 +21,16 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 def legible(text: str) -> str:
     r"""Text for a terminal: control and non-UTF-8 characters are escaped as `\x1b`; newlines and tabs stay."""
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+@contextlib.contextmanager
+def silent(on: bool = True) -> Iterator[None]:
+    """Log nothing within the block: another process says it."""
+    log.disabled = on
+    try:
+        yield
+    finally:
+        log.disabled = False
 
 
 class _Formatter(logging.Formatter):

@@ -16,7 +16,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +28,7 @@ from pydantic import model_validator
 from dfm_nb import __version__
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import NPROC
-from dfm_nb.base.log import log
+from dfm_nb.base.log import log, silent
 from dfm_nb.base.options import Options, fields, option
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
@@ -170,7 +170,7 @@ class PrepareConfig(Options):
             **{name: self.options.get(name) for name in of_encoders},
         }
         # a fitted tokenizer follows from all the rest, one that was named does not
-        if self.tokenizer_path and hasattr(self.tokenizer_module, "fit"):
+        if self.tokenizer_path and getattr(self.tokenizer_module, "CARRIED", False):
             plan["tokenizer_sha256"] = self.tokenizer_module.build(self.tokenizer_path).identity()["sha256"]
         return json.loads(json.dumps(plan))
 
@@ -202,9 +202,11 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
             turn.enter_context(folder.turn())
             return folder.claim(plan, config.resume, config.overwrite, config.texts_only)
 
-        done = (plan := ranks.first(lambda: check(config, ranks.world))) is None
+        opened = cache(config.open_source)  # once, as it logs what it leaves out
+        done = (plan := ranks.first(lambda: check(config, ranks.world, opened))) is None
         if plan is not None:
-            preparation = Preparation(config, folder, ranks, plan)  # what fails here leaves the folder as it was
+            with silent(ranks.rank > 0):  # what fails here leaves the folder as it was
+                preparation = Preparation(config, opened(), folder, ranks, plan)
             done = ranks.first(lambda: claim(plan))
             if not done:
                 preparation.run()
@@ -214,14 +216,14 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
         return ranks.first(lambda: json.loads(folder.manifest.read_text()))
 
 
-def check(config: PrepareConfig, world: int) -> dict[str, Any] | None:
+def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None = None) -> dict[str, Any] | None:
     """Before any work by `world` processes: the plan, or None when the folder already holds all of it.
 
     Raises
     ------
     ValueError, OSError : the source cannot be used, or the folder may not be written into.
     """
-    source, folder = config.open_source(), PreparedFolder(config.output_dir)
+    source, folder = (opened or config.open_source)(), PreparedFolder(config.output_dir)
     check_unique(source, config.limit)
     # the shards follow from how many processes began: any number may continue
     held = {} if config.overwrite else folder.held_plan() or {}
@@ -240,9 +242,10 @@ class Preparation:
     All weights that are there before any work are loaded here: a wrong path shows now, not after the first batch.
     """
 
-    def __init__(self, config: PrepareConfig, folder: PreparedFolder, ranks: Ranks, plan: dict[str, Any]):
-        self.config, self.folder, self.ranks, self.plan = config, folder, ranks, plan
-        self.source = source = config.open_source()
+    def __init__(
+        self, config: PrepareConfig, source: Source, folder: PreparedFolder, ranks: Ranks, plan: dict[str, Any]
+    ):
+        self.config, self.source, self.folder, self.ranks, self.plan = config, source, folder, ranks, plan
         keys = item_keys(source, config.limit)
         given = getattr(source, "item_split", lambda index: None)
         shares = plan["val_fraction"], config.test_fraction
@@ -356,7 +359,7 @@ class Preparation:
         arguments = self.config.model_dump(exclude={"options", "table"}, exclude_none=True) | self.config.options
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
         manifest = merged.manifest(
-            {"source": self.source.identity(), **self._identities()},
+            {"source": self.plan["source"], **self._identities()},
             self.plans.num_items,
             self._psnr(),
             own | {"arguments": arguments},

@@ -247,10 +247,13 @@ def _but_captions(plan: dict[str, Any]) -> dict[str, Any]:
     return plan | {"source": source, "edits": None, "tag_captions": None, "texts": None}
 
 
-def _differences(held: dict[str, Any], now: dict[str, Any]) -> str:
-    differ = [k for k in sorted(now.keys() | held.keys()) if now.get(k) != held.get(k)]
+def _differences(held: dict[str, Any], now: dict[str, Any], inside: str = "") -> str:
+    differ = [(f"{inside}{k}", held.get(k), now.get(k)) for k in sorted(now.keys() | held.keys())]
     return "; ".join(
-        f"{k}: {json.dumps(held.get(k))[:80]} there, {json.dumps(now.get(k))[:80]} now" for k in differ[:4]
+        _differences(a, b, f"{k}.")
+        if isinstance(a, dict) and isinstance(b, dict)
+        else f"{k}: {json.dumps(a)[:80]} there, {json.dumps(b)[:80]} now"
+        for k, a, b in [row for row in differ if row[1] != row[2]][:4]
     )
 
 
