@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dfm_nb.data.preparation import PrepareConfig
+from dfm_nb.data.preparation import PrepareConfig, check, prepare
+from dfm_nb.data.prepared_folder import PreparedFolder
+from dfm_nb.data.tokenizers import residual
+from tests.data.sources.test_folder import picture
 
 
 class Items(list):
@@ -27,3 +30,38 @@ class Items(list):
 )
 def test_an_eighth_of_few_items_is_held_out_unless_they_have_splits_or_it_is_set(count, split, settings, share):
     assert PrepareConfig(output_dir="d", **settings).val_share(Items(count, split)) == share
+
+
+@pytest.fixture
+def config(tmp_path):
+    picture(tmp_path / "source/a.bmp")
+    return PrepareConfig(source=f"folder:{tmp_path}/source", output_dir=str(tmp_path / "data"), resume=True)
+
+
+@pytest.mark.parametrize(
+    "name, content, key",
+    [
+        ("a.txt", b"a cat", "captions_sha256"),
+        ("a.bmp", None, "contents_sha256"),
+        ("metadata.csv", b"file,text\na.bmp,x", "captions_sha256"),
+    ],
+)
+def test_what_was_begun_with_other_captions_or_pictures_is_not_resumed(name, content, key, config, tmp_path):
+    with (folder := PreparedFolder(config.output_dir)).turn():
+        folder.claim(check(config, 1), True, False)
+    assert check(config, 1)
+    path = tmp_path / "source" / name
+    path.write_bytes(content or path.read_bytes().replace(b"\xff", b"\xfe"))
+    with pytest.raises(FileExistsError, match=key):
+        check(config, 1)
+
+
+def test_the_weights_of_a_carried_tokenizer_that_was_named_belong_to_the_plan(config):
+    plan = config.replace(tokenizer_path=str(residual.ASSET)).plan(config.open_source(), 1)
+    assert plan["tokenizer_sha256"] == residual.build().identity()["sha256"]
+
+
+def test_what_a_source_leaves_out_is_logged_once(config, tmp_path, caplog):
+    with pytest.raises(FileNotFoundError):
+        prepare(config.replace(tokenizer="cosmos_cv", tokenizer_path=str(tmp_path / "source")))
+    assert sum("no caption" in line for line in caplog.messages) == 1
