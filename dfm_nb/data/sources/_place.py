@@ -97,7 +97,7 @@ class Place:
             with contextlib.suppress(OSError):
                 if not isinstance(media, (str, Path)):
                     array = np.ascontiguousarray(media)  # bytes, too; an object's would be addresses
-                    return None if array.dtype.hasobject else hashlib.sha256(array).hexdigest()
+                    return None if array.dtype.hasobject else hashlib.sha256(array.tobytes()).hexdigest()
                 if self.server:
                     return sorted(map(str, self.infos.get(str(media), {}).items())) or None
                 path = self.found(media)
