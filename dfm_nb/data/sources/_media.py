@@ -133,7 +133,8 @@ class MediaOptions(Options):
         if kept == 1 or length:
             least = f"--clip-frames {length}" if length else "5, so it is a still"
             said = f"{len(window)} frames at {fps:g} fps are fewer than {least}; {kept} are used"
-            lost["short_clip"] = f"{said}; raise --fps or leave it out"
+            fixes = {"raise --fps or leave it out": self.fps, "lower --clip-frames": length}
+            lost["short_clip"] = "; ".join([said, *(fix for fix, given in fixes.items() if given)])
         used = list(window)[:kept]
         yield key, np.stack(used), fps, lost | repeats(used, fps)
 
