@@ -117,6 +117,7 @@ def _srgb(image: Image.Image, lost: Lost) -> Image.Image:
             raise ValueError(f"it is for {mode}, the picture {image.mode}")
         opaque = image.convert("RGBA") if image.has_transparency_data else image
         shown = ImageCms.profileToProfile(opaque.convert(mode), profile, SRGB, outputMode="RGB")
+        assert shown is not None  # None is for changes in place
         if opaque.mode == "RGBA":
             shown.putalpha(opaque.getchannel("A"))
         return shown
@@ -229,7 +230,8 @@ def open_video(
     file, name = _file(source), _name(source)
     try:
         with av.open(file, options=VIDEO_FORMATS) as container:
-            if (stream := container.streams.best("video")) is None:
+            stream: Any = container.streams.best("video")
+            if stream is None:
                 raise SampleError("unreadable_video", f"{name} has no video stream")
             stream.thread_type = "AUTO"
             rate = float(stream.average_rate or stream.guessed_rate or 25)
