@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dfm_nb.base.argv import TOLD, guard, mistake, pop_nproc, usage
+from dfm_nb.base.installed import entry_points
 from dfm_nb.base.torchrun import run_under_torchrun
 
 VERBS: dict[str, tuple[str, str]] = {
@@ -45,10 +46,10 @@ PREFLIGHT = {"prepare", "pretrain"}
 def verbs() -> dict[str, tuple[str, str]]:
     """`VERBS` and the verbs of other packages; a checkout that is not installed has them in its pyproject.toml."""
     import tomllib
-    from importlib.metadata import EntryPoint, entry_points
+    from importlib.metadata import EntryPoint
 
     group, project = "dfm_nb.verbs", Path(__file__).parents[1] / "pyproject.toml"
-    points = list(entry_points(group=group))
+    points = entry_points(group)
     if not points and project.is_file():
         named = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][group]
         points = [EntryPoint(name, value, group) for name, value in named.items()]
@@ -146,4 +147,6 @@ def _run(verb: str, module: str, rest: list[str]) -> int:
 
 
 def entry() -> None:
+    if {*sys.argv[1:2]} & VERBS.keys():  # for what they start; the workbench's verbs start kernels
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
     raise SystemExit(guard(main))

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -164,7 +163,7 @@ def _sweep(asked: SweepOptions) -> pd.DataFrame:
     folder.mkdir(parents=True, exist_ok=True)
     for name in [name for name in points if name not in todo]:
         print(f"-- {name} is finished", flush=True)
-    pretrain = [sys.executable, "-m", "dfm_nb", "pretrain"]
+    pretrain = [*process.python_module("dfm_nb"), "pretrain"]
     pretrain += [f"--nproc-per-node={asked.nproc_per_node}"] * (asked.nproc_per_node > 1)
     for name, error, _ in run_all({n: [*pretrain, *p.words()] for n, p in todo.items()}, folder, asked.jobs):
         if error:

@@ -11,20 +11,17 @@ import secrets
 import shutil
 import site
 import socket
-import sys
 import sysconfig
 from pathlib import Path
 
 from dfm_nb.base.options import Options, option
-from workbench.place import FIRST
+from dfm_nb.base.process import python_module
+from workbench.place import FIRST, add_to_jupyter
 
 DEFAULT_PORT = 8888
 HOST = "127.0.0.1"
 SHARE = "share/dfm_nb/notebooks"
 """Where the wheel puts the notebooks, below the environment's prefix (`data-files` in pyproject.toml)."""
-
-SETTINGS = Path(__file__).with_name("jupyter")
-"""A Jupyter configuration folder with our defaults for JupyterLab: no question about news."""
 
 
 class LabOptions(Options):
@@ -53,8 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     print(f"open http://{HOST}:{port}/lab/tree/{notebook}?token={token}", flush=True)
     print("end with Ctrl-C twice; started runs continue", flush=True)
     os.environ["JUPYTER_TOKEN"] = token  # not in argv, where every user of the machine could read it
-    paths = [str(SETTINGS), *filter(None, [os.environ.get("JUPYTER_CONFIG_PATH")])]
-    os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(paths)
+    add_to_jupyter("JUPYTER_CONFIG_PATH")
+    add_to_jupyter("JUPYTER_PATH")
     os.chdir(folder)
     command = server_argv(port, notebook, not args.no_browser)
     os.execv(command[0], command)
@@ -69,9 +66,7 @@ def server_argv(port: int, notebook: str, browser: bool) -> list[str]:
     import zmq
 
     return [
-        sys.executable,
-        "-m",
-        "jupyterlab",
+        *python_module("jupyterlab"),
         f"--ServerApp.ip={HOST}",
         f"--ServerApp.port={port}",
         "--ServerApp.port_retries=0",

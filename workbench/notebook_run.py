@@ -19,7 +19,7 @@ from typing import Any
 
 from dfm_nb.base.nearest import nearest
 from workbench.parameters import WORDS, as_type
-from workbench.place import RESULT_TYPE
+from workbench.place import RESULT_TYPE, add_to_jupyter
 
 _NO_SCRIPT = "data:text/javascript,"
 """Replaces require.js and MathJax, which nbconvert's page fetches; ours has no formulas and no live widgets."""
@@ -134,6 +134,7 @@ def execute(
     if progress:  # it prints which cell it executes and the cell's output
         log.handlers = [logging.StreamHandler(sys.stdout)]
         log.setLevel(logging.INFO)
+    add_to_jupyter("JUPYTER_PATH")
     try:
         # Sockets in a folder: TCP ports are chosen before the kernel binds them, and another process may take one.
         with tempfile.TemporaryDirectory(prefix="dfm_nb-", ignore_cleanup_errors=True) as sockets:

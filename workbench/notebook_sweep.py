@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dfm_nb.base import process
 from dfm_nb.base.files import write_atomically
 from dfm_nb.runs import page
 from dfm_nb.sweep_ import run_all
@@ -77,7 +77,7 @@ def sweep(
     commands = {}
     for point in rows:
         words = [w for name, text in point.values.items() for w in ("-p", name, text)]
-        command = [sys.executable, "-m", "dfm_nb", "notebook", "run", source, *words]
+        command = [*process.python_module("dfm_nb"), "notebook", "run", source, *words]
         commands[point.name] = [*command, "--output", folder / f"{point.name}.ipynb", *["--no-report"] * (not report)]
     by_name = {point.name: point for point in rows}
     for name, error, seconds in run_all(commands, folder, jobs, {p.name: p.said(grid) for p in rows}):

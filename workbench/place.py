@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import Any
 
 FIRST = "00_tour.ipynb"
+JUPYTER = Path(__file__).with_name("jupyter")
+"""For Jupyter: the kernel, with the current folder last on its module path; defaults of JupyterLab: no question on news."""
 RESULT_TYPE = "application/vnd.dfm-nb.result+json"
 """Media type of `publish`."""
+
+
+def add_to_jupyter(variable: str) -> None:
+    """Put `JUPYTER` first in one of Jupyter's environment variables of folders."""
+    before = os.environ.get(variable, "").split(os.pathsep)
+    os.environ[variable] = os.pathsep.join(dict.fromkeys([str(JUPYTER), *filter(None, before)]))
 
 
 def project_folder() -> None:

@@ -37,13 +37,14 @@ import functools
 import inspect
 import re
 from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from pydantic import create_model
 
+from dfm_nb.base.installed import entry_points
 from dfm_nb.base.nearest import meant
 from dfm_nb.base.options import Field, Options, fields
 
@@ -67,7 +68,7 @@ def _found(kind: str) -> dict[str, EntryPoint]:
     """
     group, built_in = f"dfm_nb.{kind}", BUILT_IN.get(kind, ())
     own = [EntryPoint(name, ELSEWHERE.get(name, f"dfm_nb.data.{kind}.{name}"), group) for name in built_in]
-    return {point.name: point for point in (*entry_points(group=group), *own)}  # no package replaces one of ours
+    return {point.name: point for point in (*entry_points(group), *own)}  # no package replaces one of ours
 
 
 def names(kind: str) -> list[str]:

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,11 @@ MARGIN_S = 20.0
 """Added to the grace time for a process that forwards the request: it must end a hung child first."""
 SETTLE_S = 10.0
 """Time after a SIGKILL for a parent to reap and record killed children, on a busy machine."""
+
+
+def python_module(module: str) -> list[str]:
+    """`python -m module` without the current folder on the module path: data in it are no code."""
+    return [sys.executable, "-P", "-m", module]
 
 
 def identity() -> dict[str, Any]:

@@ -37,7 +37,8 @@ system clears every page again."""
 def torchrun_argv(module: str, argv: Sequence[str], nproc_per_node: int) -> list[str]:
     """The command that runs `python -m module argv`, or a `.py` file, on `nproc_per_node` local processes."""
     program = [str(Path(module).resolve())] if module.endswith(".py") else ["-m", module]
-    return [sys.executable, "-m", "dfm_nb.base.torchrun", f"--nproc-per-node={nproc_per_node}", *program, *argv]
+    launcher = process.python_module("dfm_nb.base.torchrun")
+    return [*launcher, f"--nproc-per-node={nproc_per_node}", *program, *argv]
 
 
 def run_under_torchrun(argv: Sequence[str]) -> int:
@@ -59,6 +60,8 @@ def run_under_torchrun(argv: Sequence[str]) -> int:
         # the agent's heartbeats are appended to the file: one a minute, because no other node waits for them
         conf = "store_type=file,keep_alive_interval=60"
         args = parse_args(["--rdzv-backend=c10d", f"--rdzv-endpoint={folder}/agent", f"--rdzv-conf={conf}", *argv])
+        if args.module:  # torchrun's own command puts the current folder first; a `.py` keeps its folder
+            os.environ["PYTHONSAFEPATH"] = "1"
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(args.nproc_per_node))))
         for name, size in KEPT_BYTES.items():
             os.environ.setdefault(name, str(size))
@@ -124,7 +127,7 @@ def launch(verb: str, argv: list[str], num_processes: int) -> None:
     ------
     RuntimeError : it failed, after it printed the cause.
     """
-    started = psutil.Popen([sys.executable, "-m", "dfm_nb", verb, f"--nproc-per-node={num_processes}", *argv])
+    started = psutil.Popen([*process.python_module("dfm_nb"), verb, f"--nproc-per-node={num_processes}", *argv])
     try:
         code = started.wait()
     finally:
