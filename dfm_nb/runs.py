@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from dfm_nb import config as cfg
 from dfm_nb.base import video
-from dfm_nb.base.files import read_json
+from dfm_nb.base.files import plain, read_json
 from dfm_nb.base.metrics import compared_loss, read_metrics, series
 from dfm_nb.base.plots import curves_png
-from dfm_nb.base.run import MEDIA, Run, iteration_folders, media_in
+from dfm_nb.base.run import MEDIA, Run, media_in
 from dfm_nb.config import notation
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_checkpoint")
 """Settings that differ in every run and explain nothing."""
+FIGURES = ("state", "iterations", "best_val_loss", "best_at", "val_loss", "loss", "seconds")
 CURVES = {"loss": "Training loss", "val_loss": "Validation loss"}
 ROUNDS_SHOWN, SAMPLES_SHOWN, SAMPLE_PX = 4, 8, 128
 STYLE = (
@@ -41,7 +42,7 @@ def runs_below(folder: str | os.PathLike) -> list[Path]:
 def settings_of(run: Path) -> dict[str, Any]:
     """What `config.yaml` says by dotted key; {} when it is not there, or is no configuration."""
     try:
-        loaded = notation.read((run / "config.yaml").read_text(encoding="utf-8"))
+        loaded = notation.read(plain(run / "config.yaml", run).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return dict(cfg.flatten(loaded)) if isinstance(loaded, dict) else {}
@@ -76,10 +77,18 @@ def compare(runs: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
         raise FileNotFoundError(f"{missing[0]} is neither a run folder nor a folder of runs; pass a --run-dir")
     settings = [settings_of(folder) for folder in folders]
     keys = differing(settings)
-    rows = [_figures(f, s) | {key: s.get(key) for key in keys} for f, s in zip(folders, settings)]
+    rows = [_row(f, s) | {key: s.get(key) for key in keys} for f, s in zip(folders, settings)]
     top = os.path.commonpath([folder.absolute().parent for folder in folders])
     names = [folder.absolute().relative_to(top).as_posix() for folder in folders]
     return pd.DataFrame(rows, index=pd.Index(names, name="run"), dtype=object)
+
+
+def _row(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a run; one that cannot be read, of many, is a row that says why."""
+    try:
+        return _figures(folder, settings)
+    except (ValueError, TypeError, LookupError, ArithmeticError, OSError) as error:
+        return {**dict.fromkeys(FIGURES), "state": f"cannot be read: {error}"}
 
 
 def _figures(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +122,7 @@ def run_page(run: str | os.PathLike) -> str:
     changed = [(k, v) for k, field in cfg.FIELDS.items() if (v := resolved.get(k)) != field.default]
     own = [(key, str(value), resolved.provenance[key]) for key, value in changed]
     tables = [compare([folder]).reset_index(), pd.DataFrame(own, columns=["setting", "value", "from"])]
-    rounds = [(f"Samples at iteration {i}", media_in(place)) for i, place in iteration_folders(Run(folder).samples)]
+    rounds = [(f"Samples at iteration {i}", media_in(place)) for i, place in Run(folder).rounds()]
     samples = dict(rounds[:: -max(1, len(rounds) // ROUNDS_SHOWN)])  # the newest first
     return page(f"Run {folder.name}", tables, {folder.name: folder}, samples)
 
@@ -134,7 +143,7 @@ def page(
     links : where a name in the column `run` leads, `{}.html`.
     """
     parts = [f"<h1>{html.escape(title)}</h1>", *(_table(table, links) for table in tables)]
-    records = {label: read_metrics(run) for label, run in runs.items()}
+    records = {label: _records(run) for label, run in runs.items()}
     for key, name in CURVES.items():
         curves = {label: points for label, r in records.items() if (points := series(r, key))[0]}
         if curves:
@@ -153,6 +162,14 @@ def page(
     )
 
 
+def _records(run: Path) -> list[dict[str, Any]]:
+    """Those of its metrics; none where its row says that they cannot be read."""
+    try:
+        return read_metrics(run)
+    except (ValueError, OSError):
+        return []
+
+
 def _table(table: pd.DataFrame, links: str) -> str:
     filled = table.astype(object).fillna("")
     cells = filled.map(lambda value: html.escape(f"{value:.5g}" if isinstance(value, float) else str(value)))
@@ -165,7 +182,7 @@ def _table(table: pd.DataFrame, links: str) -> str:
 
 def _figure(path: Path) -> str:
     """A picture or clip over its prompt (from its sidecar) or its name."""
-    told = read_json(path.with_suffix(path.suffix + ".json")) or {}
+    told = read_json(path.with_suffix(path.suffix + ".json"), path.parent) or {}
     said = str(told.get("prompt") or path.stem)
     media = video.media_html(MEDIA[path.suffix], path.read_bytes(), said, SAMPLE_PX)
     return f"<figure>{media}{html.escape(said)}</figure>"

@@ -8,6 +8,7 @@ Any process can recreate a `Job` from the folder alone. The command survives the
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -75,10 +76,13 @@ class Job:
 
         Raises
         ------
-        FileExistsError : a command already runs in this folder, or it is a file.
+        FileExistsError : a command already runs in this folder, or it is a file, or another's.
         """
         folder, log = self.folder, self.log
         folder.mkdir(parents=True, exist_ok=True)
+        theirs = log.exists() and not (folder / RECORD).exists()
+        if theirs or Run(folder).is_foreign(RECORD) or any(map(os.path.islink, (log, folder / RECORD))):
+            raise FileExistsError(f"{log} must be that of a run of yours; choose another run folder, or move it away")
         if running := self.pid:
             raise FileExistsError(f"process {running} already runs in {folder}; stop it, or choose another run folder")
         size = log.stat().st_size if log.exists() else 0
@@ -101,7 +105,7 @@ class Job:
     def record(self) -> Record:
         """`launch.json`; {} when nothing was started here, or when it is damaged."""
         try:
-            return _RECORD.validate_python(read_json(self.folder / RECORD) or {}, strict=True)
+            return _RECORD.validate_python(read_json(self.folder / RECORD, self.folder) or {}, strict=True)
         except ValidationError:
             return {}
 

@@ -17,11 +17,12 @@ from typing import Any, Callable, Sequence
 
 from dfm_nb.base.files import local
 from dfm_nb.base.headless import is_headless
-from dfm_nb.base.run import Run, iteration_folders
+from dfm_nb.base.run import IDENTITY, Run, iteration_folders
 from dfm_nb.base.torchrun import torchrun_argv
 from workbench.job import Job, Record, RunFailed, State, clean_lines
 from workbench.launcher_panel import LOOK_S, Panel
 from workbench.live import Live
+from workbench.supervisor import RECORD
 
 TRAINER, PREPARE = "dfm_nb.train", "dfm_nb.prepare"
 DRIVERS = (TRAINER, PREPARE, "dfm_nb.generate", "dfm_nb.evaluate")
@@ -73,7 +74,7 @@ class Launcher(Live):
         self.cwd = Path(cwd or Path.cwd())
         self.job = Job(self.run_dir)
         self._panel: Panel | None = None
-        self._doubt: str | None = None  # why the folder's command must be confirmed
+        self._attached = False  # whether the command is the folder's, and not the user's
         self.followed = False  # whether the folder's last run was started or seen running from here
 
     @classmethod
@@ -95,11 +96,17 @@ class Launcher(Live):
         # dfm pretrain in a terminal leaves no record: its settings are in the run folder
         told: dict[str, Any] = {"argv": ["--config-file", str(config)], **record}
         out = cls(folder, **{name: told[name] for name in ("argv", "nproc", "program", "cwd") if name in told})
-        if out.program not in DRIVERS:
-            out._doubt = f"{folder} names a program that is not one of {', '.join(DRIVERS)}"
-        elif not Run(folder).made_here(dict(record)):
-            out._doubt = f"{folder} was not created on this machine"
+        out._attached = True
         return out
+
+    @property
+    def doubt(self) -> str:
+        """Why the run in the folder may be somebody else's, so that its command, or Stop, must be confirmed."""
+        if self._attached and self.program not in DRIVERS:
+            return f"{self.run_dir} names a program that is not one of {', '.join(DRIVERS)}"
+        if self.state == "not started" and not Run(self.run_dir).config_file.exists():
+            return ""
+        return Run(self.run_dir).doubt(RECORD if self.job.record else IDENTITY)
 
     # ---- the command ----------------------------------------------------------------------------------------------
 
@@ -177,7 +184,7 @@ class Launcher(Live):
 
         Parameters
         ----------
-        confirm : run `command` although the folder was created elsewhere, or its program is not of this package.
+        confirm : run `command` although the folder is another's or of elsewhere, or its program not of this package.
 
         Raises
         ------
@@ -212,8 +219,8 @@ class Launcher(Live):
         return self._launch(self.argv, confirm, aside=True)
 
     def _launch(self, argv: Sequence[str], confirm: bool, aside: bool = False) -> Launcher:
-        if self._doubt and not confirm:
-            raise NotOurs(f"{self._doubt}; if you trust it, confirm that this may run: {shlex.join(self.command)}")
+        if self._attached and not confirm and (doubt := self.doubt):
+            raise NotOurs(f"{doubt}; if you trust it, confirm that this may run: {shlex.join(self.command)}")
         if aside and self.job.pid is None and self.run_dir.exists():
             self.run_dir.rename(self._aside())
         told: Record = {"argv": self.argv, "nproc": self.nproc, "program": self.program, "cwd": str(self.cwd)}
@@ -226,8 +233,16 @@ class Launcher(Live):
     def can_resume(self) -> bool:
         return self.job.pid is None and (bool(self.job.record) or Run(self.run_dir).config_file.exists())
 
-    def stop(self) -> Launcher:
-        """End the run and all its processes; a training run saves first. Blocks until they are gone."""
+    def stop(self, confirm: bool = False) -> Launcher:
+        """End the run and all its processes; a training run saves first. Blocks until they are gone.
+
+        Parameters
+        ----------
+        confirm : also end the process that the record of another's folder names. Errors : `NotOurs` without.
+        """
+        if not confirm and (doubt := self.doubt) and (running := self.job.processes()):
+            told = shlex.join(running[0].cmdline())
+            raise NotOurs(f"{doubt}; confirm that this process may be ended: {running[0].pid} {told}")
         self.job.stop()
         self._refresh()
         return self

@@ -57,6 +57,11 @@ class Panel:
     def _press(self, name: str, button: Any) -> None:
         if button.disabled:
             return
+        run = self.launcher
+        asked, self.asked = self.asked, name  # the first press shows a foreign folder's command, a second one runs it
+        if name == "Stop" and asked != name and run.doubt:
+            self._try(run.stop)
+            return
         if name == "Stop":  # the first press leaves time to save; a second one kills
             stop = functools.partial(self.launcher.job.stop, *[0.0] * self.stopping)
             self.stopping = True
@@ -64,9 +69,7 @@ class Panel:
             return
         for other in self.buttons.values():
             other.disabled = True
-        run = self.launcher
         action = {"Start": run.start, "Continue": run.resume, "Start over": run.start_over}[name]
-        asked, self.asked = self.asked, name  # the first press shows a foreign folder's command, a second one runs it
         self._try(functools.partial(action, confirm=asked == name))
 
     def _try(self, action: Callable[[], object]) -> None:

@@ -22,7 +22,7 @@ from dfm_nb.base.files import read_json
 from dfm_nb.base.log import duration
 from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss
 from dfm_nb.base.plots import PALETTE
-from dfm_nb.base.run import Run, iteration_folders
+from dfm_nb.base.run import Run
 from dfm_nb.base.video import data_url
 from dfm_nb.runs import differing, runs_below, settings_of
 from workbench.controls import table_html
@@ -123,7 +123,7 @@ class Watched:
     @property
     def verdict(self) -> str:
         """Which checkpoint to take, as `dfm evaluate --all-checkpoints` wrote it; "" without."""
-        told = (read_json(self.run.path / "verdict.json") or {}).get("verdict")
+        told = (read_json(self.run.path / "verdict.json", self.run.path) or {}).get("verdict")
         return str(told.get("sentence", "")) if isinstance(told, dict) else ""
 
     @property
@@ -322,7 +322,7 @@ class Monitor(Live):
         """The samples of the iteration that the slider shows; while it is at its end, the newest."""
         picked = [watched for watched in self.runs if watched.box.value]
         whole = max((newest[0] for w in picked if (newest := w.run.newest_samples())), default=0)  # others are written
-        iterations = sorted({i for w in picked for i, _ in iteration_folders(w.run.samples) if i <= whole})
+        iterations = sorted({i for w in picked for i, _ in w.run.rounds() if i <= whole})
         if not iterations:
             return
         last, at_end = len(iterations), self.when.value >= self.when.max

@@ -13,7 +13,7 @@ from typing import Any
 
 FIRST = "00_tour.ipynb"
 JUPYTER = Path(__file__).with_name("jupyter")
-"""For Jupyter: the kernel, with the current folder last on its module path; defaults of JupyterLab: no question on news."""
+"""For Jupyter: the kernel, with the current folder last on its module path, and defaults of JupyterLab."""
 RESULT_TYPE = "application/vnd.dfm-nb.result+json"
 """Media type of `publish`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import ipywidgets as w
 import pandas as pd
 
 from dfm_nb.base.files import write_atomically
-from dfm_nb.base.run import Run
+from dfm_nb.base.run import IDENTITY, LOCK, WRITTEN, Run
 from dfm_nb.base.video import media_html
 from dfm_nb.runs import compare, run_page, runs_below
 from workbench.gallery import load
@@ -24,11 +25,17 @@ from workbench.monitor import SETTINGS_SHOWN, Monitor
 
 THUMBNAIL_PX = 64
 FIGURES = {"best_val_loss": "best validation {0[best_val_loss]:.4f} at {0[best_at]}", "loss": "loss {0[loss]:.4f}"}
-WRITTEN = set(
-    "config.yaml metrics.jsonl skipped.jsonl log.txt loss.png report.html launch.json launch.log "
-    "run.pid .run.json .run.lock checkpoints samples tensorboard".split()
+FILES = {*WRITTEN, IDENTITY, LOCK, "report.html", "launch.json", "launch.log"} - {
+    "checkpoints",
+    "samples",
+    "tensorboard",
+}
+BELOW = re.compile(
+    r"samples/iter_\d+/[^/]+\.(png|mp4)(\.json)?|tensorboard/events\.out\.tfevents\.[^/]+|"
+    r"checkpoints/(owner\.json|latest_checkpointed_iteration\.txt|iter_\d+(\.removed)?(\.tmp)?/"
+    r"(rank-\d+|index|state|config|checksums|manifest|tokenizer|text_empty|latent_statistics)\.(json|yaml|safetensors))"
 )
-"""The files that a run and this workbench write into a run folder."""
+"""What a run and this workbench write into a run folder, and below it."""
 
 
 class Runs(Live):
@@ -59,6 +66,8 @@ class Runs(Live):
         self.paths = {path.relative_to(self.folder).as_posix(): path for path in found}
         self.table = compare(found).set_axis(pd.Index(self.paths, name="run")) if found else pd.DataFrame()
         for name, path in self.paths.items():
+            if self.table["iterations"][name] is None:
+                continue  # its state says why it cannot be read
             if (state := Job(path).state) != "not started":  # which also knows failed and lost runs
                 self.table.loc[name, "state"] = state
         if self._box is not None:
@@ -90,20 +99,22 @@ class Runs(Live):
 
         Raises
         ------
-        ValueError : not confirmed; its record is of another folder; or it holds files that no run writes.
+        ValueError : not confirmed; it has no record; or it holds files that no run writes.
         FileExistsError : a live process uses it.
         """
         path = self._path(name)
-        strange = sorted({entry.name for entry in path.iterdir()} - WRITTEN)
-        if not Run(path).made_here() or strange:
-            why = f"it also holds {', '.join(strange[:3])}" if strange else "no run of this machine created it"
+        run, found = Run(path), (entry for entry in path.rglob("*") if entry.is_symlink() or not entry.is_dir())
+        names = (entry.relative_to(path).as_posix() for entry in found)
+        strange = sorted(name for name in names if name not in FILES and not BELOW.fullmatch(name))
+        if run.id is None or strange:
+            why = f"it also holds {', '.join(strange[:3])}" if strange else "it has no record of a run"
             raise ValueError(
                 f"only files that a run has written are deleted; {path} is kept: {why}; check and delete it yourself"
             )
         if not confirm:
             told = f"{name} with {self.table['iterations'][name]} iterations and its checkpoints in {path}"
+            told += f" ({doubt})" if (doubt := run.doubt()) else ""
             raise ValueError(f"this deletes {told} permanently; to confirm: delete({name!r}, confirm=True)")
-        run = Run(path)
         run.claim()  # no process trains there, and none can start
         try:
             shutil.rmtree(path)
@@ -119,7 +130,7 @@ class Runs(Live):
         row, drawn = self.table.loc[name].dropna(), Run(self.paths[name]).newest_samples()
         item = load(drawn[1][0]) if drawn else None
         thumbnail = media_html(item.media_type, item.data, item.prompt, THUMBNAIL_PX) if item else ""
-        said = [f"{row['state']}, iteration {row['iterations']}"]
+        said = [f"{row['state']}, iteration {row['iterations']}" if "iterations" in row else row["state"]]
         said += [text.format(row) for key, text in FIGURES.items() if key in row]
         differs = self.table.columns[self.table.columns.get_loc("seconds") + 1 :]
         settings = [f"{key.rpartition('.')[2]} {row.get(key)}" for key in differs[:SETTINGS_SHOWN]]
@@ -142,7 +153,7 @@ class Runs(Live):
                 "Open": lambda names, _sure: self.open(*names).widget,
                 "Continue": lambda names, sure: self.resume(names[0], sure).widget,
                 "Page": lambda names, _sure: w.HTML("<br>".join(html.escape(str(self.report(n))) for n in names)),
-                "Delete": lambda names, sure: w.HTML("".join(map(functools.partial(self.delete, confirm=sure), names))),
+                "Delete": lambda names, sure: w.HTML(html.escape("".join(self.delete(n, confirm=sure) for n in names))),
             }
             self._list, self._below, self._asked = w.HTML(), w.VBox(), ("", ())
             self._chosen = w.SelectMultiple(rows=8, description="runs", layout=w.Layout(width="min(40em, 100%)"))

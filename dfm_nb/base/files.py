@@ -79,6 +79,26 @@ def lies_inside(name: str) -> bool:
     return plain and bool(place.parts) and not place.is_absolute() and ".." not in place.parts
 
 
+MOST_BYTES = 1 << 28
+"""Of a file that is read whole; a JSON object takes eight times its own bytes in memory."""
+
+
+def plain(path: Path, inside: Path | None = None, most_bytes: int = MOST_BYTES) -> Path:
+    """The path of a file that is read whole from a folder that may be somebody else's.
+
+    inside : a folder, which no link may leave.
+
+    Raises
+    ------
+    ValueError : it is a pipe, a device or a folder, is too large, or is a link out of the folder.
+    """
+    out = inside and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(inside))
+    if out or not path.is_file() or path.stat().st_size > most_bytes:
+        where = f" inside {inside}" if inside else ""
+        raise ValueError(f"{path} must be a regular file{where} of at most {most_bytes >> 20} MiB; move it away")
+    return path
+
+
 def write_atomically(path: str | Path, data: bytes) -> None:
     """Write a file atomically: readers see it whole or absent."""
     with replacing(path) as temporary:
@@ -167,10 +187,10 @@ def weights_sha256(config: Path, weights: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if it is not a regular file (a pipe might never end) or not a JSON object."""
+def read_json(path: Path, inside: Path | None = None) -> dict[str, Any] | None:
+    """The JSON object in a file; None if it is not `plain` (a pipe might never end) or not a JSON object."""
     try:
-        value = json.loads(path.read_bytes()) if path.is_file() else None
+        value = json.loads(plain(path, inside).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
 import orjson
 
-from dfm_nb.base.files import write_atomically
+from dfm_nb.base.files import plain, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_METRICS = 1 << 29
+"""Bytes of the file: a million iterations have 400 MB."""
 RISEN_ROUNDS = 3
 """Number of validations without improvement before it is reported."""
 
@@ -102,7 +104,7 @@ def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> t
     path = path / "metrics.jsonl" if path.is_dir() else path
     if not path.exists():
         return [], 0
-    with path.open("rb") as file:
+    with plain(path, path.parent, MOST_METRICS).open("rb") as file:
         file.seek(offset)
         data = file.read(limit)
     data = data[: data.rfind(b"\n") + 1]

@@ -10,8 +10,8 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import orjson
 import psutil
@@ -20,10 +20,16 @@ from filelock import FileLock, Timeout
 from dfm_nb.base import process
 from dfm_nb.base.files import local, read_json, remove_temporaries, write_atomically
 
-IDENTITY, OWNER = ".run.json", "owner.json"
-"""In a run folder: its id, host and inode. In a folder of checkpoints: the path and id of the run that owns it."""
+WRITTEN = frozenset(
+    "config.yaml metrics.jsonl skipped.jsonl log.txt loss.png run.pid checkpoints samples tensorboard".split()
+)
+"""What a run writes into its folder, besides its record and lock."""
+IDENTITY, LOCK, OWNER = ".run.json", ".run.lock", "owner.json"
+"""In a run folder: its id, host and inode; its writer's lock. In a folder of checkpoints: path and id of their run."""
 MEDIA = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
 """Suffixes of samples, and their media types."""
+MOST_SAMPLE = 1 << 26
+"""Bytes of a sample that is shown."""
 _ITERATION = re.compile(r"iter_(\d+)")
 
 
@@ -55,13 +61,16 @@ class Run:
         self.checkpoints, self.samples = path / "checkpoints", path / "samples"
 
     @classmethod
-    def create(cls, path: str | Path) -> Run:
+    def create(cls, path: str | Path, names: Collection[str] = WRITTEN) -> Run:
         """The folder, created if missing; an existing run is opened, to be resumed.
+
+        names : what will be written there.
 
         Raises
         ------
-        NotADirectoryError : the path is a file.
-        FileExistsError : the folder holds a data set. ValueError : the path is a URL.
+        NotADirectoryError : the path is a file. ValueError : it is a URL, or one of the names is a link.
+        FileExistsError : the folder holds a data set, or one of the names without a record of ours.
+        PermissionError : it, or its record, belongs to another user.
         """
         folder = local(path)
         if folder.exists() and not folder.is_dir():
@@ -69,8 +78,27 @@ class Run:
         if (folder / ".nv-meta").exists() or (folder / "manifest.json").exists():
             raise FileExistsError(f"{folder} holds a data set, not a run; choose another --run-dir")
         run = cls(folder.resolve())
-        run.samples.mkdir(parents=True, exist_ok=True)
+        run.path.mkdir(parents=True, exist_ok=True)
+        if run.is_foreign(IDENTITY):
+            raise PermissionError(
+                f"{run.path} must belong to you to be written to, and it or its record is another user's: start from "
+                f"its weights with checkpoint.pretrained={run.path}, resume a copy of your own, or, where a container "
+                "or network drive changes owners, chown it"
+            )
+        if run.id is None and (theirs := sorted(entry.name for entry in run.path.iterdir() if entry.name in names)):
+            raise FileExistsError(f"{run.path} holds {theirs[0]}, and no run of ours made it; choose another folder")
+        below = (entry for top in (run.path, run.samples, run.checkpoints) if top.is_dir() for entry in top.iterdir())
+        ours = {*names, IDENTITY, LOCK}
+        if link := next((e for e in below if e.is_symlink() and (e.parent != run.path or e.name in ours)), None):
+            raise ValueError(
+                f"{link} leads out of the run folder; remove the link (checkpoint.checkpoint_dir may lead)"
+            )
         return run
+
+    def is_foreign(self, record: str) -> bool:
+        """Whether the folder, or that record in it, belongs to another user."""
+        places = [place for place in (self.path, self.path / record) if os.path.lexists(place)]
+        return any(os.lstat(place).st_uid != os.geteuid() for place in places)
 
     def sample_folder(self, iteration: int) -> Path:
         """`samples/iter_0000100`, created if missing."""
@@ -80,10 +108,15 @@ class Run:
 
     def newest_samples(self, until: float = float("inf")) -> tuple[int, list[Path]] | None:
         """The last iteration with samples, at most `until`, and its pictures and clips by name; None without any."""
-        for iteration, folder in reversed(iteration_folders(self.samples)):
+        for iteration, folder in reversed(self.rounds()):
             if iteration <= until and (media := media_in(folder)):
                 return iteration, media
         return None
+
+    def rounds(self) -> list[tuple[int, Path]]:
+        """The folders of samples, by iteration; none that a link leads to."""
+        found = iteration_folders(self.samples)
+        return [(i, folder) for i, folder in found if folder.resolve() == self.path.resolve() / "samples" / folder.name]
 
     def save_config(self, text: str) -> None:
         """Write `config.yaml` atomically."""
@@ -103,7 +136,7 @@ class Run:
         """
         if self._key in _HELD:
             return
-        here, place = socket.gethostname(), self.path / ".run.lock"
+        here, place = socket.gethostname(), self.path / LOCK
         # without kernel locks no lock file replaces them: the lock file of a lost host would stay forever
         lock = FileLock(place, blocking=False, thread_local=False, fallback_to_soft=False)
         try:
@@ -122,7 +155,8 @@ class Run:
                 f"{who} is writing to {self.path}; wait for it, stop it, or choose another --run-dir (one that was "
                 f"killed on another host counts for {STALE_S} s)"
             )
-        remove_temporaries(self.path)  # of a killed owner
+        if self.id:
+            remove_temporaries(self.path)  # of a killed owner
         identity = {"host": here, "inode": self.path.stat().st_ino, "id": self.id or uuid.uuid4().hex}
         write_atomically(self.path / IDENTITY, orjson.dumps(identity))
         write_atomically(self.pid_file, orjson.dumps(process.identity()))
@@ -134,10 +168,16 @@ class Run:
         """Created by the first `claim`; a moved or copied folder keeps it."""
         return (read_json(self.path / IDENTITY) or {}).get("id")
 
-    def made_here(self, record: dict[str, Any] | None = None) -> bool:
-        """Whether a record (default: the folder's) was written on this host for this folder, not for a copy of it."""
-        record = record or read_json(self.path / IDENTITY) or {}
-        return record.get("host") == socket.gethostname() and record.get("inode") == self.path.stat().st_ino
+    def doubt(self, record: str = IDENTITY) -> str:
+        """Why the folder may be somebody else's; "" if the record is of this host and folder, and both are our user's.
+
+        A copy has another inode than its record.
+        """
+        if self.is_foreign(record):
+            return f"{self.path} or its {record} belongs to another user"
+        told = read_json(self.path / record) or {}
+        here = socket.gethostname(), self.path.stat().st_ino
+        return "" if (told.get("host"), told.get("inode")) == here else f"{self.path} was not created on this machine"
 
     def own(self, root: Path) -> None:
         """Assign a folder of checkpoints to this run, which may then replace and remove its checkpoints.
@@ -147,7 +187,8 @@ class Run:
         FileExistsError : it is outside of the run, and has another owner, or checkpoints and no owner.
         """
         record = read_json(root / OWNER) or {}
-        whose = record.get("run") or ("an unknown run" if iteration_folders(root) else str(self.path))
+        held = any(root.glob("iter_*")) or any(root.glob("latest_*"))
+        whose = record.get("run") or ("an unknown run" if held else str(self.path))
         if whose != str(self.path) and record.get("id") != self.id and root != self.checkpoints:
             raise FileExistsError(
                 f"a run may replace and remove only its own checkpoints; {root} has those of {whose}; choose another "
@@ -197,7 +238,8 @@ def _age_s(path: Path) -> float:
 
 def media_in(folder: Path) -> list[Path]:
     """The pictures and clips of a folder, by name."""
-    return sorted(p for p in folder.iterdir() if p.suffix in MEDIA and not p.name.startswith("."))
+    found = (p for p in folder.iterdir() if p.suffix in MEDIA and not p.name.startswith("."))
+    return sorted(p for p in found if p.is_file() and not p.is_symlink() and p.stat().st_size <= MOST_SAMPLE)
 
 
 def iteration_folders(parent: Path) -> list[tuple[int, Path]]:

@@ -362,11 +362,11 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
     # whole, as `find` reads it in the run folder from anywhere
     start.checkpoint_dir = start.checkpoint_dir and str(Path(start.checkpoint_dir).resolve())
     folder = Run.create(run_dir) if rank == 0 else Run(Path(run_dir).resolve())
+    if rank == 0:
+        folder.claim()  # before anything else is written, so that a killed run's folder has its record
+        folder.own(Path(start.checkpoint_dir or folder.checkpoints.resolve()))
     dist.barrier()  # the folder is there
     start_logging(folder, rank)
-    if rank == 0:
-        folder.claim()
-        folder.own(Path(start.checkpoint_dir or folder.checkpoints.resolve()))
     folder.tell("opening the data")
     try:
         stop = _train(resolved, folder)

@@ -35,6 +35,41 @@ def test_create_refuses_files_and_data_sets(tmp_path):
         Run.create(tmp_path / "shards")
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/iter_0000099.tmp/thesis.txt", "loss.png"])
+def test_a_folder_that_was_never_a_run_is_refused_and_stays(tmp_path, name):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(FileExistsError, match=name.partition("/")[0]):
+        Run.create(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [name.partition("/")[0]] and (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [".", ".run.json"])
+def test_the_run_of_another_user_is_refused(tmp_path, name):
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    run = Run.create(tmp_path)
+    run.claim()
+    run.release()
+    Run.create(tmp_path)
+    os.chown(tmp_path / name, 65534, 65534)
+    with pytest.raises(PermissionError, match=f"checkpoint.pretrained={tmp_path}"):
+        Run.create(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["log.txt", ".run.lock", "samples", "samples/iter_0000001", "checkpoints/a"])
+def test_a_link_in_a_run_folder_is_refused(tmp_path, name):
+    run = Run.create(tmp_path / "run")
+    run.claim()
+    run.release()
+    link = run.path / name
+    link.unlink(missing_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tmp_path)
+    with pytest.raises(ValueError, match=name):
+        Run.create(run.path)
+
+
 def test_newest_samples_are_those_of_the_last_iteration_that_has_some(tmp_path):
     run = Run.create(tmp_path)
     assert run.newest_samples() is None
@@ -131,7 +166,7 @@ def test_checkpoints_of_another_run_are_refused_by_its_name_and_a_moved_run_keep
             other.own(root)
     first.release()
     moved = Run(first.path.rename(tmp_path / "moved"))
-    assert moved.made_here() and not Run(shutil.copytree(moved.path, tmp_path / "copied")).made_here()
+    assert not moved.doubt() and "copied" in Run(shutil.copytree(moved.path, tmp_path / "copied")).doubt()
     for _ in range(2):
         moved.claim()
         for root in (moved.checkpoints, outside.path):
@@ -145,7 +180,11 @@ def test_only_temporaries_of_our_own_form_are_removed(tmp_path):
     (tmp_path / ".folder.tmp").mkdir()
     for name in (".important.docx.tmp", ".loss.png.01234567.tmp"):
         (tmp_path / name).touch()
-    Run(tmp_path).claim()
+    run = Run.create(tmp_path)
+    run.claim()  # of nobody's folder nothing is removed
+    assert len(list(tmp_path.glob(".*.tmp"))) == 3
+    run.release()
+    run.claim()
     assert {p.name for p in tmp_path.glob(".*.tmp")} == {".folder.tmp", ".important.docx.tmp"}
 
 

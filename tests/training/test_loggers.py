@@ -26,6 +26,7 @@ def frames(count):
 @pytest.fixture
 def run(tmp_path):
     run = Run.create(tmp_path / "run")
+    run.samples.mkdir()
     video.write_mp4(run.samples / "clip.mp4", frames(5), 12.0)
     video.write_png(run.samples / "still.png", frames(1)[0])
     return run

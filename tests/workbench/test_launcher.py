@@ -13,13 +13,14 @@ import sys
 import textwrap
 from pathlib import Path
 
+import psutil
 import pytest
 
 import workbench
 from tests.processes import alive, wait_until
 from workbench import supervisor
 from workbench.job import Job, RunFailed
-from workbench.launcher import PREPARE
+from workbench.launcher import PREPARE, NotOurs
 
 pytestmark = pytest.mark.slow
 
@@ -177,7 +178,41 @@ def test_resume_runs_nothing_that_a_foreign_folder_names(tmp_path, program):
             panel.buttons[name].click()
         assert launcher.state != "running" and panel.alert.value
     assert not (tmp_path / "PWNED").exists()
-    assert workbench.Launcher.attach(planted(tmp_path / "ours"))._doubt is None
+    assert workbench.Launcher.attach(planted(tmp_path / "ours")).doubt == ""
+
+
+def of_another_user(*paths: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    for path in paths:
+        os.chown(path, 65534, 65534)
+
+
+@pytest.mark.parametrize("given", ["folder", "record", "copied"])
+def test_stop_asks_before_it_ends_what_a_foreign_record_names(tmp_path, front_end, given):
+    other = subprocess.Popen(["sleep", "600"])
+    named = {"pid": other.pid, "started_s": psutil.Process(other.pid).create_time(), "exit_code": None}
+    folder = planted(tmp_path / "run", **named, **({"inode": 1} if given == "copied" else {}))
+    if given != "copied":
+        of_another_user(folder if given == "folder" else folder / "launch.json")
+    launcher = workbench.Launcher(folder, ["--mock"])
+    stop = panel_of(launcher).buttons["Stop"]
+    stop.click()
+    assert launcher.state == "running" and "sleep 600" in panel_of(launcher).alert.value
+    with pytest.raises(NotOurs, match=str(other.pid)):
+        launcher.stop()
+    stop.click()
+    assert other.wait(60) == -signal.SIGTERM
+
+
+def test_a_log_of_somebody_else_is_not_continued(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    planted(tmp_path / "linked").joinpath("launch.log").symlink_to(tmp_path / "notes")
+    planted(tmp_path / "theirs").joinpath("launch.json").rename(tmp_path / "theirs/launch.log")
+    for name in ("theirs", "linked"):
+        with pytest.raises(FileExistsError, match=f"{name}/launch.log"):
+            workbench.Launcher(tmp_path / name, ["--mock"]).start()
+    assert (tmp_path / "notes").read_text() == "mine"
 
 
 @pytest.mark.parametrize("record", [{"pid": [1], "host": 5}, {"argv": [1, {}]}, {"exit_code": "0"}], ids=str)

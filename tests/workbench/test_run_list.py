@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import numpy as np
@@ -41,15 +42,46 @@ def test_runs_show_their_samples_and_what_differs_and_open_in_a_monitor(folder):
 
 def test_only_a_run_of_ours_is_deleted_after_a_confirmation(folder):
     shutil.copytree(folder / "a", folder / "copied")
-    (folder / "deep/b/notes.txt").write_text("mine")
+    shutil.copytree(folder / "a", folder / "bare")
+    (folder / "bare/.run.json").unlink()
+    theirs = folder / "deep/b/samples/thesis.txt", folder / "deep/b/checkpoints/iter_0000001/model.pt"
     runs = Runs(folder)
-    for name, said in (("a", "confirm"), ("copied", "copied"), ("deep/b", "notes.txt")):
+    for name, said in (("a", "confirm"), ("copied", "not created on this machine"), ("bare", "record")):
         with pytest.raises(ValueError, match=said):
-            runs.delete(name, confirm=name != "a")
-    assert len(runs.paths) == 3 and all(path.is_dir() for path in runs.paths.values())
+            runs.delete(name, confirm=name == "bare")
+    for file in theirs:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+        with pytest.raises(ValueError, match=file.name):
+            runs.delete("deep/b", confirm=True)
+        file.unlink()
+    assert len(runs.paths) == 4 and all(path.is_dir() for path in runs.paths.values())
     delete = next(b for b in runs.widget.children[2].children if b.description == "Delete")
     runs._chosen.value = ("a",)
     delete.click()
     assert (folder / "a").exists() and "confirm" in runs._below.children[0].value
     delete.click()
-    assert not (folder / "a").exists() and list(runs.paths) == ["copied", "deep/b"]
+    assert not (folder / "a").exists() and list(runs.paths) == ["bare", "copied", "deep/b"]
+
+
+def test_one_bad_run_is_one_row_and_a_link_shows_nothing(folder):
+    metrics = folder / "deep/b/metrics.jsonl"
+    page = Runs(folder).kept_html()
+    samples = folder / "a/samples/iter_0000001"
+    os.mkfifo(samples / "0.png")
+    (samples / "1.png").mkdir()
+    (samples / "2.png").symlink_to(samples / "a.png")
+    (samples.with_name("iter_0000002")).symlink_to(samples)
+    for make in (os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")):
+        metrics.unlink() if metrics.is_file() else None
+        make(metrics)
+        runs = Runs(folder)
+        assert runs.table["state"]["deep/b"].startswith("cannot be read") and page.count("<img") == 2
+        assert runs.kept_html().count("data:image/png") == 2 and "metrics.jsonl" in runs.kept_html()
+        metrics.rmdir() if metrics.is_dir() else metrics.unlink()
+    metrics.write_text('{"iteration": 1, "val_loss_ema_x": 1.0}\n')
+    (folder / "deep/b/config.yaml").unlink()
+    os.mkfifo(folder / "deep/b/config.yaml")
+    runs = Runs(folder)
+    assert runs.table["iterations"]["deep/b"] == 1 and runs.open("a", "deep/b").status()
+    assert runs.report("a").read_text().count("<figure>") == 1
