@@ -1,10 +1,11 @@
-"""The YAML of settings: `1e-4` is a number, `010` and a date are text, duplicate keys are errors, no placeholders."""
+"""The YAML of settings: `1e-4` is a number, `010` and a date are text; no duplicate keys, aliases or merge keys."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
@@ -28,14 +29,26 @@ def _resolvers(*kinds: str) -> dict:
     return {first: [(tag, rule) for tag, rule in found if tag[len(_TAG) :] in kinds] for first, found in rules}
 
 
+MOST_BYTES = 1 << 20
+"""Of a configuration; PyYAML reads 0.1 MB a second."""
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = _resolvers("null", "bool", "merge")
 
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):  # a few lines of them may mean more than fits into memory
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, "found an alias; write its value out", mark)
+        return super().compose_node(parent, index)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Refuse merge keys: `<<` stays, and nothing constructs it."""
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for name in names:
-            if names.count(name) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"found duplicate key {name}", node.start_mark)
+        if twice := next((name for name, count in Counter(names).items() if count > 1), None):
+            raise yaml.constructor.ConstructorError(None, None, f"found duplicate key {twice}", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -48,6 +61,9 @@ class _Words(_Loader):
 class _Dumper(yaml.SafeDumper):
     """Quotes every string that `_Loader`, or a reader of YAML 1.1, would read as another type."""
 
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
 
 for _resolver in (_Loader, _Dumper):
     _resolver.add_implicit_resolver(f"{_TAG}int", _INT, list("-+0123456789"))
@@ -57,6 +73,8 @@ for _resolver in (_Loader, _Dumper):
 def read(text: str, words: bool = False) -> Any:
     """The value of a YAML text; ValueError with a one-sentence reason. words : scalars other than null stay text."""
     try:
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"it must have at most {MOST_BYTES >> 20} MiB; it has {len(text) >> 20}")
         return yaml.load(text, _Words if words else _Loader)
     except Exception as error:  # on odd tags PyYAML's constructors raise KeyError, IndexError, AttributeError, ...
         raise ValueError(" ".join(str(error).split())) from None

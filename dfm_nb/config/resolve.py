@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dfm_nb.base import plugins
+from dfm_nb.base.files import plain
 from dfm_nb.base.log import log
 from dfm_nb.base.nearest import meant, nearest
 from dfm_nb.base.options import Field
@@ -495,7 +496,7 @@ def from_yaml(source: str | Path) -> Resolved:
     path = Path(source)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a configuration file; a run folder has one as config.yaml")
-    leaves, provenance = _read_yaml(path)
+    leaves, provenance = _read_yaml(plain(path))
     if unknown := [k for k in leaves if k not in {*FIELDS, *_ALIASES, *IMPLIED} and not k.startswith("model.")]:
         _left_out(", ".join(unknown))
     resolved = _settle({str(path): {k: v for k, v in leaves.items() if k not in unknown}}, [])

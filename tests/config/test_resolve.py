@@ -362,6 +362,19 @@ def test_notation_reads_what_it_writes(value):
     assert repr(again) == repr(value)  # as text, because nan is not itself
     if isinstance(value, str):
         assert notation.read_text(notation.write_value(value)) == value
+    assert repr(notation.read(notation.write([value, value]))) == repr([value, value])  # one object twice: no alias
+
+
+MERGE = "m0: &m0 {a: 1}\n" + "".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}\n" for n in range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [(MERGE, "alias"), ("a: &a [1]\nb: *a", "alias"), ("<<: {a: 1}", "merge"), ("a: 1\n" * 300_000, "MiB")],
+)
+def test_notation_has_no_aliases_merge_keys_or_large_texts(text, named):
+    with pytest.raises(ValueError, match=named):
+        notation.read(text)
 
 
 # ---- layouts
