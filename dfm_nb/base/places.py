@@ -30,11 +30,23 @@ def is_public(url: str) -> bool:
     from yarl import URL  # aiohttp's
 
     try:
-        found = socket.getaddrinfo(URL(url).raw_host or "", None)
+        found = socket.getaddrinfo((URL(url).raw_host or "").partition("%")[0], None)  # without a zone
     except (OSError, ValueError):
         return True
-    addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
-    return all((getattr(a, "ipv4_mapped", None) or a).is_global for a in addresses)
+    return all(_is_global(ipaddress.ip_address(str(address[0]).partition("%")[0])) for *_, address in found)
+
+
+_HOLD_IPV4 = [ipaddress.IPv6Network(net) for net in ("::/96", "::ffff:0:0/96", "64:ff9b::/96")]
+"""IPv6 addresses whose last 32 bits are an IPv4 address: compatible, mapped, NAT64."""
+
+
+def _is_global(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        if any(address in net for net in _HOLD_IPV4):
+            return _is_global(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if address.sixtofour or address.teredo:  # tunnels to an IPv4 address
+            return False
+    return address.is_global and not address.is_multicast
 
 
 def is_place(spec: str) -> bool:
@@ -105,7 +117,8 @@ def _client() -> dict[str, Any]:
     from yarl import URL
 
     async def refuse_inside(_session: Any, _context: Any, asked: Any) -> None:
-        target = str(asked.url.join(URL(asked.response.headers.get("Location", ""))))
+        headers = asked.response.headers
+        target = str(asked.url.join(URL(headers.get("Location") or headers.get("URI") or "")))  # as aiohttp
         if is_public(str(asked.url)) and not is_public(target):
             raise ValueError(f"{asked.url} leads to {target}, an address of this machine or its network")
 

@@ -106,6 +106,9 @@ class Handler(Quiet):
     def inside(self):
         self.answer(status=302, Location=f"http://127.0.0.1:{self.server.server_port}/good.png")
 
+    def inside_by_uri(self):  # as aiohttp, if there is no Location
+        self.answer(status=301, Location="", URI=f"http://127.0.0.1:{self.server.server_port}/good.png")
+
     def inside_later(self):
         self.answer(status=302, Location="/inside")
 
@@ -137,7 +140,7 @@ def test_urls_are_fetched(tmp_path, server):
     assert "good%20n%C3%A4me.png" in server.seen
 
 
-@pytest.mark.parametrize("name", ["inside", "inside_later"])
+@pytest.mark.parametrize("name", ["inside", "inside_later", "inside_by_uri"])
 def test_a_public_server_cannot_redirect_to_this_machine(name, tmp_path, server, monkeypatch):
     assert colour_of(read(served(tmp_path, server, name))[0]) == (0, 255, 0)  # the table's own URL is there
     server.seen.clear()
@@ -164,8 +167,9 @@ def folder_fault(spec):
 
 def test_addresses_of_this_machine_and_its_network_are_not_public():
     private = "127.0.0.1", "0.0.0.0", "10.1.2.3", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]"
+    private += "[64:ff9b::a9fe:a9fe]", "[2002:7f00:1::]", "[::127.0.0.1]", "224.0.0.1", "[fe80::1%25lo]", "[ff02::1]"
     assert not any(places.is_public(f"http://user@{host}:8080/x") for host in private)
-    assert all(places.is_public(f"http://{host}/x") for host in ("8.8.8.8", "[2606:4700::1111]"))
+    assert all(places.is_public(f"http://{host}/x") for host in ("8.8.8.8", "[2606:4700::1111]", "[64:ff9b::808:808]"))
 
 
 @pytest.mark.parametrize(
