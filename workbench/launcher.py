@@ -101,9 +101,7 @@ class Launcher(Live):
 
     @property
     def doubt(self) -> str:
-        """Why the run in the folder may be somebody else's, so that its command, or Stop, must be confirmed."""
-        if self._attached and self.program not in DRIVERS:
-            return f"{self.run_dir} names a program that is not one of {', '.join(DRIVERS)}"
+        """Why the run in the folder may be somebody else's, so that its command, and Stop, must be confirmed."""
         if self.state == "not started" and not Run(self.run_dir).config_file.exists():
             return ""
         return Run(self.run_dir).doubt(RECORD if self.job.record else IDENTITY)
@@ -219,7 +217,10 @@ class Launcher(Live):
         return self._launch(self.argv, confirm, aside=True)
 
     def _launch(self, argv: Sequence[str], confirm: bool, aside: bool = False) -> Launcher:
-        if self._attached and not confirm and (doubt := self.doubt):
+        doubt = self.doubt if self._attached else ""  # otherwise the command is the user's own
+        if self._attached and self.program not in DRIVERS:
+            doubt = f"{self.run_dir} names a program that is not one of {', '.join(DRIVERS)}"
+        if doubt and not confirm:
             raise NotOurs(f"{doubt}; if you trust it, confirm that this may run: {shlex.join(self.command)}")
         if aside and self.job.pid is None and self.run_dir.exists():
             self.run_dir.rename(self._aside())

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.state import EMA, OPTIMIZER
 from dfm_nb.checkpoints.tensor_files import INDEX, CheckpointError, Index, Lazy
+from dfm_nb.config import counts
 from dfm_nb.config.schema import marked
 from dfm_nb.data import prepared_folder
 from dfm_nb.model.ema import PowerEMA
@@ -250,8 +252,27 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
             files = read_assets(path.parent) | files
         folder = Path(exported.unpacked(tuple(files.items())).name)
         config = cfg.from_yaml(folder / "config.yaml").config
-        return Weights(folder if (folder / MANIFEST).is_file() else path.parent, config, path, tensors)
-    return weights_in(find(path))
+        return _fitting(Weights(folder if (folder / MANIFEST).is_file() else path.parent, config, path, tensors))
+    return _fitting(weights_in(find(path)))
+
+
+def _fitting(source: Weights) -> Weights:
+    """`source`, if its tensors have as many numbers as the network of its configuration, which may be anybody's.
+
+    No memory is taken for that network before.
+    """
+    model, rank = source.config.model, source.config.model.lora.rank or 0
+    if source.file:
+        held = sum(t.numel() for t in (*source.tensors.values(), *(read_lora(source.file) if rank else {}).values()))
+    else:
+        entries = Index(source.folder).entries.items()
+        held = sum(math.prod(e.shape) for name, e in entries if not name.startswith((EMA, OPTIMIZER)))
+    known = None not in (model.in_channels, model.text_dim, model.ffn_hidden_size)
+    means = counts.parameter_count(model) + counts.lora_parameter_count(model, rank) if known else 0
+    if held != means:
+        what = f"the network of its config.yaml has {means:,} parameters, and its tensors {held:,}"
+        raise CheckpointError(f"{source.file or source.folder} is damaged: {what}; use another checkpoint")
+    return source
 
 
 def weights_in(folder: Path) -> Weights:

@@ -3,6 +3,7 @@
 import json
 import operator
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,18 @@ def test_pickle_in_place_of_the_tensors_runs_nothing(one_rank, run, tmp_path, wa
     torch.save({WEIGHT: Evil(tmp_path / "ran")}, folder / "rank-00000.safetensors")
     reseal(folder)
     refused(way, run, tmp_path / "ran")
+
+
+@pytest.mark.parametrize(
+    "key, value", [("num_layers", 2 * 10**9), ("hidden_size", 65536), ("ffn_hidden_size", 10**9), ("text_dim", None)]
+)
+def test_configuration_of_a_larger_network_is_refused_before_one_is_built(run, key, value):
+    folder = run / "checkpoints" / NAME
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(re.sub(rf"(\n  {key}:).*", rf"\1 {json.dumps(value)}", text))
+    reseal(folder)
+    with pytest.raises(checkpoint.CheckpointError, match="parameters"):
+        checkpoint.find_weights(run)
 
 
 @pytest.mark.parametrize("content", [pickle.dumps(1), b"", b"[]", b"[" * 100_000])
