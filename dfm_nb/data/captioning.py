@@ -15,6 +15,9 @@ TAG_COLUMNS = ("tags", "keywords")
 TAG_DROPPED = 0.3
 """Share of the tags that a caption omits: training then sees each tag with and without the others."""
 
+LARGEST_CAPTION = 1 << 20
+"""Bytes of a .txt, or characters of a sample's captions and tags together."""
+
 MIRRORED = "-flip"
 """Ends the key of a mirrored sample."""
 SIDE = re.compile(r"\b(left|right)(most|wards?)?\b", re.IGNORECASE)
@@ -41,6 +44,13 @@ def tags_of(value: Any) -> list[str]:
     """The tags of a cell: a text with commas between them, or a list; what is neither has none."""
     values = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
     return [tag for v in values if isinstance(v, str) for part in v.split(",") if (tag := part.strip())]
+
+
+def check_length(texts: list[str], where: object) -> None:
+    """SampleError if a sample's captions and tags are too long together."""
+    if (size := sum(map(len, texts))) > LARGEST_CAPTION:
+        said = f"{where} must have at most {LARGEST_CAPTION} characters of captions; it has {size}; shorten them"
+        raise SampleError("too_large", said)
 
 
 def tag_captions(tags: list[str], count: int, key: str) -> list[str]:

@@ -31,7 +31,7 @@ from dfm_nb.base import video
 from dfm_nb.base.files import read_text
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
-from dfm_nb.data.captioning import TAG_COLUMNS, tags_of, texts_of
+from dfm_nb.data.captioning import LARGEST_CAPTION, TAG_COLUMNS, check_length, tags_of, texts_of
 from dfm_nb.data.sources import table
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, UNREAD, VIDEO_SUFFIXES, MediaOptions, key_of, listing_sha256
 from dfm_nb.data.sources._place import Place
@@ -43,7 +43,7 @@ LISTS = ("captions.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
 KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", ".txt", *(Path(name).suffix for name in LISTS)}
 SPLIT_FOLDERS = {"validation": "val", "val": "val", "test": "test"}
-LARGEST_CAPTION, LARGEST_LIST = 1 << 20, 1 << 28  # bytes; a list takes eight times its own in memory
+LARGEST_LIST = 1 << 28  # bytes; a list takes eight times its own in memory
 Said = tuple[list[str], list[str]]
 """Captions and tags."""
 
@@ -140,6 +140,7 @@ class Folder:
         if not texts and (name := self._text_file(self.files[index])):
             with self.place.local(name) as file:
                 texts = [_caption_file(file)]
+        check_length([*texts, *tags], path)
         words = ", ".join(tags) or re.sub(r"[_\-.\s]+", " ", path.stem).strip()
         if not (texts or words):
             raise SampleError("no_caption", f"{path} has no caption and no usable name; add {path.stem}.txt")

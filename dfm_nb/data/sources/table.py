@@ -42,7 +42,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.places import HTTP, is_place, is_public, reported
 from dfm_nb.base.records import Clip, SampleError
-from dfm_nb.data.captioning import TAG_COLUMNS, tags_of, texts_of
+from dfm_nb.data.captioning import TAG_COLUMNS, check_length, tags_of, texts_of
 from dfm_nb.data.sources._fetch import download
 from dfm_nb.data.sources._media import MediaOptions, key_of, listing_sha256
 from dfm_nb.data.sources._place import COMPARED_BYTES, Place, parent
@@ -65,6 +65,9 @@ CAPTION_COLUMNS = ("caption", "text", "prompt", "name")
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 BINARY = (pa.binary(), pa.large_binary())
 GROUPS_HELD = 2  # row groups of a parquet column of pictures that are in memory
+TIMES, MORE, MORE_TEXT = 4, 1 << 26, 1 << 28
+"""Bytes in memory for each one in a parquet file, and on top: for a row group of pictures, for texts."""
+LONGEST_NAME = 1 << 14
 
 Rows = Mapping[str, Sequence[Any]]
 """A table: {column: its values}."""
@@ -89,7 +92,10 @@ class StoredPictures(Sequence):
         @lru_cache(GROUPS_HELD)
         def column_of(group: int) -> pa.ChunkedArray:
             file, number = groups[group]
-            return file.read_row_group(number, columns=[column]).column(0)
+            try:
+                return pa.Table.from_batches(bounded(file, [number], [column], MORE)).column(0)
+            except ValueError as error:
+                raise SampleError("too_large", str(error)) from None
 
         self._group = column_of
 
@@ -105,6 +111,28 @@ class StoredPictures(Sequence):
         group = int(np.searchsorted(self._starts, row, side="right")) - 1
         with self._lock:  # or threads that miss the same group would all read it; the columns share the files
             return self._group(group)[row - int(self._starts[group])].as_py()
+
+
+def bounded(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], more: int) -> Iterator[pa.RecordBatch]:
+    """Columns of row groups. A few bytes may mean many, by compression or by a dictionary of which each row has one.
+
+    Raises
+    ------
+    ValueError : they take more than `TIMES` their bytes in the file and `more`.
+    """
+    about = [file.metadata.row_group(group) for group in groups]
+    chunks = [group.column(i) for group in about for i in range(group.num_columns)]
+    chunks = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+    stored, size = (sum(getattr(c, f"total_{n}_size") for c in chunks) for n in ("compressed", "uncompressed"))
+    largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
+    rows, held = min(4096, max(16, MORE // (largest + 1))), 0
+    for batch in itertools.chain([None], file.iter_batches(rows, list(groups), list(columns))):
+        held += batch.nbytes if batch else 0
+        if max(size, held) > TIMES * stored + more:
+            limit = f"{TIMES} times its {stored} bytes and {more >> 20} MiB"
+            raise ValueError(f"{', '.join(columns)} must take at most {limit} in memory; write smaller row groups")
+        if batch:
+            yield batch
 
 
 def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
@@ -137,8 +165,11 @@ def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
         stored = {f.name for f in schema if any(of_type(f.type) for of_type in lazy) and not _holds_texts(f.type)}
         held = {name: list[Any]() for name in schema.names if name not in stored}
         for file in files:
-            for name, values in file.read(columns=list(held)).to_pydict().items():
-                held[name] += map(_cell, values)
+            for batch in bounded(
+                file, range(file.num_row_groups), list(held), max(MORE_TEXT // len(files), MORE_TEXT >> 3)
+            ):
+                for name, values in batch.to_pydict().items():
+                    held[name] += map(_cell, values)
         return _some({n: StoredPictures(files, n, lock) if n in stored else held[n] for n in schema.names})
     except (ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
@@ -286,6 +317,8 @@ class Table:
             (caption, *more), tags = self.captions(index)
             value = self._value(index)
             if isinstance(value, str):
+                if len(value) > LONGEST_NAME:
+                    raise SampleError("too_large", f"a path or URL must have at most {LONGEST_NAME} characters")
                 where, value = f"{where} ({value})", self._file(value)
             for key, frames, fps, lost in self.reading.clips(value, self.item_key(index)):
                 yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags, lost=lost)
@@ -300,6 +333,7 @@ class Table:
         """The captions of a row and its tags; without a caption, the tags are one."""
         column, tags = self.caption_column, tags_of(self.rows[self.tag_column][index]) if self.tag_column else []
         texts = [] if column == self.tag_column else texts_of(self.rows[column][index], repr(column))
+        check_length([*texts, *tags], repr(column))
         if not (texts or tags):
             raise SampleError("no_caption", f"{column!r} must be text; it is empty; write a caption there")
         return texts or [", ".join(tags)], tags

@@ -309,6 +309,31 @@ def test_captions_that_are_not_text_are_refused_and_numbers_are_taken(tmp_path):
     assert [fault(source, i).reason for i in (0, 1, 3)] == ["no_caption"] * 3 and read(source, 2)[0].caption == "42"
 
 
+def test_captions_and_names_of_any_length_drop_their_row(tmp_path):
+    rows = [{"image": "a.png", "caption": "x" * (2 << 20)}, {"image": "b" * (1 << 20), "caption": "b"}]
+    rows += [{"image": "a.png", "caption": "c", "tags": ["y" * (2 << 20)]}, {"image": "a.png", "caption": "d"}]
+    (tmp_path / "a.png").write_bytes(png())
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = table.build(str(tmp_path / "t.jsonl"))
+    for row in range(3):
+        error = fault(source, row)
+        assert error.reason == "too_large" and len(error.detail) < 500
+    assert read(source, 3)[0].caption == "d"
+
+
+@pytest.mark.parametrize("kind", ["compressed", "dictionary"])
+def test_a_parquet_file_of_few_bytes_takes_no_memory_for_many(tmp_path, kind):
+    large = [b"\0" * (100 << 20)] if kind == "compressed" else [b"\0" * (1 << 20)] * 100
+    columns = {"image": [png(), *large], "caption": ["a"] * (1 + len(large))}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet", compression="zstd", row_group_size=101)
+    assert (tmp_path / "t.parquet").stat().st_size < 1 << 20
+    assert fault(table.build(str(tmp_path / "t.parquet"))).reason == "too_large"
+    texts = {"image": ["a.png"] * 300, "caption": ["x" * (1 << 20)] * 300}
+    pq.write_table(pa.table(texts), tmp_path / "u.parquet", compression="zstd")
+    with pytest.raises(ValueError, match=r"u.parquet.*caption"):
+        table.build(str(tmp_path / "u.parquet"))
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ""])
 def test_a_caption_may_be_a_list_and_tags_a_column(suffix, tmp_path):
     """Of a file, or of a DataFrame. Tags are the caption where there is no other."""
