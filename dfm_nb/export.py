@@ -61,8 +61,10 @@ def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
     read = (weights.file, checkpoint.lora_file(weights.file)) if weights.file else ()
     if file.resolve() in [path.resolve() for path in read]:
         raise ValueError(f"--output {file} would overwrite the weights that are read; choose another file")
-    if (any(file.iterdir()) if file.is_dir() else file.exists()) and not asked.overwrite:
-        raise FileExistsError(f"{file} exists; pass --overwrite or another --output")
+    written = [file, checkpoint.lora_file(file)] if asked.lora == "apart" else [file]
+    held = [f for f in written if (any(f.iterdir()) if f.is_dir() else f.exists())]
+    if held and not asked.overwrite:
+        raise FileExistsError(f"{held[0]} exists; pass --overwrite or another --output")
     # layout and folders of the machine that trained it mean nothing elsewhere
     weights.config.model = weights.config.model.model_copy(update=ALONE)
     weights.config.dataset.path, weights.config.checkpoint = None, type(weights.config.checkpoint)()

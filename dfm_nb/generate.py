@@ -139,9 +139,11 @@ def main(argv: list[str] | None = None) -> int:
     work = [(clip_files.output_path(base, r, many), r) for r in requests[dp_rank::dp_size]]
     if asked.skip_existing:
         work = [(p, r) for p, r in work if not clip_files.finished_before(p, r, made_by)]
-    existing = [p for p, _ in work if p.exists()]
+    existing = [f for p, _ in work for f in clip_files.files_of(p, asked.save_latents) if f.exists()]
     if existing and not asked.overwrite:
         raise FileExistsError(f"{existing[0]} exists; pass --overwrite, --skip-existing or another --video-save-path")
+    for path, _ in work:
+        clip_files.check_sidecar(path)
     pipe = asked.open(weights, layout, weaker)
     pipe.memory_check = not asked.no_memory_check
     finished = []

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     import psutil
 
 POLL_S = 0.2
+TABLES, ENDS = {"results.csv", "index.html"}, (".log", ".ipynb", ".html")
+"""What sweeps of settings and of notebooks write into their folder; each name of a run has these ends."""
 
 
 def parse_grid(texts: Sequence[str], is_text: Callable[[str], Any] = lambda name: False) -> dict[str, list[str]]:
@@ -101,9 +103,14 @@ def run_all(
     ------
     (name, error, seconds) when a command ends; the error of a failed one is the last line of its log, else it is "".
     Who stops iterating ends the rest.
+
+    Raises
+    ------
+    FileExistsError : the folder holds files of these names, and no sweep of ours made it.
     """
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    waiting = list(commands)
+    waiting, own = list(commands), Run.create(folder, {f"{name}{end}" for name in commands for end in ENDS} | TABLES)
+    own.claim()
     running: list[tuple[str, psutil.Popen, float]] = []
     try:
         while waiting or running:
@@ -124,6 +131,7 @@ def run_all(
     finally:
         for _, started, _ in running:
             process.end(started, process.GRACE_S + process.MARGIN_S)
+        own.release()
 
 
 def _last_line(log: Path) -> str:

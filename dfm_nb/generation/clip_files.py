@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from dfm_nb import parallel
 from dfm_nb.base import video
-from dfm_nb.base.files import local, sha256, write_atomically
+from dfm_nb.base.files import local, read_json, sha256, write_atomically
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from dfm_nb.generation.request import Request
 
@@ -50,14 +50,15 @@ class Generated:
         latent : also write NAME.mp4.safetensors with the latent.
         """
         path = output_path(output_name(path), self.request, many=False)
-        beside = path.with_suffix(path.suffix + ".json")
+        _, beside, latent_file = files_of(path, latent=True)
+        check_sidecar(path)
         beside.unlink(missing_ok=True)
         if self.request.num_video_frames == 1:
             video.write_png(path, self.frames[0])
         else:
             video.write_mp4(path, self.frames, self.request.fps)
         if latent:
-            save_file({"latent": self.latent.contiguous()}, path.with_suffix(path.suffix + ".safetensors"))
+            write_atomically(latent_file, save({"latent": self.latent.contiguous()}))
         record = {
             **settings_of(self.request),
             **self.made_by,
@@ -138,6 +139,18 @@ def of_any_process(path: Path) -> list[Path]:
     """The existing files of this prompt, whichever process wrote them."""
     name = re.sub(r"^(idx=\d+_rank=)\d+_", r"\1\\d+_", re.escape(path.name))
     return [found for found in path.parent.iterdir() if re.fullmatch(name, found.name)]
+
+
+def files_of(path: Path, latent: bool) -> list[Path]:
+    """A clip, its sidecar, and the file of its latent."""
+    return [path, *(path.with_suffix(path.suffix + end) for end in (".json", ".safetensors")[: 1 + latent])]
+
+
+def check_sidecar(path: Path) -> None:
+    """FileExistsError where a file that is no sidecar of ours has the name of the clip's."""
+    beside = files_of(path, latent=False)[1]
+    if os.path.lexists(beside) and "frames_sha256" not in (read_json(beside) or {}):
+        raise FileExistsError(f"{beside} is not from dfm generate and is kept; choose another --video-save-path")
 
 
 def settings_of(request: Request) -> dict:

@@ -65,13 +65,14 @@ class Parts:
     @contextlib.contextmanager
     def open(cls, prefix: str, prefixes: dict[str, str], signature: dict) -> Iterator[Parts]:
         """Start, or resume a run of the same signature. Creates the prefix's folder."""
+        parts = cls(prefix, prefixes, signature)
+        parts._check_outputs()
         Path(prefix).absolute().parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{prefix}.lock", timeout=0)
         try:
             lock.acquire()
         except Timeout:
             raise ValueError(f"another run is writing {prefix}; change --output-prefix") from None
-        parts = cls(prefix, prefixes, signature)
         try:
             parts._resume()
             with contextlib.ExitStack() as files:
@@ -85,6 +86,13 @@ class Parts:
             # before the release, because FileLock cannot lock a file that is gone
             Path(lock.lock_file).unlink(missing_ok=True)
             lock.release()
+
+    def _check_outputs(self) -> None:
+        """FileExistsError for a corpus of these names that we have no record of."""
+        for prefix in () if self._state.exists() else self._prefixes.values():
+            found = [path for path in (bin_path(prefix), idx_path(prefix)) if path.exists()]
+            if found and not meta_path(prefix).exists():
+                raise FileExistsError(f"{found[0]} is not from dfm text preprocess; move it, or choose another prefix")
 
     def _resume(self) -> None:
         """Load the progress of a run with the same signature, if there is one."""
