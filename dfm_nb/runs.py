@@ -143,7 +143,7 @@ def page(
     links : where a name in the column `run` leads, `{}.html`.
     """
     parts = [f"<h1>{html.escape(title)}</h1>", *(_table(table, links) for table in tables)]
-    records = {label: _records(run) for label, run in runs.items()}
+    records = {label: read_metrics(run) for label, run in runs.items()}
     for key, name in CURVES.items():
         curves = {label: points for label, r in records.items() if (points := series(r, key))[0]}
         if curves:
@@ -160,14 +160,6 @@ def page(
         f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
         + "\n".join(parts)
     )
-
-
-def _records(run: Path) -> list[dict[str, Any]]:
-    """Those of its metrics; none where its row says that they cannot be read."""
-    try:
-        return read_metrics(run)
-    except (ValueError, OSError):
-        return []
 
 
 def _table(table: pd.DataFrame, links: str) -> str:

@@ -242,8 +242,8 @@ class Launcher(Live):
         confirm : also end the process that the record of another's folder names. Errors : `NotOurs` without.
         """
         if not confirm and (doubt := self.doubt) and (running := self.job.processes()):
-            told = shlex.join(running[0].cmdline())
-            raise NotOurs(f"{doubt}; confirm that this process may be ended: {running[0].pid} {told}")
+            told = f"{running[0].pid} {shlex.join(running[0].cmdline())}"
+            raise NotOurs(f"{doubt}; confirm that this process may be ended: {told}")
         self.job.stop()
         self._refresh()
         return self

@@ -59,10 +59,9 @@ class Panel:
             return
         run = self.launcher
         asked, self.asked = self.asked, name  # the first press shows a foreign folder's command, a second one runs it
-        if name == "Stop" and asked != name and run.doubt:
-            self._try(run.stop)
-            return
         if name == "Stop":  # the first press leaves time to save; a second one kills
+            if asked != name and run.doubt:
+                return self._try(run.stop)
             stop = functools.partial(self.launcher.job.stop, *[0.0] * self.stopping)
             self.stopping = True
             threading.Thread(target=self._try, args=(stop,), daemon=True).start()

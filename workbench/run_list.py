@@ -25,11 +25,7 @@ from workbench.monitor import SETTINGS_SHOWN, Monitor
 
 THUMBNAIL_PX = 64
 FIGURES = {"best_val_loss": "best validation {0[best_val_loss]:.4f} at {0[best_at]}", "loss": "loss {0[loss]:.4f}"}
-FILES = {*WRITTEN, IDENTITY, LOCK, "report.html", "launch.json", "launch.log"} - {
-    "checkpoints",
-    "samples",
-    "tensorboard",
-}
+FILES = {*WRITTEN, IDENTITY, LOCK, "report.html", "launch.json", "launch.log"}
 BELOW = re.compile(
     r"samples/iter_\d+/[^/]+\.(png|mp4)(\.json)?|tensorboard/events\.out\.tfevents\.[^/]+|"
     r"checkpoints/(owner\.json|latest_checkpointed_iteration\.txt|iter_\d+(\.removed)?(\.tmp)?/"
@@ -66,9 +62,8 @@ class Runs(Live):
         self.paths = {path.relative_to(self.folder).as_posix(): path for path in found}
         self.table = compare(found).set_axis(pd.Index(self.paths, name="run")) if found else pd.DataFrame()
         for name, path in self.paths.items():
-            if self.table["iterations"][name] is None:
-                continue  # its state says why it cannot be read
-            if (state := Job(path).state) != "not started":  # which also knows failed and lost runs
+            state, read = Job(path).state, self.table["iterations"][name] is not None  # its state says why not
+            if read and state != "not started":  # which also knows failed and lost runs
                 self.table.loc[name, "state"] = state
         if self._box is not None:
             self._paint()
@@ -104,8 +99,7 @@ class Runs(Live):
         """
         path = self._path(name)
         run, found = Run(path), (entry for entry in path.rglob("*") if entry.is_symlink() or not entry.is_dir())
-        names = (entry.relative_to(path).as_posix() for entry in found)
-        strange = sorted(name for name in names if name not in FILES and not BELOW.fullmatch(name))
+        strange = sorted(n for e in found if (n := str(e.relative_to(path))) not in FILES and not BELOW.fullmatch(n))
         if run.id is None or strange:
             why = f"it also holds {', '.join(strange[:3])}" if strange else "it has no record of a run"
             raise ValueError(

@@ -97,8 +97,8 @@ class Run:
 
     def is_foreign(self, record: str) -> bool:
         """Whether the folder, or that record in it, belongs to another user."""
-        places = [place for place in (self.path, self.path / record) if os.path.lexists(place)]
-        return any(os.lstat(place).st_uid != os.geteuid() for place in places)
+        places = self.path, self.path / record
+        return any(os.lstat(place).st_uid != os.geteuid() for place in places if os.path.lexists(place))
 
     def sample_folder(self, iteration: int) -> Path:
         """`samples/iter_0000100`, created if missing."""

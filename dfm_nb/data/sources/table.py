@@ -121,8 +121,8 @@ def bounded(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str],
     ValueError : they take more than `TIMES` their bytes in the file and `more`.
     """
     about = [file.metadata.row_group(group) for group in groups]
-    chunks = [group.column(i) for group in about for i in range(group.num_columns)]
-    chunks = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns]
+    every = (group.column(i) for group in about for i in range(group.num_columns))
+    chunks = [chunk for chunk in every if chunk.path_in_schema.partition(".")[0] in columns]
     stored, size = (sum(getattr(c, f"total_{n}_size") for c in chunks) for n in ("compressed", "uncompressed"))
     largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
     rows, held = min(4096, max(16, MORE // (largest + 1))), 0
