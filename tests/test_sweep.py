@@ -11,7 +11,7 @@ from dfm_nb.base.run import Run
 from dfm_nb.cli import main
 from dfm_nb.config import ConfigError
 from dfm_nb.runs import run_page
-from dfm_nb.sweep_ import SweepOptions
+from dfm_nb.sweep_ import SweepOptions, run_all
 from tests import tiny_run
 
 TINY = ["--mock", "--recipe", "demo", *tiny_run.SIZE, "validation.samples=false", "train.eval_interval=2"]
@@ -70,3 +70,10 @@ def test_a_second_sweep_does_what_is_left_and_a_failed_run_is_a_row(tmp_path, ca
     flags = {"recipe": "demo", "overrides": TINY[3:], "mock": True, "run_dir": folder}
     table = sweep({"optimizer.lr": [1e-3, 3e-3]}, **flags)
     assert table["state"].tolist() == ["finished"] * 2 and "started" not in capfd.readouterr().out
+
+
+def test_tables_of_somebody_else_are_kept(tmp_path):
+    (tmp_path / "a.log").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"a\.log"):
+        next(run_all({"a": ["false"]}, tmp_path, 1))
+    assert (tmp_path / "a.log").read_text() == "mine"

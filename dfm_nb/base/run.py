@@ -91,7 +91,7 @@ class Run:
         ours = {*names, IDENTITY, LOCK}
         if link := next((e for e in below if e.is_symlink() and (e.parent != run.path or e.name in ours)), None):
             raise ValueError(
-                f"{link} leads out of the run folder; remove the link (checkpoint.checkpoint_dir may lead)"
+                f"{link} must be no link, as a run writes there; remove it, or set checkpoint.checkpoint_dir"
             )
         return run
 

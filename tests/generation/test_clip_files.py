@@ -222,3 +222,10 @@ def test_too_little_memory_is_said_before_drawing(tiny_pipe, monkeypatch):
         tiny_pipe(["a", "b", "c", "d"], **request)
     assert not drawn
     assert tiny_pipe(["a"], height=32, width=32, num_steps=1).array().shape == (1, 1, 32, 32, 3), "small ones still fit"
+
+
+def test_a_file_with_the_name_of_a_sidecar_is_kept(tmp_path):
+    clip_files.check_sidecar(tmp_path / "a.png")
+    (tmp_path / "a.png.json").write_text('{"mine": 1}')
+    with pytest.raises(FileExistsError, match=r"a\.png\.json"):
+        clip_files.check_sidecar(tmp_path / "a.png")

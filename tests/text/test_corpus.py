@@ -331,3 +331,13 @@ def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_
         with pytest.raises(ValueError, match=named):
             merge(parts, a if parts == [a] else str(tmp_path / "m"), progress=False)
     assert not list(tmp_path.glob("m.*"))
+
+
+def test_a_corpus_of_another_tool_is_kept(tmp_path):
+    (tmp_path / "c.bin").write_bytes(b"theirs")
+    with (
+        pytest.raises(FileExistsError, match=r"c\.bin"),
+        text_parts.Parts.open(f"{tmp_path}/c", {"text": f"{tmp_path}/c"}, {}),
+    ):
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == ["c.bin"]
