@@ -38,7 +38,7 @@ def test_given_frames_without_clips_are_said(one_rank, monkeypatch, caplog, tmp_
     given = ["dataset.mock=true", "model.size=tiny", "dataset.condition_frames_prob=0.5"]
     for sizes in ("[[1,8,8]]", "[[1,8,8],[3,8,8]]"):
         resolved = cfg.resolve(None, overrides=[*given, f"dataset.mock_latent_sizes={sizes}"])
-        loop._train(resolved, Run.create(tmp_path / "run"))
+        loop._train(resolved, Run.create(tmp_path / f"run{len(sizes)}"))
         assert ("condition_frames_prob" in caplog.text) == (sizes == "[[1,8,8]]")
         caplog.clear()
 
