@@ -27,7 +27,8 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.data.sources._fetch import fetch
 from dfm_nb.data.sources._media import MediaOptions
 
-COMPARED_BYTES = 4 << 20  # of a larger file no checksum is taken: a folder of videos would be read twice
+COMPARED_BYTES, COMPARED_FILES = 4 << 20, 20_000
+"""Of a larger file, and of more files than these, no checksum is taken: much data would be read twice."""
 
 
 def parent(spec: str) -> tuple[str, str]:
@@ -89,11 +90,13 @@ class Place:
     def states(self, media: Iterable[Any]) -> Iterator[object]:
         """Of each file, or picture in memory, what differs when its content does; None where it cannot be read.
 
-        On this machine a checksum, which a copy of the file shares; of a file over `COMPARED_BYTES` its size and time
-        of change. On a server what its listing says of size, time and version, which is nothing for a web server.
+        On this machine a checksum, which a copy of the file shares; of a file over `COMPARED_BYTES`, and after
+        `COMPARED_FILES`, its size and time of change. On a server what its listing says of size, time and version,
+        which is nothing for a web server.
         """
 
-        def state(media: Any) -> object:
+        def state(numbered: tuple[int, Any]) -> object:
+            number, media = numbered
             with contextlib.suppress(OSError):
                 if not isinstance(media, (str, Path)):
                     array = np.ascontiguousarray(media)  # bytes, too; an object's would be addresses
@@ -103,11 +106,12 @@ class Place:
                 path = self.found(media)
                 size, changed_ns = path.stat().st_size, path.stat().st_mtime_ns
                 # a pipe might never end
-                return sha256(path) if size <= COMPARED_BYTES and path.is_file() else (size, changed_ns)
+                compared = size <= COMPARED_BYTES and number < COMPARED_FILES and path.is_file()
+                return sha256(path) if compared else (size, changed_ns)
             return None
 
         with ThreadPool() as pool:
-            yield from pool.imap(state, media, 64)
+            yield from pool.imap(state, enumerate(media), 64)
 
     def found(self, name: str | Path) -> Path:
         """The path of a name on this machine, also where the disk has its accents in the other form (NFC, NFD)."""
