@@ -1,6 +1,7 @@
 """A command in its own process group, identified by a folder: start it, find it again, stop it, explain its end.
 
     FOLDER/launch.json  pid, start time, command, exit code        FOLDER/launch.log  everything it printed
+    FOLDER/.launch.lock  held while a command is started
 
 Any process can recreate a `Job` from the folder alone. The command survives the kernel, unless its record has a
 `parent`.
@@ -16,7 +17,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Callable, Literal
 
 import psutil
 from pydantic import TypeAdapter, ValidationError
@@ -24,10 +25,11 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 
 from dfm_nb.base import process
 from dfm_nb.base.files import read_json
-from dfm_nb.base.run import Run
+from dfm_nb.base.run import Run, turn
 from workbench.supervisor import RECORD, write_record
 
 State = Literal["not started", "running", "finished", "stopped", "failed", "lost"]
+LOCK = ".launch.lock"
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 TAIL_BYTES = 1 << 18
 """How much of a log is read, which may have gigabytes: enough for a traceback of every rank of a machine."""
@@ -69,10 +71,14 @@ class Job:
 
     folder: Path
 
-    def start(self, record: Record) -> None:
+    def start(self, record: Record, aside: Callable[[], Path] | None = None) -> None:
         """Start the record's `command` in its `cwd`; its output is appended to `launch.log`.
 
+        Of several processes that start one in this folder, one does, and the others are refused.
+
         With a `parent`, which must be this process, call it from the main thread: Linux ties the command to the thread.
+
+        aside : the folder is first moved to the path that this returns.
 
         Raises
         ------
@@ -80,20 +86,26 @@ class Job:
         """
         folder, log = self.folder, self.log
         folder.mkdir(parents=True, exist_ok=True)
-        theirs = log.exists() and not (folder / RECORD).exists()
-        if theirs or Run(folder).is_foreign(RECORD) or any(map(os.path.islink, (log, folder / RECORD))):
-            raise FileExistsError(f"{log} must be that of a run of yours; choose another run folder, or move it away")
-        if running := self.pid:
-            raise FileExistsError(f"process {running} already runs in {folder}; stop it, or choose another run folder")
-        size = log.stat().st_size if log.exists() else 0
-        begun = {**record, "log_offset_bytes": size, "inode": folder.stat().st_ino, "exit_code": None}
-        write_record(folder, begun)
-        supervisor = process.start([sys.executable, "-P", SUPERVISOR, folder], log, own_session=True)
-        threading.Thread(target=supervisor.wait, daemon=True).start()  # collects the zombie
-        while self.record.get("pid") != supervisor.pid:  # from now on it can be stopped
-            if not process.is_alive(supervisor):
-                raise RunFailed(f"the command could not be started; see {log}\n{self.tail(20)}")
-            time.sleep(0.01)
+        with turn(folder / LOCK, f"another process starts a command in {folder}"):
+            theirs = log.exists() and not (folder / RECORD).exists()
+            if theirs or Run(folder).is_foreign(RECORD) or any(map(os.path.islink, (log, folder / RECORD))):
+                raise FileExistsError(f"{log} must be that of a run of yours; choose another run folder, or move it")
+            if running := self.pid:
+                raise FileExistsError(
+                    f"process {running} already runs in {folder}; stop it, or choose another run folder"
+                )
+            if aside:
+                folder.rename(aside())
+                return self.start(record)  # while the old lock is held: who waits for it then finds this command
+            size = log.stat().st_size if log.exists() else 0
+            begun = {**record, "log_offset_bytes": size, "inode": folder.stat().st_ino, "exit_code": None}
+            write_record(folder, begun)
+            supervisor = process.start([sys.executable, "-P", SUPERVISOR, folder], log, own_session=True)
+            threading.Thread(target=supervisor.wait, daemon=True).start()  # collects the zombie
+            while self.record.get("pid") != supervisor.pid:  # from now on it can be stopped
+                if not process.is_alive(supervisor):
+                    raise RunFailed(f"the command could not be started; see {log}\n{self.tail(20)}")
+                time.sleep(0.01)
 
     # ---- looking --------------------------------------------------------------------------------------------------
 

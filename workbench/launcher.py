@@ -71,7 +71,7 @@ class Launcher(Live):
             raise ValueError(f"argv must be a list of arguments; got the text {argv!r}; write argv={argv.split()!r}")
         self.run_dir = local(run_dir).resolve()
         self.argv, self.nproc, self.program = [str(a) for a in argv], nproc, program
-        self.cwd = Path(cwd or Path.cwd())
+        self.cwd = Path(cwd or ".").absolute()
         self.job = Job(self.run_dir)
         self._panel: Panel | None = None
         self._attached = False  # whether the command is the folder's, and not the user's
@@ -222,10 +222,9 @@ class Launcher(Live):
             doubt = f"{self.run_dir} names a program that is not one of {', '.join(DRIVERS)}"
         if doubt and not confirm:
             raise NotOurs(f"{doubt}; if you trust it, confirm that this may run: {shlex.join(self.command)}")
-        if aside and self.job.pid is None and self.run_dir.exists():
-            self.run_dir.rename(self._aside())
         told: Record = {"argv": self.argv, "nproc": self.nproc, "program": self.program, "cwd": str(self.cwd)}
-        self.job.start({**told, "command": self._command(argv), "parent": os.getpid() if is_headless() else None})
+        told |= {"command": self._command(argv), "parent": os.getpid() if is_headless() else None}
+        self.job.start(told, self._aside if aside and self.run_dir.exists() else None)
         self.followed = True
         self._refresh()
         return self

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -32,21 +33,23 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def supervise(folder: Path) -> None:
-    record, asked = read_json(folder / RECORD) or {}, []
+    os.chdir(folder)  # which may be moved meanwhile: the end is written where the command was started
+    here, own, asked = Path(), process.identity(), list[int]()
+    record = read_json(here / RECORD) or {}
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: asked.append(received))
     process.adopt_orphans()
     if record["parent"]:
         process.end_with_parent(signal.SIGTERM, record["parent"])
-    record |= process.identity()
-    write_record(folder, record)
+    write_record(here, record := record | own)
     try:
         agent = psutil.Popen(record["command"], cwd=record["cwd"], stdin=subprocess.DEVNULL)
         code = watch(agent, asked)
     except OSError as error:  # the command cannot be run at all
         print(f"error: {error}", flush=True)
         code = 127
-    write_record(folder, record | {"exit_code": code, "stopped": bool(asked)})
+    if (read_json(here / RECORD) or {}).items() >= own.items():  # no other supervisor's record is ended
+        write_record(here, record | {"exit_code": code, "stopped": bool(asked)})
 
 
 def watch(agent: psutil.Popen, asked: list[int]) -> int:

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import orjson
@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from dfm_nb.base import process
 from dfm_nb.base.files import local, read_json, remove_temporaries, write_atomically
+from dfm_nb.base.log import log
 
 WRITTEN = frozenset(
     "config.yaml metrics.jsonl skipped.jsonl log.txt loss.png run.pid checkpoints samples tensorboard".split()
@@ -228,6 +229,26 @@ class Run:
 BEAT_S, STALE_S = 10, 60
 """Seconds after which a run counts as dead: several heartbeats may be late on a busy machine."""
 _HELD: dict[tuple[Path, int], FileLock] = {}  # by folder and process
+
+
+@contextlib.contextmanager
+def turn(place: Path, busy: str) -> Iterator[None]:
+    """Hold a lock file, after its holder has released it, whom `busy` names; nothing where there are no locks.
+
+    A holder that moves the folder away keeps those out who wait: each attempt opens the path anew.
+    """
+    lock = FileLock(place, fallback_to_soft=False)  # why: `claim`
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        log.warning("%s; waiting for it to end", busy)
+        lock.acquire()
+    except OSError:  # such as ENOLCK of NFS without its lock daemon
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _age_s(path: Path) -> float:

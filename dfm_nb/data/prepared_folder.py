@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from dfm_nb.base import files
 from dfm_nb.base.files import local, read_json, remove_temporaries, write_atomically
-from dfm_nb.base.log import log
+from dfm_nb.base.run import turn
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import SPLITS
 
@@ -166,7 +165,12 @@ class PreparedFolder:
             raise ValueError(f"--texts-only needs a preparation, and {self.path} has none; omit it")
         if held is None:
             # a notebook's launcher may log into the folder; with --overwrite it may not be the folder that is meant
-            there = {p.name for p in self.path.glob("*")} - {shards.RECORDS, "launch.json", "launch.log"}
+            there = {p.name for p in self.path.glob("*")} - {
+                shards.RECORDS,
+                "launch.json",
+                "launch.log",
+                ".launch.lock",
+            }
             made = {n for n in there if n in (".nv-meta", *OWN_FILES) or n.endswith((".tar", INDEX))}
             if taken := there if overwrite else made:
                 raise FileExistsError(
@@ -217,18 +221,8 @@ class PreparedFolder:
     def turn(self) -> Iterator[None]:
         """Hold the folder, after another preparation of it has ended; nothing where the file system has no locks."""
         self.records.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.records / "lock", fallback_to_soft=False)  # why: base.run
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            log.warning("another process is writing to %s; waiting for it to end", self.path)
-            lock.acquire()
-        except OSError:  # such as ENOLCK of NFS without its lock daemon
-            pass
-        try:
+        with turn(self.records / "lock", f"another process is writing to {self.path}"):
             yield
-        finally:
-            lock.release()
 
     def agree_on_encoders(self, identities: dict[str, dict]) -> None:
         """The encoders of a resumed preparation must be those it began with; `identities` are by kind."""

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -152,6 +153,37 @@ def test_refusals_name_the_process_or_the_folder(launch, tmp_path):
         workbench.Launcher.attach(tmp_path)
     with pytest.raises(ValueError, match="--mock"):
         workbench.Launcher("run", "--mock a=1")
+
+
+@pytest.fixture
+def sleeping(tmp_path):
+    """A job that sleeps, and its record."""
+    job, command = Job(tmp_path / "run"), [sys.executable, "-c", "import time; time.sleep(600)"]
+    yield job, {"command": command, "cwd": str(tmp_path), "parent": None}
+    job.stop(grace_s=1)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_of_two_starters_one_starts_and_the_other_is_refused(sleeping, tmp_path, over):
+    job, record = sleeping
+    asides = (tmp_path / f"before-{n}" for n in range(9))
+    if over:
+        job.folder.mkdir()
+    with ThreadPoolExecutor() as pool:
+        starts = [pool.submit(job.start, record, (lambda: next(asides)) if over else None) for _ in range(4)]
+    refused = [str(error) for start in starts if (error := start.exception())]
+    assert len(refused) == 3 and all(f"process {job.record['pid']} " in why for why in refused)
+    assert job.state == "running" and len(list(tmp_path.glob("before-*"))) == over
+
+
+def test_a_supervisor_ends_the_record_of_its_own_folder(sleeping, tmp_path):
+    """Also when the folder was moved, and another run is where it was."""
+    job, record = sleeping
+    job.start(record)
+    moved = Job(job.folder.rename(tmp_path / "moved"))
+    job.start(record)
+    moved.stop()
+    assert moved.state == "stopped" and job.state == "running"
 
 
 def planted(folder: Path, **record) -> Path:
