@@ -5,6 +5,9 @@ waits in a collective. If its neighbour's heartbeats stop, or its own main threa
 all ranks. Ranks without heartbeats were stopped or lost; otherwise the others wait for those that are in no collective.
 It reports these ranks and exits, and torchrun ends the others. A machine that sleeps, or a complete job that is
 suspended and continued, does not count as a hang.
+
+Nor does a loaded machine: a process's clock stands while it could not run (`Kept`), and those that wait for a process
+that computes go by its clock, which is in its heartbeat. Where Linux does not tell, all time counts.
 """
 
 from __future__ import annotations
@@ -19,15 +22,52 @@ import time
 import traceback
 from pathlib import Path
 
+import psutil
+
 from dfm_nb.base import process
+from dfm_nb.base.log import legible
 from dfm_nb.base.torchrun import HUNG, mark_hung
 
 PERIOD_S = 1.0
 """Between two heartbeats."""
 CONFIRM_BEATS = 4
 """A suspected hang must last so many more heartbeats before the run is ended: one may be late, four are not."""
-_COLLECTIVES = "distributed_c10d.py"
-"""torch's file of `all_reduce` and the like, whatever the backend: who waits for others is in there."""
+_COLLECTIVES = ("distributed_c10d.py", "p2p_communication.py")
+"""torch's file of `all_reduce` and the like, whatever the backend, and megatron-core's of what pipeline stages send:
+who waits for others is in there."""
+
+
+class Kept:
+    """How long a process could not run.
+
+    That of its threads which waited longest for a processor counts, and if it had major page faults, the time in which
+    some process of the machine waited for memory.
+
+    pid : also one that has ended, or 0: nothing is known of it.
+    """
+
+    def __init__(self, pid: int):
+        self._proc = Path(f"/proc/{pid}")
+        self._last = self._read()
+
+    def lap(self) -> float:
+        """Seconds since the last call, or since the start; 0 where Linux does not tell."""
+        last, (waited_ns, faults, stalled_us) = self._last, self._read()
+        self._last = waited_ns, faults, stalled_us
+        longest_ns = max((ns - last[0].get(thread, 0) for thread, ns in waited_ns.items()), default=0)
+        return longest_ns / 1e9 + (stalled_us - last[2]) / 1e6 * (faults > last[1])
+
+    def _read(self) -> tuple[dict[str, int], int, int]:
+        """Nanoseconds by thread, major faults, microseconds."""
+        waited_ns, faults, stalled_us = {}, 0, 0
+        for file in self._proc.glob("task/*/schedstat"):
+            with contextlib.suppress(OSError):  # a thread that ends
+                waited_ns[file.parent.name] = int(file.read_text().split()[1])
+        with contextlib.suppress(OSError):
+            # some avg10=0.00 avg60=0.00 avg300=0.00 total=0
+            stalled_us = int(Path("/proc/pressure/memory").read_text().split()[4].removeprefix("total="))
+            faults = int((self._proc / "stat").read_text().rpartition(")")[2].split()[9])
+        return waited_ns, faults, stalled_us
 
 
 class Watchdog:
@@ -41,8 +81,9 @@ class Watchdog:
 
     def __init__(self, store, rank: int, world: int, limit_s: float):
         self.store, self.rank, self.world, self.limit_s = store, rank, world, limit_s
-        self._phase, self._since, self._watched = "starting", time.monotonic(), False
-        self._longest_s = 0.0  # of the watched phases so far
+        self._kept, self._lost_s, self._beaten = Kept(os.getpid()), 0.0, time.monotonic()
+        self._phase, self._since, self._watched, self._waits = "starting", self._clock(), False, False
+        self._longest_s = 0.0  # without a move, in the watched phases so far
         self._done = threading.Event()
         self._send_heartbeat()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -54,24 +95,35 @@ class Watchdog:
 
     def beat(self, phase: str, iteration: int, watched: bool = True) -> None:
         """The main thread enters a phase. watched=False: it may take long, as saving and validation do."""
-        now = time.monotonic()
+        now = self._clock()
         if self._watched:
             self._longest_s = max(self._longest_s, now - self._since)
         self._phase, self._since, self._watched = f"at iteration {iteration}, {phase}", now, watched
 
+    def _clock(self) -> float:
+        """Seconds, without those in which this process could not run."""
+        return time.monotonic() - self._lost_s
+
     def _send_heartbeat(self) -> None:
+        elapsed_s, lost_s = time.monotonic() - self._beaten, self._kept.lap()
+        self._beaten += elapsed_s
+        self._lost_s += elapsed_s if elapsed_s > 5 * PERIOD_S else min(lost_s, elapsed_s)  # stopped, or kept
         # the one way to another thread's stack; it has none while the interpreter ends
         top = sys._current_frames().get(threading.main_thread().ident or 0)
         # innermost first; a wait in threading.py says less than who called it
         stack = traceback.StackSummary.extract(traceback.walk_stack(top), lookup_lines=False) if top else []
         frames = [frame for frame in stack if "threading.py" not in frame.filename]
         where = "".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames[:1])
+        waits = any(frame.filename.endswith(_COLLECTIVES) for frame in frames)
+        if waits != self._waits:  # it moves
+            self._waits, self._since = waits, self._clock()
         own = process.identity()
         beat = {
             "rank": self.rank,
             "sent": time.monotonic_ns(),
             **own,
-            "waits": any(frame.filename.endswith(_COLLECTIVES) for frame in frames),
+            "waits": waits,
+            "still_s": self._clock() - self._since,
             "told": f"rank {self.rank} (host {own['host']}, process {own['pid']}) {self._phase}, in {where}",
         }
         self.store.set(f"watchdog/{self.rank}", json.dumps(beat))
@@ -80,51 +132,57 @@ class Watchdog:
         return json.loads(self.store.get(f"watchdog/{rank}"))
 
     def _watch(self) -> None:
-        woke = heard = time.monotonic()  # this thread's last turn; the neighbour's last new heartbeat
+        heard = self._clock()  # the neighbour's last new heartbeat
         neighbour, sent = (self.rank + 1) % self.world, None
         while not self._done.wait(PERIOD_S):
-            now = time.monotonic()
-            if now - woke > 5 * PERIOD_S:  # this process itself was stopped for a while: start counting again
-                self._since = heard = now
-            woke = now
             # the store ends with the process that serves it, and torchrun then ends all the others
             with contextlib.suppress(Exception):
                 self._send_heartbeat()
                 if (latest := self._read(neighbour)["sent"]) != sent:
-                    sent, heard = latest, now
-                if self._overdue() or now - heard > self.limit_s:
+                    sent, heard = latest, self._clock()
+                if self._overdue() or self._clock() - heard > self.limit_s:
                     self._end_if_confirmed()
 
+    def _allowed_s(self) -> float:
+        return max(self.limit_s, 5 * self._longest_s)
+
     def _overdue(self) -> bool:
-        return self._watched and time.monotonic() - self._since > max(self.limit_s, 5 * self._longest_s)
+        return self._watched and self._clock() - self._since > self._allowed_s()
 
     def _end_if_confirmed(self) -> None:
         """End the run, unless it moves again in the next seconds.
 
         Of four ranks, 2 reads a file that never comes: 0, 1 and 3 wait in a collective, so `busy` is [2], and 2 is
         reported and killed. Had 2 been stopped, it would send nothing: `silent` is [2]. If all wait for each other,
-        none is to blame, and all are reported.
+        none is to blame, and all are reported. If 2 computes, but got no processor for most of the time, its own clock
+        has not reached the limit, and the run goes on.
         """
-        before = [self._read(rank)["sent"] for rank in range(self.world)]
+        before = [self._read(rank) for rank in range(self.world)]
+        found = [process.find(s) for s in before]  # None on another host
+        kept, begun = [Kept(p.pid if p else 0) for p in found], time.monotonic()
         for _ in range(CONFIRM_BEATS):
             if self._done.wait(PERIOD_S):
                 return
             self._send_heartbeat()
         states = [self._read(rank) for rank in range(self.world)]
-        silent = [s for s, sent in zip(states, before) if s["sent"] == sent]
+        most_s = (time.monotonic() - begun) / 2
+        silent = [s for s, b, k in zip(states, before, kept) if s["sent"] == b["sent"] and k.lap() < most_s]
         busy = [s for s in states if not s["waits"]]
-        if not silent and not self._overdue():
+        still = self._overdue() and all(s["still_s"] > self._allowed_s() for s in busy or states)
+        if not silent and not still:
             return
         if self.rank == next(s["rank"] for s in states if s not in silent):  # one of those that live says it
             named = "; ".join(s["told"] for s in (silent or busy or states)[:4])
             why = ": no sign of life, it was stopped or its machine is lost" if silent else ""
             what = f"the run hangs, for {self.limit_s:g} s or more: {named}{why}"
             hint = "the same command resumes from the last checkpoint (dist.hang_timeout_s sets the limit, 0 is none)"
-            print(f"error: {what}. The job ends; {hint}", file=sys.stderr, flush=True)
+            print(legible(f"error: {what}. The job ends; {hint}"), file=sys.stderr, flush=True)
         else:
             time.sleep(PERIOD_S)  # the first process to exit ends the others: let the sentence be printed before
         mark_hung()
-        # SIGKILL, as torchrun would wait for a stopped process to answer its SIGTERM
+        # SIGKILL, as torchrun would wait for a stopped process to answer its SIGTERM. Other users of the machine can
+        # write to the store: only what our own parent started is killed.
+        ours = psutil.Process(os.getppid()).children()
         blamed = [process.find(s) for s in silent or busy if s["rank"] != self.rank]
-        process.send(filter(None, blamed), signal.SIGKILL)
+        process.send([p for p in blamed if p in ours], signal.SIGKILL)
         os._exit(HUNG)
