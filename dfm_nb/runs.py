@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dfm_nb import config as cfg
 from dfm_nb.base import video
 from dfm_nb.base.files import plain, read_json
-from dfm_nb.base.metrics import compared_loss, read_metrics, series
+from dfm_nb.base.metrics import compared_loss, damage_of, series
 from dfm_nb.base.plots import curves_png
 from dfm_nb.base.run import MEDIA, Run, media_in
 from dfm_nb.config import notation
@@ -64,9 +64,10 @@ def compare(runs: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
 
     Returns
     -------
-    DataFrame with the run's folder as index and the columns `state` (running, finished, stopped, not started),
-    `iterations`, `best_val_loss` and `best_at` (an iteration; of the average that generates), `val_loss`
-    and `loss` (the last ones), `seconds`, and one for each setting that differs.
+    DataFrame with the run's folder as index and the columns `state` (running, finished, stopped, not started; or
+    `damaged: line 7` of its metrics, of which those before are read), `iterations`, `best_val_loss` and `best_at` (an
+    iteration; of the average that generates), `val_loss` and `loss` (the last ones), `seconds`, and one
+    for each setting that differs.
 
     >>> compare("runs").sort_values("best_val_loss")  # doctest: +SKIP
     """
@@ -92,7 +93,7 @@ def _row(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _figures(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    records = read_metrics(folder)
+    records, damage = damage_of(folder)
     compared = compared_loss({key for record in records for key in record})
     keys = ("loss", "elapsed_s", "val_loss", compared)
     (_, losses), (_, seconds), (_, rounds), (at, averaged) = (series(records, key) for key in keys)
@@ -100,7 +101,7 @@ def _figures(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     ended = "not started" if not last else "finished" if isinstance(of, int) and last >= of else "stopped"
     best = min(zip(averaged, at), default=(None, None))
     return {
-        "state": "running" if Run(folder).owner() else ended,
+        "state": damage or ("running" if Run(folder).owner() else ended),
         "iterations": last,
         "best_val_loss": best[0],
         "best_at": best[1],
@@ -143,7 +144,7 @@ def page(
     links : where a name in the column `run` leads, `{}.html`.
     """
     parts = [f"<h1>{html.escape(title)}</h1>", *(_table(table, links) for table in tables)]
-    records = {label: read_metrics(run) for label, run in runs.items()}
+    records = {label: damage_of(run)[0] for label, run in runs.items()}
     for key, name in CURVES.items():
         curves = {label: points for label, r in records.items() if (points := series(r, key))[0]}
         if curves:

@@ -1,7 +1,7 @@
 """`metrics.jsonl` read while it is being written, also across a resume that rewrites it.
 
 Numbers are kept in columns, 12 bytes a point, so that a million records need megabytes. A half-written last line is
-read later, when it is complete. A damaged line is reported, not raised.
+read later, when it is complete. A damaged line is reported, not raised, after those before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dfm_nb.base.metrics import series, tail_metrics
+from dfm_nb.base.metrics import DamagedMetrics, rounds_by_sigma, series, tail_metrics
 
 CHUNK_BYTES = 16 << 20
 """How much of the file is in memory at a time."""
@@ -65,8 +65,9 @@ class MetricsReader:
                     break  # the last line is not complete yet
                 self._offset = offset
                 self._take(new)
-        except ValueError as error:
-            self.fault = str(error)
+        except DamagedMetrics as error:
+            self._take(error.records)
+            self._offset, self.fault = error.offset, str(error)
         return self.count - before
 
     def _take(self, records: Sequence[dict[str, Any]]) -> None:
@@ -76,7 +77,7 @@ class MetricsReader:
                 self._columns[key][0].extend(x)
                 self._columns[key][1].extend(y)
                 self.last[key] = y[-1]
-        rounds = self.rounds + [r for r in records if r.get("val_loss_by_sigma") and r.get("val_sigmas")]
+        rounds = self.rounds + rounds_by_sigma(records)
         self.rounds = rounds[:1] + rounds[1:][-1:]
         self.recent.extend(records)
         self.count += len(records)

@@ -20,7 +20,7 @@ import ipywidgets as widgets
 
 from dfm_nb.base.files import read_json
 from dfm_nb.base.log import duration
-from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss
+from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss, series
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import data_url
@@ -106,7 +106,7 @@ class Watched:
     @property
     def eta_s(self) -> float | None:
         """Seconds left at the pace of the last fifty iterations; None if the pace is unknown."""
-        timed = [(r["iteration"], r["elapsed_s"]) for r in self.reader.recent if r.get("elapsed_s") is not None][-50:]
+        timed = [*zip(*series(self.reader.recent, "elapsed_s"))][-50:]
         if not self.train_iters or len(timed) < 2:
             return None
         (first, begin_s), (last, end_s) = timed[0], timed[-1]

@@ -24,7 +24,7 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 from dfm_nb import config as cfg
 from dfm_nb.base import video
 from dfm_nb.base.geometry import FRAMES_PER_LATENT
-from dfm_nb.base.metrics import read_metrics
+from dfm_nb.base.metrics import read_metrics, rounds_by_sigma
 from dfm_nb.base.plots import PALETTE, blank, plain, png
 from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run
@@ -314,7 +314,7 @@ def loss_of_model(pipe: Pipeline, clips: Sequence[Clip | Generated], sigmas: Seq
 
 def loss_of_run(run_dir: str | Path, rounds: int = 3) -> Picture:
     """A run's validation loss by noise level: first, last and some rounds between, over the noise of training."""
-    found = [r for r in read_metrics(run_dir) if r.get("val_loss_by_sigma")]
+    found = rounds_by_sigma(read_metrics(run_dir))
     if not found:
         raise ValueError(f"{run_dir} has no validation yet; lower train.eval_interval, or wait")
     chosen = [found[i] for i in sorted({*np.linspace(0, len(found) - 1, rounds).round().astype(int)})]

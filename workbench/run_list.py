@@ -62,8 +62,9 @@ class Runs(Live):
         self.paths = {path.relative_to(self.folder).as_posix(): path for path in found}
         self.table = compare(found).set_axis(pd.Index(self.paths, name="run")) if found else pd.DataFrame()
         for name, path in self.paths.items():
-            state, read = Job(path).state, self.table["iterations"][name] is not None  # its state says why not
-            if read and state != "not started":  # which also knows failed and lost runs
+            row = self.table.loc[name]
+            sick = row["iterations"] is None or str(row["state"]).startswith("damaged")  # its state says why
+            if not sick and (state := Job(path).state) != "not started":  # which also knows failed and lost runs
                 self.table.loc[name, "state"] = state
         if self._box is not None:
             self._paint()

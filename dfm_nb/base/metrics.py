@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 import orjson
 
@@ -20,6 +19,19 @@ MOST_METRICS = 1 << 29
 """Bytes of the file: a million iterations have 400 MB."""
 RISEN_ROUNDS = 3
 """Number of validations without improvement before it is reported."""
+LARGEST = 3.4e38
+"""Of a number that is drawn: float32's, so that limits and means of axes are finite; others are as Inf."""
+
+
+class DamagedMetrics(ValueError):
+    """A line of `metrics.jsonl` is damaged: `line` is its number, `records` are those read before it, which end at
+    `offset` bytes.
+    """
+
+    def __init__(self, path: Path, line: int, text: bytes, records: list[dict[str, Any]], offset: int):
+        said = "must be a JSON object, without NaN, with a whole iteration below 2^31"
+        super().__init__(f"{path}, line {line} {said}; got {text[:60]!r}; remove the line")
+        self.line, self.records, self.offset = line, records, offset
 
 
 class Metrics:
@@ -98,36 +110,54 @@ def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> t
 
     Raises
     ------
-    ValueError : a line that is not JSON, with its number.
+    DamagedMetrics : also a ValueError.
     """
     path = Path(path)
     path = path / "metrics.jsonl" if path.is_dir() else path
     if not path.exists():
         return [], 0
+    records: list[dict[str, Any]] = []
     with plain(path, path.parent, MOST_METRICS).open("rb") as file:
         file.seek(offset)
         data = file.read(limit)
-    data = data[: data.rfind(b"\n") + 1]
-    return list(_records(data, path)), offset + len(data)
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            try:
+                record = orjson.loads(line)
+                iteration = record["iteration"]
+            except (orjson.JSONDecodeError, LookupError, TypeError):
+                iteration = None
+            if type(iteration) is not int or not 0 <= iteration < 2**31:
+                file.seek(0)
+                number = file.read(offset).count(b"\n") + 1
+                raise DamagedMetrics(path, number, line, records, offset)
+            records.append(record)
+            offset += len(line)
+    return records, offset
 
 
-def _records(data: bytes, path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(data.splitlines(), 1):
-        try:
-            record = orjson.loads(line)
-            iteration = record["iteration"]
-        except (orjson.JSONDecodeError, LookupError, TypeError):
-            iteration = None
-        if type(iteration) is not int:
-            said = "must be a JSON object with a whole iteration"
-            raise ValueError(f"{path}, line {number} {said}; got {line[:60]!r}; remove the line")
-        yield record
+def damage_of(path: str | os.PathLike) -> tuple[list[dict[str, Any]], str]:
+    """The records before the first damaged line, and `damaged: line 7`; all of them, and "", if none is damaged."""
+    try:
+        return read_metrics(path), ""
+    except DamagedMetrics as error:
+        return error.records, f"damaged: line {error.line}"
 
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
     """Iterations and values of the records that have a number under `key` (null, NaN and Inf are skipped)."""
-    numbers = [(r["iteration"], v) for r in records if isinstance(v := r.get(key), (int, float)) and math.isfinite(v)]
+    numbers = [(r["iteration"], v) for r in records if isinstance(v := r.get(key), (int, float)) and abs(v) < LARGEST]
     return [i for i, _ in numbers], [v for _, v in numbers]
+
+
+def rounds_by_sigma(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The records that have validation by noise level: as many losses, which may be null, as levels."""
+
+    def is_curve(values: object) -> bool:
+        numbers = isinstance(values, list) and [v for v in values if v is not None]
+        return bool(numbers) and all(isinstance(v, (int, float)) and abs(v) < LARGEST for v in numbers)
+
+    found = [r for r in records if is_curve(r.get("val_sigmas")) and is_curve(r.get("val_loss_by_sigma"))]
+    return [r for r in found if len(r["val_sigmas"]) == len(r["val_loss_by_sigma"])]
 
 
 def generated_with(lengths: Iterable[float]) -> float | None:

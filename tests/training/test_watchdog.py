@@ -45,7 +45,9 @@ def ended(monkeypatch):
         dog.beat("in a step", 1)
         time.sleep(0.5)
         dog.close()
-        return {call.args for call in exits.call_args_list} == {(HUNG,)}, [call.args[0] for call in kills.call_args_list]
+        return {call.args for call in exits.call_args_list} == {(HUNG,)}, [
+            call.args[0] for call in kills.call_args_list
+        ]
 
     return judge
 

@@ -61,14 +61,28 @@ def test_reader_follows_a_resume_that_cuts_records_off(tmp_path):
     assert iterations.tolist() == list(range(1, 12)) and losses[3:].tolist() == [7.0] * 8 and reader.count == 11
 
 
-def test_reader_reports_a_damaged_line_and_recovers(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\nnot json\n')
+@pytest.mark.parametrize("line", ["not json", '{"iteration": 2, "loss": NaN}', f'{{"iteration": {2**31}}}'])
+def test_reader_reports_a_damaged_line_after_those_before_it_and_recovers(tmp_path, line):
+    write(tmp_path, record(1))
     monitor = Monitor(tmp_path)
     monitor.read()
-    assert "line 2" in monitor.runs[0].reader.fault
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(f'{{"iteration": 2}}\n{line}\n{{"iteration": 3}}\n')
+    for _ in range(2):
+        monitor.read()
+        assert monitor.runs[0].reader.count == 2 and "line 3" in monitor.runs[0].reader.fault
     os.unlink(tmp_path / "metrics.jsonl")
     write(tmp_path, record(1))
     assert monitor.read() == 1 and monitor.runs[0].reader.fault == ""
+
+
+def test_numbers_that_cannot_be_drawn_are_left_out(tmp_path):
+    odd = [{"loss": 1e308}, {"elapsed_s": "x"}, {"val_loss_ema_x": 1.0}, {"val_sigmas": {}, "val_loss_by_sigma": [1.0]}]
+    odd += [{"val_sigmas": [1.0, sigma], "val_loss_by_sigma": [1.0]} for sigma in ("x", 2.0)]
+    write(tmp_path, *({"iteration": i, **more} for i, more in enumerate([*odd, {"loss": 0.5}], 1)))
+    monitor = Monitor(tmp_path)
+    assert monitor.png() and monitor.runs[0].reader.points("loss")[1].tolist() == [0.5]
+    assert not monitor.runs[0].reader.rounds
 
 
 def test_status_tells_progress_and_time_left(tmp_path):

@@ -40,6 +40,14 @@ def test_runs_show_their_samples_and_what_differs_and_open_in_a_monitor(folder):
     assert "0 in" in Runs(folder / "none").kept_html()
 
 
+def test_a_run_with_a_damaged_line_is_one_row_that_says_so(folder):
+    with (folder / "a/metrics.jsonl").open("a") as file:
+        file.write("torn\n")
+    runs = Runs(folder)
+    assert runs.table["state"].tolist() == ["damaged: line 3", "stopped"] and runs.table["loss"].tolist() == [0.5, 0.5]
+    assert "damaged: line 3" in runs.kept_html() and runs.report("a").is_file()
+
+
 def test_only_a_run_of_ours_is_deleted_after_a_confirmation(folder):
     shutil.copytree(folder / "a", folder / "copied")
     shutil.copytree(folder / "a", folder / "bare")
