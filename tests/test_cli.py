@@ -69,8 +69,8 @@ def test_doctor_compares_the_driver_with_the_cuda_of_torch(tmp_path, monkeypatch
     assert [found for found, _ in _driver(cuda)] == [level]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
-def test_a_full_disk_is_one_sentence(capsys, number):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EROFS])
+def test_a_disk_at_fault_is_one_sentence(capsys, number):
     def fill(_):
         raise OSError(number, os.strerror(number), "run/config.yaml")
 

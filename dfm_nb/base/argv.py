@@ -25,7 +25,8 @@ from dfm_nb.base.process import end_with_parent
 
 TOLD = "DFM_NB_ERROR"
 """Environment variable: the file in which a process that `dfm --json` started leaves its user's error."""
-USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
+USER_ERRORS = (ValueError, OSError)
+"""OSError: a file of the user's, or a disk or system at fault."""
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -116,7 +117,9 @@ def mistake(error: Exception) -> str | None:
         return f"a process must be able to open more files ({full}); raise ulimit -n"
     if not isinstance(error, USER_ERRORS):
         return None
-    return f"{error.strerror}: {file}" if isinstance(error, OSError) and file else str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {file}" if file else f"{error.strerror} (DFM_DEBUG=1 shows where)"
+    return str(error) or type(error).__name__
 
 
 def world_size_from_env() -> int:

@@ -128,10 +128,15 @@ class Writer:
             raise SystemExit(2)
         whole = whole_checkpoints(self.root)
         last = f"the last good one is {whole[-1].name}" if whole else "there is none before it"
+        what = (
+            "be pruned: it is whole, but an older one cannot be removed from"
+            if self._pending in whole
+            else "be written to"
+        )
         free_gib = shutil.disk_usage(self.root).free / 2**30
         shutil.rmtree(self._pending.with_name(self._pending.name + ".tmp"), ignore_errors=True)
         raise ValueError(
-            f"the checkpoint {self._pending.name} could not be written to {self.root} ({free_gib:.1f} GiB free; "
+            f"the checkpoint {self._pending.name} could not {what} {self.root} ({free_gib:.1f} GiB free; "
             f"{cause}); {last}: make room or lift the quota and give the same command again"
         )
 
@@ -186,10 +191,13 @@ class _Child:
     def __init__(self, work: Callable[[], None]):
         receive, send = os.pipe()
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-            self.pid = os.fork()  # Python 3.12 warns of locks that other threads hold: the child takes none
+            try:
+                self.pid = os.fork()  # Python 3.12 warns of locks that other threads hold: the child takes none
+            except OSError as error:  # too many processes, or no memory
+                self.pid, failed = -1, str(error)
         if self.pid:
             os.close(send)
-            self._error: str | None = None
+            self._error: str | None = failed if self.pid < 0 else None
             self._receive = os.fdopen(receive)
             return
         try:

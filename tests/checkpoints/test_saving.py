@@ -1,11 +1,13 @@
 """Saving while training continues: the files hold the state at the call, are complete, and are pruned at the end."""
 
+import errno
 import json
 import os
 import resource
 import signal
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -140,6 +142,25 @@ def test_fault_of_a_save_names_it_and_the_last_good_one(trainer, tmp_path, monke
         save(writer, trainer, 2)
         writer.finish()
     assert [p.name for p in tmp_path.glob("iter_*")] == ["iter_0000001"] and not writer.busy
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_no_room_for_the_writing_process_is_a_fault_of_the_save(trainer, tmp_path, monkeypatch, asynchronous):
+    monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError(errno.EAGAIN, "too many processes")))
+    writer = writer_to(tmp_path, asynchronous=asynchronous)
+    with pytest.raises(ValueError, match="iter_0000002.*too many processes"):
+        save(writer, trainer, 2)
+        writer.finish()
+    assert not list(tmp_path.glob("iter_*")) and not writer.busy
+
+
+def test_an_older_checkpoint_that_cannot_be_removed_is_no_fault_of_the_new_one(trainer, tmp_path, monkeypatch):
+    writer = writer_to(tmp_path, keep_last=1)
+    save(writer, trainer, 1)
+    monkeypatch.setattr(Path, "rename", Mock(side_effect=OSError(errno.EIO, "at fault")))
+    with pytest.raises(ValueError, match="iter_0000002.* is whole.*at fault"):
+        save(writer, trainer, 2)
+    assert checkpoint.usable(tmp_path) == tmp_path / "iter_0000002"
 
 
 def second_fails(root):
