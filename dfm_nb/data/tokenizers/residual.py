@@ -253,11 +253,16 @@ def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokeni
         carried = file / FILE_NAME
         file = carried if carried.is_file() else file / ASSET.name
     tensors, metadata = read_tensors(file, "residual")
-    about = json.loads(metadata.get("dfm_nb", "{}"))
-    if about.get("format") != _FORMAT:
-        raise ValueError(f"{file} is not a residual tokenizer: its format is {about.get('format')}, not {_FORMAT}")
     tensors = {name: x.float() for name, x in tensors.items()}
-    pca = PCATokenizer({k[4:]: v for k, v in tensors.items() if k.startswith("pca.")}, device)
-    tokenizer = ResidualTokenizer(pca, Shape(**about["shape"]))
-    tokenizer.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("pca.")})
+    try:
+        about = json.loads(metadata.get("dfm_nb", "{}"))
+        if about.get("format") != _FORMAT:
+            raise ValueError(f"its format is {about.get('format')}")
+        pca = PCATokenizer({k[4:]: v for k, v in tensors.items() if k.startswith("pca.")}, device)
+        tokenizer = ResidualTokenizer(pca, Shape(**about["shape"]))
+        tokenizer.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("pca.")})
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:  # it may come from anybody
+        raise ValueError(
+            f"{file} must be a residual tokenizer of format {_FORMAT}: {error!r}; take another copy"
+        ) from None
     return tokenizer.to(device).requires_grad_(False).eval()

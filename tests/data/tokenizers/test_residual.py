@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dfm_nb.base import plugins
 from dfm_nb.butterflies import synthetic
@@ -69,3 +70,11 @@ def test_wrong_files_are_named(tokenizer, tmp_path, name):
     tokenizer.pca.save(tmp_path / "pca.safetensors")
     with pytest.raises((FileNotFoundError, ValueError), match=f"{name}.safetensors"):
         residual.build(tmp_path / f"{name}.safetensors")
+
+
+@pytest.mark.parametrize("about", ["", "[]", '{"format": "%s"}', '{"format": "%s", "shape": {}}'])
+def test_odd_metadata_are_refused_with_the_file(tmp_path, about):
+    about = about.replace("%s", residual._FORMAT)
+    save_file({"a": torch.zeros(1)}, tmp_path / residual.ASSET.name, {"dfm_nb": about})
+    with pytest.raises(ValueError, match=residual.ASSET.name):
+        residual.build(tmp_path)
