@@ -54,6 +54,7 @@ class Record(TypedDict, total=False):
     pid: int
     host: str
     started_s: float
+    since_boot_s: float
     exit_code: int | None
     stopped: bool
 

@@ -1,6 +1,6 @@
 """Processes: start one, identify it later, check whether it is alive, end it with its descendants.
 
-A record `{"pid", "host", "started_s"}` identifies a process permanently: a reused pid has another start time.
+A record `{"pid", "host", "started_s", "since_boot_s"}` identifies a process permanently: a reused pid starts later.
 """
 
 from __future__ import annotations
@@ -39,15 +39,21 @@ def python_module(module: str) -> list[str]:
 
 def identity() -> dict[str, Any]:
     """The record of this process."""
-    return {"pid": os.getpid(), "host": socket.gethostname(), "started_s": psutil.Process().create_time()}
+    own = psutil.Process()
+    began = {"started_s": own.create_time(), "since_boot_s": _since_boot_s(own)}
+    return {"pid": own.pid, "host": socket.gethostname(), **began}
+
+
+def _since_boot_s(process: psutil.Process) -> float:
+    return process.create_time() - psutil.boot_time()  # the clock may be set while it runs, which moves both
 
 
 def find(record: Mapping[str, Any]) -> psutil.Process | None:
     """The live process of a record; None if it has ended or runs on another host, or the record is empty."""
     try:
         process = psutil.Process(int(record["pid"]))
-        same = abs(process.create_time() - float(record["started_s"])) < 1 and record["host"] == socket.gethostname()
-        return process if same and is_alive(process) else None
+        same = abs(_since_boot_s(process) - float(record["since_boot_s"])) < 0.1
+        return process if same and record["host"] == socket.gethostname() and is_alive(process) else None
     except (psutil.Error, KeyError, TypeError, ValueError):
         return None
 

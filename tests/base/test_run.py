@@ -11,6 +11,7 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from dfm_nb.base.log import start_logging, stop_logging
@@ -85,11 +86,16 @@ def test_newest_samples_are_those_of_the_last_iteration_that_has_some(tmp_path):
 # ---- owner
 
 
-def test_owner_tells_a_reused_pid_apart(tmp_path):
+def test_owner_tells_a_reused_pid_apart(tmp_path, monkeypatch):
     run = Run.create(tmp_path)
     run.claim()
     claim = json.loads(run.pid_file.read_text())
-    run.pid_file.write_text(json.dumps({**claim, "started_s": claim["started_s"] - 100}))
+    boot_s = psutil.boot_time()
+    with monkeypatch.context() as patched:  # the clock is set
+        patched.setattr(psutil._pslinux, "boot_time", lambda: boot_s + 3600)
+        patched.setattr(psutil, "boot_time", lambda: boot_s + 3600)
+        assert run.owner().pid == os.getpid()
+    run.pid_file.write_text(json.dumps({**claim, "since_boot_s": claim["since_boot_s"] - 100}))
     assert run.owner() is None
     run.pid_file.write_text("not json")
     assert run.owner() is None

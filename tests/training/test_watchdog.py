@@ -71,8 +71,8 @@ def test_who_could_run_and_did_not_ends_the_run(ended, store, excused_s, ends):
 def test_only_what_our_launcher_started_is_killed(ended):
     """Whatever pid stands in the store, which other users of the machine can write to."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        started_s = psutil.Process(other.pid).create_time()
-        ends, kills = ended(Store(pid=other.pid, started_s=started_s))
+        since_boot_s = psutil.Process(other.pid).create_time() - psutil.boot_time()
+        ends, kills = ended(Store(pid=other.pid, since_boot_s=since_boot_s))
         other.kill()
     assert ends and not any(kills)
 
