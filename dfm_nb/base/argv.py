@@ -109,7 +109,7 @@ def mistake(error: Exception) -> str | None:
     """A sentence for errors that a user or administrator can fix; None for a bug of ours."""
     number, file = getattr(error, "errno", None), getattr(error, "filename", None)
     if number in DISK_FULL or "disk is full" in str(error):  # sqlite's words, in which Energon's index is written
-        where = f" for {file}" if file else ""
+        where = f" for {file}" if file else ", perhaps in /dev/shm or the folder of temporary files"
         return f"there is no space left{where} (or ulimit -f is too low); free some space and run the command again"
     if number == errno.ENAMETOOLONG:
         return f"a path must be shorter: {str(file)[:80]}..."

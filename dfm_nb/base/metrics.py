@@ -127,8 +127,7 @@ def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> t
             except (orjson.JSONDecodeError, LookupError, TypeError):
                 iteration = None
             if type(iteration) is not int or not 0 <= iteration < 2**31:
-                file.seek(0)
-                number = file.read(offset).count(b"\n") + 1
+                number = path.read_bytes()[:offset].count(b"\n") + 1
                 raise DamagedMetrics(path, number, line, records, offset)
             records.append(record)
             offset += len(line)
@@ -149,11 +148,11 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], l
     return [i for i, _ in numbers], [v for _, v in numbers]
 
 
-def rounds_by_sigma(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def rounds_by_sigma(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records that have validation by noise level: as many losses, which may be null, as levels."""
 
     def is_curve(values: object) -> bool:
-        numbers = isinstance(values, list) and [v for v in values if v is not None]
+        numbers = [v for v in values if v is not None] if isinstance(values, list) else []
         return bool(numbers) and all(isinstance(v, (int, float)) and abs(v) < LARGEST for v in numbers)
 
     found = [r for r in records if is_curve(r.get("val_sigmas")) and is_curve(r.get("val_loss_by_sigma"))]

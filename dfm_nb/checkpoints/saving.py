@@ -128,15 +128,15 @@ class Writer:
             raise SystemExit(2)
         whole = whole_checkpoints(self.root)
         last = f"the last good one is {whole[-1].name}" if whole else "there is none before it"
-        what = (
-            "be pruned: it is whole, but an older one cannot be removed from"
+        fault = (
+            "is whole, but older ones could not be removed from"
             if self._pending in whole
-            else "be written to"
+            else "could not be written to"
         )
         free_gib = shutil.disk_usage(self.root).free / 2**30
         shutil.rmtree(self._pending.with_name(self._pending.name + ".tmp"), ignore_errors=True)
         raise ValueError(
-            f"the checkpoint {self._pending.name} could not {what} {self.root} ({free_gib:.1f} GiB free; "
+            f"the checkpoint {self._pending.name} {fault} {self.root} ({free_gib:.1f} GiB free; "
             f"{cause}); {last}: make room or lift the quota and give the same command again"
         )
 

@@ -158,8 +158,8 @@ class Watchdog:
         has not reached the limit, and the run goes on.
         """
         before = [self._read(rank) for rank in range(self.world)]
-        found = [process.find(s) for s in before]  # None on another host
-        kept, begun = [Kept(p.pid if p else 0) for p in found], time.monotonic()
+        kept = [Kept(found.pid if (found := process.find(s)) else 0) for s in before]  # nothing of another host
+        begun = time.monotonic()
         for _ in range(CONFIRM_BEATS):
             if self._done.wait(PERIOD_S):
                 return

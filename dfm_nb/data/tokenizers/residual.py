@@ -262,7 +262,5 @@ def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokeni
         tokenizer = ResidualTokenizer(pca, Shape(**about["shape"]))
         tokenizer.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("pca.")})
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:  # it may come from anybody
-        raise ValueError(
-            f"{file} must be a residual tokenizer of format {_FORMAT}: {error!r}; take another copy"
-        ) from None
+        raise ValueError(f"{file} must be a tokenizer of format {_FORMAT}: {error!r}; take another copy") from None
     return tokenizer.to(device).requires_grad_(False).eval()
