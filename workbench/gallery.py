@@ -86,9 +86,8 @@ def _from_file(path: Path) -> Item:
         raise FileNotFoundError(f"there is no clip {path}; dfm generate --video-save-path {path} writes one")
     if kind is None:
         raise ValueError(f"{path} must be one of {', '.join(MEDIA)}; convert it first")
-    settings = (
-        read_json(path.with_suffix(path.suffix + ".json"), path.parent) or {}
-    )  # of a foreign clip only the name is known
+    # of a foreign clip only the name is known
+    settings = read_json(path.with_suffix(path.suffix + ".json"), path.parent) or {}
     return Item(kind, path.read_bytes(), {"name": path.stem, **settings})
 
 

@@ -128,11 +128,8 @@ class Writer:
             raise SystemExit(2)
         whole = whole_checkpoints(self.root)
         last = f"the last good one is {whole[-1].name}" if whole else "there is none before it"
-        fault = (
-            "is whole, but older ones could not be removed from"
-            if self._pending in whole
-            else "could not be written to"
-        )
+        kept = self._pending in whole
+        fault = "is whole, but older ones could not be removed from" if kept else "could not be written to"
         free_gib = shutil.disk_usage(self.root).free / 2**30
         shutil.rmtree(self._pending.with_name(self._pending.name + ".tmp"), ignore_errors=True)
         raise ValueError(

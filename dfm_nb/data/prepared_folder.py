@@ -165,12 +165,8 @@ class PreparedFolder:
             raise ValueError(f"--texts-only needs a preparation, and {self.path} has none; omit it")
         if held is None:
             # a notebook's launcher may log into the folder; with --overwrite it may not be the folder that is meant
-            there = {p.name for p in self.path.glob("*")} - {
-                shards.RECORDS,
-                "launch.json",
-                "launch.log",
-                ".launch.lock",
-            }
+            own = {shards.RECORDS, "launch.json", "launch.log", ".launch.lock"}
+            there = {p.name for p in self.path.glob("*")} - own
             made = {n for n in there if n in (".nv-meta", *OWN_FILES) or n.endswith((".tar", INDEX))}
             if taken := there if overwrite else made:
                 raise FileExistsError(

@@ -156,9 +156,8 @@ def _is_video(source: Path | bytes) -> bool:
     boxes = boxes or source[4:8] in (b"moov", b"mdat", b"wide", b"free", b"skip")  # QuickTime older than ftyp
     # Matroska and WebM, MPEG as a program and as a bare stream, ASF (WMV), Ogg, FLV
     starts = b"\x1aE\xdf\xa3", b"\x00\x00\x01\xba", b"\x00\x00\x01\xb3", b"\x30\x26\xb2\x75", b"OggS", b"FLV"
-    transport = (
-        source[:1] == source[188:189] == b"G" or source[4:5] == source[196:197] == b"G"
-    )  # MPEG-TS, and with times
+    # MPEG-TS has packets of 188 bytes, M2TS has a time before each
+    transport = source[:1] == source[188:189] == b"G" or source[4:5] == source[196:197] == b"G"
     return boxes or transport or source.startswith(starts) or (source[:4] == b"RIFF" and source[8:12] == b"AVI ")
 
 

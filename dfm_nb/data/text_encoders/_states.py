@@ -20,10 +20,8 @@ class Words:
     def lost(self, caption: str) -> dict[str, str]:
         """What the states of a caption lack, as a sentence by reason."""
         tokens, found = self.tokenizer(self.clean(caption), verbose=False)["input_ids"], {}
-        own, unknown = (
-            len(tokens) - self.tokenizer.num_special_tokens_to_add(),
-            tokens.count(self.tokenizer.unk_token_id),
-        )
+        own = len(tokens) - self.tokenizer.num_special_tokens_to_add()
+        unknown = tokens.count(self.tokenizer.unk_token_id)
         if len(tokens) > self.max_tokens:
             found["text_cut"] = f"its text of {len(tokens)} tokens is cut at {self.max_tokens}; shorten it"
         if unknown:

@@ -44,9 +44,8 @@ class T5(Words):
         try:
             self.tokenizer = tokenizer_of(self.folder, **words)
             Network = getattr(transformers, self.network)
-            model: Any = Network.from_pretrained(
-                self.folder, trust_remote_code=False, dtype=torch.bfloat16, **weights, **placement
-            )
+            how = {"trust_remote_code": False, "dtype": torch.bfloat16}
+            model: Any = Network.from_pretrained(self.folder, **how, **weights, **placement)
             config = Path(str(cached_file(self.folder, "config.json", **weights)))
         except OSError as error:
             there = f" in {cache_dir}" if cache_dir else ""
