@@ -97,7 +97,7 @@ class Place:
 
         def state(numbered: tuple[int, Any]) -> object:
             number, media = numbered
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # also a name that no path can have
                 if not isinstance(media, (str, Path)):
                     array = np.ascontiguousarray(media)  # bytes, too; an object's would be addresses
                     return None if array.dtype.hasobject else hashlib.sha256(array.tobytes()).hexdigest()
