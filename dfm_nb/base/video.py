@@ -261,7 +261,7 @@ def _decoded(name: object, container: Any, stream: Any, rate: float, lost: Lost)
             if frame.interlaced_frame:
                 lost["interlaced"] = "it is interlaced; convert it: ffmpeg -i IN -vf bwdif=send_frame OUT.mp4"
         rgb = frame.reformat(**size, **_colours(frame), format="rgb24").to_ndarray()
-        yield time - start, _turned(rgb, frame)
+        yield time - start, _turned(rgb, first)
     if first is None:
         raise SampleError("unreadable_video", f"{name} has no frames that can be decoded")
 
@@ -275,7 +275,7 @@ def _colours(frame: Any) -> dict[str, int]:
 
 
 def _turned(rgb: np.ndarray, frame: Any) -> np.ndarray:
-    """A frame as its display matrix says: in quarter turns, mirrored or not.
+    """A picture as the display matrix of a frame says: in quarter turns, mirrored or not.
 
     The matrix [a b u; c d v; x y w], 3 x 3 integers, puts (column, row) at (a column + c row, b column + d row).
     """

@@ -14,6 +14,7 @@ nothing from a file: unknown names in a pickle are refused and reported.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import logging
@@ -295,6 +296,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
         logger = logging.getLogger("megatron.energon.flavors.webdataset.prepare")
         logger.disabled = True
         others = multiprocessing.active_children()
+        gc.collect()  # Energon forks, and a decoder that is freed in the child would wait for threads that it lacks
         try:
             BaseWebdatasetFactory.prepare_dataset(
                 EPath(str(folder.absolute())),
