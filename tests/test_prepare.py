@@ -68,7 +68,7 @@ def test_complete_folder_is_left_alone_and_another_data_set_is_refused(prepared,
     shutil.copytree(prepared, tmp_path / "d", ignore=shutil.ignore_patterns(".dfm"))
     assert run(tmp_path / "d") == 0 and not (tmp_path / "d" / ".dfm").exists()
     for folder in (prepared, tmp_path / "d"):
-        assert run(folder, "--seed", "5") == 2 and "source:" in capsys.readouterr().err
+        assert run(folder, "--seed", "5") == 2 and "source.seed" in capsys.readouterr().err
 
 
 def contents(folder: Path) -> dict[str, bytes]:
