@@ -223,7 +223,8 @@ def of_another_user(*paths: Path) -> None:
 @pytest.mark.parametrize("given", ["folder", "record", "copied"])
 def test_stop_asks_before_it_ends_what_a_foreign_record_names(tmp_path, front_end, given):
     other = subprocess.Popen(["sleep", "600"])
-    named = {"pid": other.pid, "started_s": psutil.Process(other.pid).create_time(), "exit_code": None}
+    began = psutil.Process(other.pid).create_time()
+    named = {"pid": other.pid, "started_s": began, "since_boot_s": began - psutil.boot_time(), "exit_code": None}
     folder = planted(tmp_path / "run", **named, **({"inode": 1} if given == "copied" else {}))
     if given != "copied":
         of_another_user(folder if given == "folder" else folder / "launch.json")
