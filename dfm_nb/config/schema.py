@@ -240,7 +240,7 @@ class EmaConfig(Group):
 class LoggerConfig(Group):
     log_interval: Int = option(10, "iterations between log lines; metrics.jsonl records every iteration", ge=1)
     report_to: list[Text] | None = option(
-        None, "tensorboard, wandb, trackio, an entry point, module:name; null: tensorboard, and wandb with a project"
+        None, "tensorboard, wandb, an entry point, module:name; null: tensorboard, and wandb with a project"
     )
     wandb_project: Text | None = option(None, "Weights & Biases project; null does not log there")
     wandb_exp_name: Text | None = option(None, "Weights & Biases run name; null: the run folder's name")

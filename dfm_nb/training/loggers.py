@@ -1,4 +1,4 @@
-"""Where metrics go besides metrics.jsonl, on rank 0 only: TensorBoard, Weights & Biases, trackio, others.
+"""Where metrics go besides metrics.jsonl, on rank 0 only: TensorBoard, Weights & Biases, others.
 
 To add one, write one function, a `Logger`: here with its name in `LOGGERS`, or in a package by an entry point of
 `dfm_nb.loggers`, or anywhere as `logger.report_to='[module:name]'`.
@@ -94,49 +94,19 @@ def wandb(run: Run, config: LoggerConfig, settings: Mapping[str, object]) -> Gen
         log.warning("no Weights & Biases for this run: %s; set WANDB_API_KEY, or logger.wandb_mode=offline", why)
         return
     try:
-        yield from _relay(wandb, service.log)
+        while True:
+            iteration, values = yield
+            shown = dict[str, Any](values)
+            for name, value in values.items():
+                if isinstance(value, Sample):
+                    kind = wandb.Image if value.path.suffix == ".png" else wandb.Video
+                    shown[name] = kind(str(value.path), caption=value.caption)
+            service.log(shown, step=iteration)
     finally:
         service.finish()
 
 
-def trackio(run: Run, config: LoggerConfig, settings: Mapping[str, object]) -> Generator[None, Any, None]:
-    """The trackio run of this folder, in trackio's database on this machine; a resumed run continues it.
-
-    `trackio show` opens the dashboard. `logger.wandb_project` and `wandb_exp_name` name project and run here too.
-    """
-    if importlib.util.find_spec("trackio") is None:
-        log.warning("no trackio for this run: it is not installed; pip install trackio")
-        return
-    import trackio
-
-    trackio.init(
-        project=config.wandb_project or "dfm_nb",
-        name=config.wandb_exp_name or f"{run.name}-{run.id}"[:63],  # a resumed run is found by its name
-        config=dict(settings),
-        resume="allow",
-        embed=False,
-        auto_log_cpu=False,
-        auto_log_gpu=False,
-    )
-    try:
-        yield from _relay(trackio, trackio.log)
-    finally:
-        trackio.finish()
-
-
-def _relay(service: Any, send: Callable[..., None]) -> Generator[None, Any, None]:
-    """Values to Weights & Biases or what has its names; samples as their media."""
-    while True:
-        iteration, values = yield
-        shown = dict[str, Any](values)
-        for name, value in values.items():
-            if isinstance(value, Sample):
-                kind = service.Image if value.path.suffix == ".png" else service.Video
-                shown[name] = kind(str(value.path), caption=value.caption)
-        send(shown, step=iteration)
-
-
-LOGGERS: dict[str, Logger] = {"tensorboard": tensorboard, "wandb": wandb, "trackio": trackio}
+LOGGERS: dict[str, Logger] = {"tensorboard": tensorboard, "wandb": wandb}
 
 
 class Loggers:

@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases and trackio (a stand-in for their packages), scalars and media."""
+"""TensorBoard and Weights & Biases (a stand-in for its package), scalars and media."""
 
 import math
 import sys
@@ -101,15 +101,6 @@ def test_wandb_has_scalars_settings_and_media(run, wandb):
     assert (begun["project"], begun["name"], begun["mode"]) == ("butterflies", "run", "offline")
     assert begun["config"] == {"config": "model: {}"} and begun["finished"]
     assert not (run.path / "tensorboard").exists()
-
-
-def test_trackio_has_scalars_media_and_a_name_of_its_own(run, wandb, monkeypatch):
-    monkeypatch.setitem(sys.modules, "trackio", wandb)
-    run.claim()
-    log_everything(run, report_to=["trackio"])
-    assert {wandb.logged.pop(f"samples/{i}")[0] for i in (0, 1)} == {"video", "image"} and wandb.logged == WANTED
-    (begun,) = wandb.begun
-    assert begun["name"].startswith(f"run-{run.id}"[:20]) and begun["resume"] == "allow" and begun["finished"]
 
 
 def test_a_logger_that_fails_costs_neither_the_run_nor_the_others(run, wandb, caplog):
