@@ -459,12 +459,12 @@ def read_samples(data: Path) -> tuple[Any, list[str]]:
     from dfm_nb.base.records import SampleError
     from dfm_nb.checkpoints.weights import read_assets
     from dfm_nb.data.prepared_folder import STATISTICS
-    from dfm_nb.data.stores import EnergonStore
+    from dfm_nb.data.stores import ShardStore
 
     found: dict[str, Any] = {}
     said = []
     for split in ("train", "val"):
-        store = EnergonStore(data, split, progress=True)
+        store = ShardStore(data, split, progress=True)
         said += [detail for _, detail in store.dropped]
         for index, key in enumerate(store.keys):
             try:

@@ -70,7 +70,7 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
 
     from dfm_nb.config import Config
     from dfm_nb.data.order import PackOrder
-    from dfm_nb.data.stores import EnergonStore
+    from dfm_nb.data.stores import ShardStore
     from dfm_nb.packs.packs import PackSettings
     from dfm_nb.prepare import main
 
@@ -85,9 +85,9 @@ def data_rank(sizes: list[int], rounds: int) -> dict[str, list[float]]:
         folders = [Path(place, str(n)) for n in (sizes[0] // 2, *sizes)]  # the first loads the encoders' files
         flags = "--source synthetic --num-clips 0 --short-side 32 --num-images".split()
         prepares = [lambda f=f: main([*flags, f.name, "--output-dir", str(f)]) for f in folders]
-        opens = [lambda f=f: EnergonStore(f) for f in folders]
+        opens = [lambda f=f: ShardStore(f) for f in folders]
         out = {"prepare": medians(prepares, 1)[1:], "open": medians(opens, rounds)[1:]}
-        stores = [EnergonStore(f) for f in folders[1:]]
+        stores = [ShardStore(f) for f in folders[1:]]
         for index in Path(place).glob("*/*.index.arrow"):
             index.unlink()
         out["open without an index"] = medians(opens, rounds)[1:]
@@ -152,13 +152,13 @@ def open_rank(folder: str) -> dict[str, float]:
     """On one rank, a fresh process: seconds, and MiB by which its resident memory grows."""
     from dfm_nb.config import Config
     from dfm_nb.data.order import PackOrder
-    from dfm_nb.data.stores import EnergonStore
+    from dfm_nb.data.stores import ShardStore
     from dfm_nb.packs.packs import PackSettings
 
     settings, before = PackSettings(Config()), report.resident_mib()
     found: dict[str, float] = {}
     orders = []
-    found["open"] = timed(lambda: orders.append(PackOrder(EnergonStore(folder), settings, 4096, 100, lanes=0)))
+    found["open"] = timed(lambda: orders.append(PackOrder(ShardStore(folder), settings, 4096, 100, lanes=0)))
     found["memory of open"] = report.resident_mib() - before
     (order,) = orders
     found["first pack"] = timed(order.next)

@@ -41,7 +41,7 @@ from dfm_nb.butterflies import synthetic
 from dfm_nb.config import counts
 from dfm_nb.data.order import PackOrder, StepOrder
 from dfm_nb.data.stores import MockStore
-from dfm_nb.model.attention import SegmentLayout, cumulative
+from dfm_nb.model.attention import SegmentBounds, cumulative
 from dfm_nb.packs.packer import Packer, PackItem
 from dfm_nb.packs.packs import PackSettings
 
@@ -245,7 +245,7 @@ class Work:
         out = []
         for rank in range(CP):
             if dealt:
-                own = SegmentLayout(cu, cu).dealt(rank, CP).cu_q
+                own = SegmentBounds(cu, cu).dealt(rank, CP).cu_q
             else:
                 start, stop = (r * cu[-1] // CP for r in (rank, rank + 1))
                 own = [min(max(c, start), stop) for c in cu]

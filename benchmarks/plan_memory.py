@@ -66,7 +66,7 @@ def take_steps(overrides: list[str], steps: int):
     from dfm_nb import config as cfg
     from dfm_nb.data.loader import build_pack
     from dfm_nb.data.order import PackOrder
-    from dfm_nb.model.attention import SegmentLayout
+    from dfm_nb.model.attention import SegmentBounds
     from dfm_nb.training.batches import open_store, pack_settings
     from dfm_nb.training.trainer import Trainer
 
@@ -77,7 +77,7 @@ def take_steps(overrides: list[str], steps: int):
     trainer = Trainer(config)
     for _ in range(steps):
         assert not trainer.step([pack]).skipped
-    return config, pack, len(SegmentLayout(pack.cu_q, pack.cu_q).calls.runs)
+    return config, pack, len(SegmentBounds(pack.cu_q, pack.cu_q).calls.runs)
 
 
 def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -> dict:
@@ -87,7 +87,7 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
     from dfm_nb import parallel
     from dfm_nb.config.counts import parameter_count
     from dfm_nb.model import attention
-    from dfm_nb.planning.layouts import Load, Plan
+    from dfm_nb.planning.layouts import GpuLayout, Load
     from dfm_nb.planning.training_memory import training_bytes
 
     torch.set_num_threads(1)
@@ -109,7 +109,7 @@ def measure(size: str, tokens: int, recompute: str, precision: str, kind: str) -
     peak = resident("VmHWM") - before
     samples, number = len(pack.keys), 4 if precision == "fp32" else 2
     load = Load(tokens, samples, round(len(pack.text) / samples), 1, number, len(config.ema.sigma_rels), True, runs)
-    held = training_bytes(config.model, Plan(recompute=recompute), load)
+    held = training_bytes(config.model, GpuLayout(recompute=recompute), load)
     estimate = sum(held.values())
     parallel.shutdown()
     return {

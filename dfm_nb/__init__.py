@@ -27,6 +27,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dfm_nb.base.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from dfm_nb.base.metrics import read_table as read_metrics  # noqa: F401
     from dfm_nb.evaluate import evaluate_model as evaluate_model
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from dfm_nb.runs import compare as compare
     from dfm_nb.sweep_ import sweep as sweep
     from dfm_nb.train import train_model as train_model
-
-__version__ = "1.0.0"
 
 _WHERE = {
     "Pipeline": "generation.pipeline.Pipeline",

@@ -75,7 +75,7 @@ def _main(argv: list[str]) -> int:
         print("\n--json, with any verb but lab: one JSON object on stdout, and everything else on stderr")
         return 0
     if argv[0] == "--version":
-        from dfm_nb import __version__
+        from dfm_nb.base.version import __version__
 
         print(__version__)
         return 0

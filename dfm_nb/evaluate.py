@@ -33,14 +33,14 @@ from dfm_nb.base.files import write_atomically
 from dfm_nb.base.options import option
 from dfm_nb.butterflies.exam import EXAM_FPS, Exam
 from dfm_nb.evaluation import diversity, features, reference
-from dfm_nb.evaluation.comparison import Measured, against, copies
-from dfm_nb.evaluation.reference import PreparedFolder
+from dfm_nb.evaluation.comparison import EvaluationResult, against, copies
+from dfm_nb.evaluation.reference import ShardReference
 from dfm_nb.evaluation.retrieval import WAYS
 from dfm_nb.generation.clip_files import Generated
-from dfm_nb.generation.run_verdict import Measuring, like, over_checkpoints
+from dfm_nb.generation.run_verdict import MeasurementOptions, like, over_checkpoints
 
 
-class EvaluateOptions(Measuring):
+class EvaluateOptions(MeasurementOptions):
     """Measure a checkpoint against captions and real samples."""
 
     prog, epilog = "dfm evaluate", NPROC
@@ -55,7 +55,7 @@ class EvaluateOptions(Measuring):
     as_json: bool = option(False, "print JSON instead of tables", flag="--json")
 
 
-def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> Measured:
+def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> EvaluationResult:
     """Measure a checkpoint against captions and real samples.
 
     Parameters
@@ -72,14 +72,14 @@ def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> Measured
 
 
 @quietly()
-def measure(asked: EvaluateOptions) -> Measured:
+def measure(options: EvaluateOptions) -> EvaluationResult:
     """The requested evaluation; writes the output files."""
-    found = over_checkpoints(asked) if asked.all_checkpoints else one_checkpoint(asked)
-    if asked.contact_sheet:
-        video.write_png(asked.contact_sheet, found.contact_sheet())
-    if asked.output:
-        write_atomically(Path(asked.output), json.dumps(found.values, indent=1).encode())
-    return found
+    result = over_checkpoints(options) if options.all_checkpoints else one_checkpoint(options)
+    if options.contact_sheet:
+        video.write_png(options.contact_sheet, result.contact_sheet())
+    if options.output:
+        write_atomically(Path(options.output), json.dumps(result.values, indent=1).encode())
+    return result
 
 
 NOT_MEASURED = {
@@ -88,53 +88,55 @@ NOT_MEASURED = {
 }
 
 
-def one_checkpoint(asked: EvaluateOptions) -> Measured:
-    network = features.Features(parallel.device()) if asked.dataset or asked.distances else None
-    pipe, found = asked.open(asked.checkpoint_path), Measured()
+def one_checkpoint(options: EvaluateOptions) -> EvaluationResult:
+    network = features.Features(parallel.device()) if options.dataset or options.distances else None
+    pipe, result = options.open(options.checkpoint_path), EvaluationResult()
 
     def generate(wanted: Sequence[dict[str, Any]]) -> list[Generated]:
-        samples = asked.generated(pipe, wanted)
+        samples = options.generated(pipe, wanted)
         shown = 24 if samples[0].request.num_video_frames == 1 else 8
-        found.samples.extend((s.frames, s.request.prompt) for s in samples[:shown])
+        result.samples.extend((s.frames, s.request.prompt) for s in samples[:shown])
         return samples
 
     def answers(prompts: Sequence[str], frames: int) -> list[np.ndarray]:
-        size = {"height": asked.size_px, "width": asked.size_px, "num_video_frames": frames, "fps": EXAM_FPS}
+        size = {"height": options.size_px, "width": options.size_px, "num_video_frames": frames, "fps": EXAM_FPS}
         return [s.frames for s in generate([{"prompt": prompt, **size} for prompt in prompts])]
 
-    exam = Exam(answers, pipe.round_trip, asked.part, asked.size_px)
-    if asked.dataset is None:
-        counts = {"images": asked.num_prompts, "clips": asked.num_clips}
+    exam = Exam(answers, pipe.round_trip, options.part, options.size_px)
+    if options.dataset is None:
+        counts = {"images": options.num_prompts, "clips": options.num_clips}
         distances = functools.partial(diversity.against_renders, network=network) if network else None
-        found.values |= exam.unseen(counts, asked.wordings, distances)
+        result.values |= exam.unseen(counts, options.wordings, distances)
     else:
         assert network is not None
         tokenizer = pipe.manifest["tokenizer"]
-        opened = reference.open_reference(asked.dataset, asked.split, pipe.decode_stored, tokenizer, asked.size_px)
+        opened = reference.open_reference(
+            options.dataset, options.split, pipe.decode_stored, tokenizer, options.size_px
+        )
         images, clips, failed = reference.choose(
-            opened, 2 * asked.num_prompts, 2 * asked.num_clips, asked.max_frames, asked.seed
+            opened, 2 * options.num_prompts, 2 * options.num_clips, options.max_frames, options.seed
         )
         if not images and not clips:
-            raise ValueError(f"{asked.dataset} has no such samples; raise --num-prompts or --num-clips")
-        found.values["dataset"] = {"name": asked.dataset, "split": asked.split, "unreadable": failed}
+            raise ValueError(f"{options.dataset} has no such samples; raise --num-prompts or --num-clips")
+        result.values["dataset"] = {"name": options.dataset, "split": options.split, "unreadable": failed}
         to_model = functools.partial(pipe.statistics.to_model, sigma_data=pipe.sigma_data)
         for kind, real in (("images", images), ("clips", clips)):
             if real:
                 judged = functools.partial(exam.judged, kind)
-                found.values[kind], samples = against(
+                result.values[kind], samples = against(
                     real, lambda some: generate(like(some)), network, judged, pipe.round_trip
                 )
-                if isinstance(opened, PreparedFolder) and asked.split != "train":
-                    found.values[kind] |= copies(samples, asked.dataset, asked.split, to_model)
-                lacking = {name: why for name, why in NOT_MEASURED.items() if name not in found.values[kind]}
-                found.values[kind]["not_measured"] = lacking
-    return found
+                if isinstance(opened, ShardReference) and options.split != "train":
+                    result.values[kind] |= copies(samples, options.dataset, options.split, to_model)
+                lacking = {name: why for name, why in NOT_MEASURED.items() if name not in result.values[kind]}
+                result.values[kind]["not_measured"] = lacking
+    return result
 
 
 def main(argv: list[str] | None = None) -> int:
-    asked = EvaluateOptions.parse(argv)
-    found = measure(asked)
-    print(json.dumps(found.values, indent=1) if asked.as_json else found)
+    options = EvaluateOptions.parse(argv)
+    result = measure(options)
+    print(json.dumps(result.values, indent=1) if options.as_json else result)
     parallel.shutdown()
     return 0
 

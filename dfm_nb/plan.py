@@ -10,8 +10,8 @@ from dfm_nb import config as cfg
 from dfm_nb.base.options import Options, option
 from dfm_nb.config import sizes
 from dfm_nb.config.notation import Overrides
-from dfm_nb.planning.layouts import Load, Plan
-from dfm_nb.planning.ranking import MARGIN, Layouts, fed, rank
+from dfm_nb.planning.layouts import GpuLayout, Load
+from dfm_nb.planning.ranking import MARGIN, Ranking, fed, rank
 from dfm_nb.planning.step_time import MACHINES, Machine
 from dfm_nb.planning.training_memory import parameters
 
@@ -53,7 +53,7 @@ class PlanOptions(Options):
         return config, Load.of(config, self.samples, self.text_tokens)
 
 
-def plan_layouts(model: str, **flags: Any) -> Layouts:
+def plan_layouts(model: str, **flags: Any) -> Ranking:
     """Every legal layout of a model on some GPUs: the shortest step first, and of equal ones the one of least memory.
 
     Parameters
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     if asked.as_json:
         print(json.dumps({"layouts": json.loads(found.to_frame().to_json(orient="records"))}, indent=1))
         return 0
-    count, trained = parameters(config.model, Plan())
+    count, trained = parameters(config.model, GpuLayout())
     print(
         f"{config.model.size}, {count / 1e6:,.0f} M parameters, {trained / 1e6:,.1f} M trained, packs of {load.tokens} "
         f"tokens, {load.packs} a step, {config.mixed_precision}, on GPUs of {found.gpu_memory_gib:g} GiB "

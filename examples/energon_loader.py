@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from dfm_nb.base.records import EncodedClip
 from dfm_nb.config import Config
 from dfm_nb.data.shards import MORE, PARTS, decode_sample
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import ShardStore
 from dfm_nb.packs.packer import fill
 from dfm_nb.packs.packs import Pack, PackSettings, draw_sample, pack_draws
 
@@ -66,7 +66,7 @@ class PackEncoder(DefaultTaskEncoder):
 
     def __init__(self, path: str | Path, settings: PackSettings, capacity: int):
         super().__init__()
-        store = EnergonStore(path)
+        store = ShardStore(path)
         self.settings, self.capacity = settings, capacity
         self.statistics, self.empty_text = store.statistics, store.empty_text
 

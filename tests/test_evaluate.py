@@ -15,7 +15,7 @@ from dfm_nb.base.video import read_image
 from dfm_nb.butterflies import wordings
 from dfm_nb.butterflies.attributes import MEASURED, TOGETHER
 from dfm_nb.data.sample_index import index_dataset
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import ShardStore
 from dfm_nb.evaluation import reference
 from dfm_nb.evaluation.comparison import copies
 from dfm_nb.generation import run_verdict
@@ -149,7 +149,7 @@ def test_copies_of_training_samples_are_counted(monkeypatch):
 
 @pytest.mark.slow
 def test_stored_latents_are_those_of_one_size(tiny_data):
-    store = EnergonStore(str(tiny_data), "train")
+    store = ShardStore(str(tiny_data), "train")
     grid = store.grid(0)
     of_size = [i for i in range(len(store)) if store.grid(i) == grid]
     found = reference.stored_latents(str(tiny_data), "train", grid, 2)

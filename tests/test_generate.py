@@ -25,10 +25,10 @@ FAST = {"height": 32, "width": 48, "num_steps": 3, "guidance": 2.0}
 
 
 def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_pipe, tiny_data):
-    from dfm_nb.data.stores import EnergonStore
+    from dfm_nb.data.stores import ShardStore
 
     own = {"guidance": 2.0}  # the demo recipe's
-    store = EnergonStore(tiny_data)
+    store = ShardStore(tiny_data)
     sizes = Counter(tuple(store.read(i).meta[k] for k in SIZE) for i in range(len(store)))
     usual = dict(zip(SIZE.values(), sizes.most_common(1)[0][0]))
     assert tiny_pipe.recommended == GenerationConfig().model_dump(exclude={"other"}) | own | usual

@@ -8,7 +8,7 @@ from dfm_nb import plan
 from dfm_nb.base.argv import guard
 from dfm_nb.base.memory import GIB
 from dfm_nb.config import counts
-from dfm_nb.planning.layouts import Load, Plan, layouts
+from dfm_nb.planning.layouts import GpuLayout, Load, layouts
 from dfm_nb.planning.ranking import SHOWN, fed, training_cost
 from dfm_nb.planning.step_time import MACHINES, Machine, step_seconds
 from dfm_nb.planning.training_memory import layer_saved_bytes
@@ -55,7 +55,7 @@ def test_time_of_a_step_in_closed_form():
     """Two nodes of two GPUs, CP 4: products, elementwise work, keys and values, gradients."""
     model = cfg.resolve(None, overrides=["model.size=DiT-XL", *GIVEN]).config.model
     machine = Machine(0.5, 1, 0.1, 2, 0.01, 80)
-    load, p = Load(8192, packs=3), Plan(cp=4)
+    load, p = Load(8192, packs=3), GpuLayout(cp=4)
     time = step_seconds(model, p, load, machine)
     assert time["compute"] == pytest.approx(3 * counts.model_flops(model, [8192], [512]) / (4 * 0.5e12))
     kept = model.num_layers * layer_saved_bytes(model, p, load)
@@ -63,7 +63,7 @@ def test_time_of_a_step_in_closed_form():
     gathered = 2 * 3 / 4 * 2 * 8192 * model.hidden_size * 2  # forward and backward, keys and values, bf16
     summed = 2 * 3 / 4 * 4 * counts.parameter_count(model)
     assert time["communication"] == pytest.approx((3 * model.num_layers * gathered + summed) / (2 * 1e8))
-    again = step_seconds(model, Plan(cp=4, recompute="full"), load, machine)
+    again = step_seconds(model, GpuLayout(cp=4, recompute="full"), load, machine)
     assert again["elementwise"] == pytest.approx(time["elementwise"] * 7 / 5)
 
 

@@ -31,7 +31,7 @@ from dfm_nb.base.run import Run
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.data.order import PackOrder
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import ShardStore
 from dfm_nb.diffusion import edm, samplers
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.pipeline import Pipeline
@@ -171,7 +171,7 @@ def packs(
     averaged : number of packs that the two shares are computed over.
     """
     config = cfg.resolve(recipe).config
-    store = EnergonStore(Path(data_dir), "train")
+    store = ShardStore(Path(data_dir), "train")
     settings = PackSettings(config)
     samples = [(t * h * w // settings.patch_volume, t) for t, h, w in map(store.grid, range(len(store)))]
     if capacity is None:

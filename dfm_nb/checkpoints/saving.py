@@ -26,8 +26,8 @@ from dfm_nb.base.log import log
 from dfm_nb.base.process import end_with_parent
 from dfm_nb.base.run import iteration_name
 from dfm_nb.checkpoints import tensor_files
-from dfm_nb.checkpoints.state import Held, Pieces, held, load_into, step_counts
-from dfm_nb.checkpoints.tensor_files import INDEX, NAMES, Index
+from dfm_nb.checkpoints.state import LocalPart, Pieces, load_into, local_parts, step_counts
+from dfm_nb.checkpoints.tensor_files import INDEX, NAMES, TensorIndex
 from dfm_nb.checkpoints.weights import CHECKSUMS, TRACKER, iteration_of, read_object, whole_checkpoints
 from dfm_nb.parallel.groups import everyones
 
@@ -71,7 +71,7 @@ class Writer:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         dist.barrier()  # the folder is there
-        parts = [part for part in held(pieces) if part.written]
+        parts = [part for part in local_parts(pieces) if part.written]
         for part in parts:
             part.values = part.values.detach().contiguous().to("cpu", non_blocking=True)
         if torch.cuda.is_available():
@@ -226,7 +226,7 @@ class _Child:
             self.outcome(options=0)
 
 
-def _write(parts: list[Held], folder: Path, rank: int) -> None:
+def _write(parts: list[LocalPart], folder: Path, rank: int) -> None:
     file, index = folder / FILE.format(rank), {}
     listed = tensor_files.write(file, {part.name: part.values.view(-1) for part in parts}, {})
     sync(file)
@@ -259,7 +259,7 @@ def load(pieces: Pieces, folder: Path) -> dict[str, Any]:
     Learning rate, decay and the optimizer's other settings stay those that `pieces` were built with.
     """
     state = read_state(folder)
-    load_into(pieces, Index(folder))
+    load_into(pieces, TensorIndex(folder))
     count = state.pop("optimizer_step")
     for step in step_counts(pieces.optimizer):
         step.fill_(count)

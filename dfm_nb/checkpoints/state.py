@@ -10,7 +10,7 @@ import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
-from dfm_nb.checkpoints.tensor_files import Index
+from dfm_nb.checkpoints.tensor_files import TensorIndex
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.parallel.groups import global_name, mpu, shard_dim
 
@@ -29,7 +29,7 @@ class Pieces:
 
 
 @dataclass
-class Held:
+class LocalPart:
     """Elements first .. last of the box at `offset` that this rank has of the whole tensor `name`.
 
     Say tensor parallelism gives this rank rows 3 to 5 of a weight [6, 4]: a box [3, 4] at [3, 0]. Of the averages the
@@ -94,7 +94,7 @@ def _optimized(p: torch.nn.Parameter, optimizer: Any) -> tuple[Tensor, int, dict
     return None
 
 
-def held(pieces: Pieces) -> Iterator[Held]:
+def local_parts(pieces: Pieces) -> Iterator[LocalPart]:
     """All of it; the names are those of the parameters of the whole network, with what begins others in front.
 
     A weight is the optimizer's float32 copy of it, where there is one: the bfloat16 one is this, rounded.
@@ -112,26 +112,28 @@ def held(pieces: Pieces) -> Iterator[Held]:
             first_of_all = first_of_model and replica == 0
             box, optimized = (whole, offset, list(p.shape)), _optimized(p, pieces.optimizer)
             split = distributed and p.requires_grad  # each data-parallel rank has, and writes, elements of its own
-            yield Held(name, *box, 0, count, p, first_of_all and not split and (optimized is None or optimized[0] is p))
+            yield LocalPart(
+                name, *box, 0, count, p, first_of_all and not split and (optimized is None or optimized[0] is p)
+            )
             if optimized is not None:
                 main, first, state = optimized
                 last, writes = first + main.numel(), first_of_model if split else first_of_all
                 if main is not p:
-                    yield Held(name, *box, first, last, main, writes)
+                    yield LocalPart(name, *box, first, last, main, writes)
                 for kind, values in state.items():
-                    yield Held(f"{OPTIMIZER}{kind}.{name}", *box, first, last, values, writes)
+                    yield LocalPart(f"{OPTIMIZER}{kind}.{name}", *box, first, last, values, writes)
             for length, of_chunks in averages.items():
                 if local in of_chunks[i]:
-                    yield Held(f"{EMA}{length:g}.{name}", *box, 0, count, of_chunks[i][local], first_of_all)
+                    yield LocalPart(f"{EMA}{length:g}.{name}", *box, 0, count, of_chunks[i][local], first_of_all)
 
 
 @torch.no_grad()
-def load_into(pieces: Pieces, index: Index) -> None:
+def load_into(pieces: Pieces, index: TensorIndex) -> None:
     """Everything that this rank holds, from a checkpoint of any layout.
 
     CheckpointError : it lacks a tensor, or has it in another shape.
     """
-    for part in held(pieces):
+    for part in local_parts(pieces):
         index.entry(part.name, part.whole)
         values = index.elements(part.name, part.offset, part.shape, part.first, part.last)
         part.values.copy_(values.view(part.values.shape))

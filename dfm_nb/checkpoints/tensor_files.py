@@ -201,7 +201,7 @@ class Entry(BaseModel, strict=True, extra="forbid"):
 _INDEX = TypeAdapter(dict[str, Entry])
 
 
-class Index:
+class TensorIndex:
     """Whole tensors of a checkpoint folder by name, and parts of them, read when they are asked for.
 
     CheckpointError : `index.json` is damaged.

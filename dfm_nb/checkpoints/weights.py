@@ -34,7 +34,7 @@ from dfm_nb.base.pretrained import names, weights_path
 from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.state import EMA, OPTIMIZER
-from dfm_nb.checkpoints.tensor_files import INDEX, CheckpointError, Index, Lazy
+from dfm_nb.checkpoints.tensor_files import INDEX, CheckpointError, Lazy, TensorIndex
 from dfm_nb.config import counts
 from dfm_nb.config.schema import marked
 from dfm_nb.data import prepared_folder
@@ -83,7 +83,7 @@ def verify(folder: Path) -> None:
     try:
         files = read_listing(listing)
         check(folder, files, files, "use another checkpoint")
-        needed = {*NEEDED, *Index(folder).files()}
+        needed = {*NEEDED, *TensorIndex(folder).files()}
         if files.keys() & {*ASSETS} - {STATISTICS}:  # without any of its data set, the user may have put one there
             needed |= {name for name in ASSETS if (folder / name).is_file()}
         if lacking := sorted(needed - files.keys()):
@@ -226,7 +226,7 @@ def stored(folder: Path, sigma_rel: float | None, lora: bool) -> Mapping[str, Te
     sigma_rel : length of the stored average, or None for the weights themselves. With low-rank updates (lora) the
     averages are of these alone.
     """
-    index = Index(folder)
+    index = TensorIndex(folder)
 
     def one(name: str) -> Tensor:
         averaged = sigma_rel is not None and is_lora(name) == lora
@@ -265,7 +265,7 @@ def _fitting(source: Weights) -> Weights:
     if source.file:
         held = sum(t.numel() for t in (*source.tensors.values(), *(read_lora(source.file) if rank else {}).values()))
     else:
-        entries = Index(source.folder).entries.items()
+        entries = TensorIndex(source.folder).entries.items()
         held = sum(math.prod(e.shape) for name, e in entries if not name.startswith((EMA, OPTIMIZER)))
     known = None not in (model.in_channels, model.text_dim, model.ffn_hidden_size)
     means = counts.parameter_count(model) + counts.lora_parameter_count(model, rank) if known else 0

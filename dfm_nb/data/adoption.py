@@ -20,7 +20,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError
 from dfm_nb.data import shards
 from dfm_nb.data.encoding import latent_sums
-from dfm_nb.data.preparation import Merged
+from dfm_nb.data.preparation import ShardTotals
 from dfm_nb.data.prepared_folder import CHECKSUMS, NO_CAPTION_TOKENS, PreparedFolder, write_empty_text, write_manifest
 from dfm_nb.data.sample_index import write_indexes
 from dfm_nb.data.shard_plan import SPLITS
@@ -78,21 +78,21 @@ def adopt_dataset(
             if not record["samples"] and any(drop["reason"] == "other_text_width" for drop in record["drops"]):
                 odd = f"{record['name']} has another than the {survey.text_dim} of those before it"
                 raise ValueError(f"{place.path}: text embeddings must have one width; {odd}; move such shards away")
-        merged = Merged(survey.records.values())
-        if not any(r["split"] == "train" for r in merged.full):
-            first = merged.drops[0]["detail"] if merged.drops else "its tars are empty"
+        totals = ShardTotals(survey.records.values())
+        if not any(r["split"] == "train" for r in totals.full):
+            first = totals.drops[0]["detail"] if totals.drops else "its tars are empty"
             raise ValueError(f"{place.path}: no sample of the train split can be used; the first: {first}")
         if not shards.has_energon_metadata(place.path):
             shards.write_energon_metadata(place.path, splits)
         if hasattr(encoders["tokenizer"], "save") and (tokenizer_path or not place.tokenizer.is_file()):
             encoders["tokenizer"].save(place.tokenizer)
         _write_empty_caption(place.path, encoders["text_encoder"], survey.text_dim)
-        items = sum(r["samples"] for r in merged.full) + merged.reasons.total()
+        items = sum(r["samples"] for r in totals.full) + totals.reasons.total()
         empty_caption = "zeros" if encoders["text_encoder"] is None else "text encoder"
         about = {"source": {"name": "adopted"}, **about}
-        manifest = merged.manifest(about, items, {}, {"empty_caption": empty_caption})
+        manifest = totals.manifest(about, items, {}, {"empty_caption": empty_caption})
         write_manifest(place.path, manifest, {n: listed_as(place.path / n) for names in splits.values() for n in names})
-    merged.warn_of_drops()
+    totals.warn_of_drops()
     said = "one token of zeros, as in NeMo DFM" if manifest["empty_caption"] == "zeros" else "the text encoder's own"
     log.info("%d samples in %s; the empty caption is %s", manifest["counts"]["samples"], place.path, said)
     own = "" if manifest["counts"]["val"] else " dataset.use_train_split_for_val=true"

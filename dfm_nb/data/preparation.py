@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from pydantic import model_validator
 
-from dfm_nb import __version__
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import NPROC
 from dfm_nb.base.log import log, silent
 from dfm_nb.base.options import Options, fields, option
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
+from dfm_nb.base.version import __version__
 from dfm_nb.data import shards
 from dfm_nb.data.edits import edits_sha256, read_edits
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, reword_shard, to_pixels
@@ -347,27 +347,27 @@ class Preparation:
 
     def _complete(self) -> None:
         """Merge the ranks' records; Energon's metadata; the manifest last."""
-        merged = Merged(self._records())
-        if not merged.full:
-            first = merged.drops[0]["detail"] if merged.drops else "the source gave no clips"
-            dropped = f"{merged.reasons.total()} dropped"
+        totals = ShardTotals(self._records())
+        if not totals.full:
+            first = totals.drops[0]["detail"] if totals.drops else "the source gave no clips"
+            dropped = f"{totals.reasons.total()} dropped"
             raise ValueError(f"{self.config.source} gave no usable sample ({dropped}); first: {first}")
         write_empty_text(self.folder.path, self.text_encoder.encode([""])[0])
-        splits = {split: [r["name"] for r in merged.full if r["split"] == split] for split in SPLITS}
+        splits = {split: [r["name"] for r in totals.full if r["split"] == split] for split in SPLITS}
         shards.write_energon_metadata(self.folder.path, splits)
         write_indexes(self.folder.path, splits)
         arguments = self.config.model_dump(exclude={"options", "table"}, exclude_none=True) | self.config.options
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
-        manifest = merged.manifest(
+        manifest = totals.manifest(
             {"source": self.plan["source"], **self._identities()},
             self.plans.num_items,
             self._psnr(),
             own | {"arguments": arguments},
         )
-        tars = {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in merged.full}
+        tars = {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in totals.full}
         write_manifest(self.folder.path, manifest, tars)
-        merged.warn_of_drops()
-        log.info("%d samples in %d shards", manifest["counts"]["samples"], len(merged.full))
+        totals.warn_of_drops()
+        log.info("%d samples in %d shards", manifest["counts"]["samples"], len(totals.full))
         for line in said_psnr(manifest["psnr_db"]):
             log.info(line)
         log.info("Webdataset shards saved to %s/", self.folder.path)
@@ -406,7 +406,7 @@ class Preparation:
         return {"split": held_out, **means, "measured": len(by_key), "worst": worst}
 
 
-class Merged:
+class ShardTotals:
     """What was noted of all shards.
 
     full : records of those that hold samples. drops : those that a manifest names. reasons : how many have each.

@@ -18,8 +18,8 @@ from filelock import FileLock
 
 from dfm_nb.base.files import is_url, listed_as, read_listing, replacing, write_atomically
 from dfm_nb.base.log import log
-from dfm_nb.base.places import file_in, filesystem
 from dfm_nb.base.records import SampleError
+from dfm_nb.base.urls import file_in, filesystem
 from dfm_nb.data.prepared_folder import CHECKSUMS
 from dfm_nb.data.sources._fetch import fetch
 

@@ -33,7 +33,7 @@ def has_split(path: str | Path, split: str) -> bool:
     return index_path(path, split).name in read_checksums(Path(path))
 
 
-class EnergonStore(SampleIndex):
+class ShardStore(SampleIndex):
     """The samples of one split of a prepared folder: its index, and what reads them.
 
     Parameters
@@ -172,5 +172,5 @@ def usual_sizes(store: SampleStore, num_video_frames: int | None = None) -> dict
     return {f"{group}.{name}": value for group, (_, kind) in groups for name, value in kind.items()}
 
 
-SampleStore = EnergonStore | MockStore
+SampleStore = ShardStore | MockStore
 """Random access to the samples of a split: `len`, `grid(i)` (latent T, H, W), `read(i)`, statistics and empty text."""

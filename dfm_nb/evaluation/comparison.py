@@ -103,7 +103,7 @@ def copies(
 
 
 @dataclass
-class Measured:
+class EvaluationResult:
     """The result of an evaluation.
 
     values : by kind (`images`, `clips`), as `dfm evaluate --output` writes it.

@@ -18,7 +18,7 @@ from dfm_nb.base import geometry, plugins, video
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.shards import how_to_adopt
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import ShardStore
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Real:
     attributes: dict[str, str] = field(default_factory=dict)
 
 
-class PreparedFolder:
+class ShardReference:
     """Samples of one split of a folder of shards, decoded.
 
     Parameters
@@ -41,7 +41,7 @@ class PreparedFolder:
     """
 
     def __init__(self, folder: str, split: str, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict):
-        self.store, self.decode = EnergonStore(folder, split), decode
+        self.store, self.decode = ShardStore(folder, split), decode
         own = self.store.manifest["tokenizer"]
         if any(own.get(k) != tokenizer.get(k) for k in ("name", "sha256")):
             raise ValueError(
@@ -65,7 +65,7 @@ class PreparedFolder:
         return Real(self.decode(clip.latent[0]), meta["caption"], clip.fps, meta.get("attributes") or {})
 
 
-class RawSource:
+class SourceReference:
     """Samples of a source, brought to `short_side` px."""
 
     def __init__(self, spec: str, short_side: int):
@@ -90,7 +90,7 @@ class RawSource:
 
 def stored_latents(folder: str, split: str, grid: tuple[int, int, int], most: int) -> torch.Tensor:
     """The first `most` latents of one size (T, H, W) of a split, float32 [n, C, T, H, W], as they are stored."""
-    store, found = EnergonStore(folder, split), []
+    store, found = ShardStore(folder, split), []
     of_size = [i for i in range(len(store)) if store.grid(i) == grid]
     for index in tqdm(of_size[:most], desc=f"{split} latents", unit="sample", leave=False, disable=None):
         try:
@@ -102,13 +102,13 @@ def stored_latents(folder: str, split: str, grid: tuple[int, int, int], most: in
 
 def open_reference(
     spec: str, split: str, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict, short_side: int
-) -> PreparedFolder | RawSource:
+) -> ShardReference | SourceReference:
     """The samples that `--dataset` names; ValueError or FileNotFoundError says what is wrong with it."""
     if (Path(spec) / ".nv-meta").is_dir():
-        return PreparedFolder(spec, split, decode, tokenizer)
+        return ShardReference(spec, split, decode, tokenizer)
     name = plugins.source_and_spec(spec)[0]
     if name in plugins.names("sources") or plugins.is_module_name(name):
-        return RawSource(spec, short_side)
+        return SourceReference(spec, short_side)
     raise FileNotFoundError(
         f"--dataset {spec} is neither a prepared folder (it has no .nv-meta) nor a source; make a folder with "
         f"`dfm prepare --output-dir {spec}`, or name one of {', '.join(plugins.names('sources'))}; if shards of "
@@ -117,7 +117,7 @@ def open_reference(
 
 
 def choose(
-    reference: PreparedFolder | RawSource, images: int, clips: int, max_frames: int, seed: int
+    reference: ShardReference | SourceReference, images: int, clips: int, max_frames: int, seed: int
 ) -> tuple[list[Real], list[Real], int]:
     """Up to `images` single frames and `clips` clips (cut to `max_frames`), and how many could not be read.
 

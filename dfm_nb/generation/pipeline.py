@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from dfm_nb import __version__, parallel
 from dfm_nb import config as cfg
+from dfm_nb import parallel
 from dfm_nb.base import cpu, geometry, plugins, pretrained, video
 from dfm_nb.base.argv import quietly
 from dfm_nb.base.log import log
@@ -22,6 +22,7 @@ from dfm_nb.base.options import Options, option
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import TextEncoder, Tokenizer
 from dfm_nb.base.seeds import generator_for
+from dfm_nb.base.version import __version__
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.config import counts
 from dfm_nb.data.encoding import lost_text, to_frames, to_pixels

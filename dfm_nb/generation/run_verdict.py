@@ -17,7 +17,7 @@ from dfm_nb.base.options import option
 from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.checkpoints.weights import checkpoints_of, iteration_of
 from dfm_nb.evaluation import reference, verdict
-from dfm_nb.evaluation.comparison import Measured
+from dfm_nb.evaluation.comparison import EvaluationResult
 from dfm_nb.evaluation.features import Features
 from dfm_nb.evaluation.reference import Real
 from dfm_nb.generation.clip_files import Generated
@@ -29,7 +29,7 @@ MOST_PICTURES = 1_000
 DRIFT_SAMPLES = 16
 
 
-class Measuring(Sampling, ModelOptions):
+class MeasurementOptions(Sampling, ModelOptions):
     """A checkpoint or a run, and the data whose captions it samples."""
 
     checkpoint_path: str = option(help="run folder, iter_* folder or exported file", flags=("--checkpoint",))
@@ -57,75 +57,75 @@ def like(real: Sequence[Real]) -> list[dict[str, Any]]:
     return [{"prompt": r.caption, "fps": r.fps, **dict(zip(names, r.frames.shape))} for r in real]
 
 
-def over_checkpoints(asked: Measuring) -> Measured:
+def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
     """Measure each checkpoint of a run against a prepared folder; `verdict.json` and `.png` go to the run folder.
 
     Raises
     ------
     ValueError : no checkpoint can be read, or the data are not a prepared folder with held-out pictures.
     """
-    run, found = Path(asked.checkpoint_path), Measured()
+    run, result = Path(options.checkpoint_path), EvaluationResult()
     if not (folders := checkpoints_of(run)):
         raise ValueError(f"--all-checkpoints needs a run folder with checkpoints; {run} has none; train first")
-    if not asked.dataset or not (Path(asked.dataset) / ".nv-meta").is_dir() or asked.split == "train":
+    if not options.dataset or not (Path(options.dataset) / ".nv-meta").is_dir() or options.split == "train":
         raise ValueError(
             f"--all-checkpoints needs --dataset, a prepared folder, and a --split that is held out (val or test); got "
-            f"{asked.dataset} and {asked.split}"
+            f"{options.dataset} and {options.split}"
         )
-    found.values["dataset"] = {"name": asked.dataset, "split": asked.split, "unreadable": 0}
+    result.values["dataset"] = {"name": options.dataset, "split": options.split, "unreadable": 0}
     records = read_metrics(run)
     losses = dict(zip(*series(records, compared_loss({key for record in records for key in record}))))
     rows, judge, base = list[dict[str, Any]](), None, None
     for folder in folders:
         try:
-            pipe = asked.open(folder)
+            pipe = options.open(folder)
         except CheckpointError as error:
             log.warning("%s; it is skipped", error)
             continue
         if judge is None:
-            chosen = [_pictures(asked, pipe, split, found) for split in (asked.split, "train")]
-            pictures = [list({r.caption: r for r in real}.values())[: asked.num_prompts // 2] for real in chosen]
+            chosen = [_pictures(options, pipe, split, result) for split in (options.split, "train")]
+            pictures = [list({r.caption: r for r in real}.values())[: options.num_prompts // 2] for real in chosen]
             held_out, train, every, all_train = ([r.frames for r in real] for real in (*pictures, *chosen))
             network = Features(parallel.device())
             judge = verdict.Judge(held_out, train, every, all_train, network, pipe.round_trip)
-            base = base_samples(asked, pipe)
-        made = asked.frames(pipe, like([r for real in pictures for r in real]))
+            base = base_samples(options, pipe)
+        made = options.frames(pipe, like([r for real in pictures for r in real]))
         half, iteration = len(pictures[0]), iteration_of(folder)
         row = judge.figures(iteration, made[:half], made[half:]) | {"val_loss": losses.get(iteration)}
         if base:
-            row["drift"] = judge.drift(base[1], asked.frames(pipe, base[0]))
-        found.samples.extend((m, f"{iteration}: {r.caption}") for m, r in zip(made[:8], pictures[0]))
+            row["drift"] = judge.drift(base[1], options.frames(pipe, base[0]))
+        result.samples.extend((m, f"{iteration}: {r.caption}") for m, r in zip(made[:8], pictures[0]))
         rows.append(row)
     if judge is None:
         raise ValueError(f"all {len(folders)} checkpoints of {run} are damaged; take another run")
-    found.values |= {"checkpoints": rows, "verdict": judge.verdict(rows)}
+    result.values |= {"checkpoints": rows, "verdict": judge.verdict(rows)}
     if (run / "config.yaml").is_file():
-        write_atomically(run / "verdict.json", json.dumps(found.values, indent=1).encode())
-        verdict.plot(found.values, run / "verdict.png")
-    return found
+        write_atomically(run / "verdict.json", json.dumps(result.values, indent=1).encode())
+        verdict.plot(result.values, run / "verdict.png")
+    return result
 
 
-def _pictures(asked: Measuring, pipe: Pipeline, split: str, found: Measured) -> list[Real]:
-    """Pictures of a split, or first frames if it has only clips; `found` counts those that cannot be read."""
-    assert asked.dataset is not None
-    opened = reference.PreparedFolder(asked.dataset, split, pipe.decode_stored, pipe.manifest["tokenizer"])
-    images, _, failed = reference.choose(opened, MOST_PICTURES, 0, 1, asked.seed)
+def _pictures(options: MeasurementOptions, pipe: Pipeline, split: str, result: EvaluationResult) -> list[Real]:
+    """Pictures of a split, or first frames if it has only clips; `result` counts those that cannot be read."""
+    assert options.dataset is not None
+    opened = reference.ShardReference(options.dataset, split, pipe.decode_stored, pipe.manifest["tokenizer"])
+    images, _, failed = reference.choose(opened, MOST_PICTURES, 0, 1, options.seed)
     if not images:
-        _, images, failed = reference.choose(opened, 0, MOST_PICTURES, 1, asked.seed)
-    found.values["dataset"]["unreadable"] += failed
+        _, images, failed = reference.choose(opened, 0, MOST_PICTURES, 1, options.seed)
+    result.values["dataset"]["unreadable"] += failed
     return images
 
 
-def base_samples(asked: Measuring, pipe: Pipeline) -> tuple[list[dict[str, Any]], list[np.ndarray]] | None:
+def base_samples(options: MeasurementOptions, pipe: Pipeline) -> tuple[list[dict[str, Any]], list[np.ndarray]] | None:
     """For a fine-tuned run: requests for its base's validation prompts, and the base's samples of them."""
     if not (path := pipe.config.checkpoint.pretrained):
         return None
     try:
-        base = asked.open(path)
+        base = options.open(path)
     except FileNotFoundError as error:
         log.warning("%s; drift from checkpoint.pretrained is not measured", error)
         return None
     if not (prompts := base.config.validation.prompts):
         return None
     requests = [{"prompt": prompts[i % len(prompts)], "num_video_frames": 1} for i in range(DRIFT_SAMPLES)]
-    return requests, asked.frames(base, requests)
+    return requests, options.frames(base, requests)

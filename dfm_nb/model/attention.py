@@ -1,6 +1,6 @@
 """Attention over packed ("thd") sequences, with all back ends and context parallelism.
 
-A `SegmentLayout` has the bounds of segments: segment i of q attends to all of segment i of k and v (no causal mask) and
+A `SegmentBounds` has the bounds of segments: segment i of q attends to all of segment i of k and v (no causal mask) and
 to nothing else. Padding is a separate segment. The bounds are also on the host, so no back end waits for the device. On
 CPU, consecutive segments of equal length are one batched SDPA call.
 
@@ -59,7 +59,7 @@ class _Calls:
 
 
 @dataclass
-class SegmentLayout:
+class SegmentBounds:
     """Bounds of the segments, on the host (`cu_q`, `cu_kv`, ints) and, for CUDA's kernels, on the device (`varlen`)."""
 
     cu_q: list[int]
@@ -76,11 +76,11 @@ class SegmentLayout:
         longest = int(q.diff().max()), int(kv.diff().max())  # on the host: nothing waits for the device
         return q.to(self.device, non_blocking=True), kv.to(self.device, non_blocking=True), *longest
 
-    def dealt(self, rank: int, size: int) -> SegmentLayout:
-        """The layout of this context-parallel rank: its queries (`deal`) against all keys."""
-        return SegmentLayout([-(-max(c - rank, 0) // size) for c in self.cu_q], self.cu_kv, self.device)
+    def dealt(self, rank: int, size: int) -> SegmentBounds:
+        """The bounds of this context-parallel rank: its queries (`deal`) against all keys."""
+        return SegmentBounds([-(-max(c - rank, 0) // size) for c in self.cu_q], self.cu_kv, self.device)
 
-    def bounds(self) -> list[tuple[int, int, int, int]]:
+    def segments(self) -> list[tuple[int, int, int, int]]:
         """(q start, q stop, kv start, kv stop) of each segment that has queries."""
         spans = zip(pairwise(self.cu_q), pairwise(self.cu_kv))
         return [(*q, *kv) for q, kv in spans if q[1] > q[0]]
@@ -97,7 +97,7 @@ class SegmentLayout:
             kv_index = both, concatenated. With 5 and 5 keys it would be 0, 1, 2, ...: then kv_start is enough.
         """
         runs, indices = [], []
-        for q_len, group in groupby(self.bounds(), key=lambda s: s[1] - s[0]):
+        for q_len, group in groupby(self.segments(), key=lambda s: s[1] - s[0]):
             starts, stops = torch.tensor([s[2:] for s in group]).T
             lengths = stops - starts
             longest = int(lengths.max())
@@ -134,17 +134,17 @@ def packed_attention(
     q_QHD: torch.Tensor,
     k_KHD: torch.Tensor,
     v_KHD: torch.Tensor,
-    layout: SegmentLayout,
+    bounds: SegmentBounds,
     backend: str = "sdpa",
     scale: float | None = None,
 ) -> torch.Tensor:
     """softmax(q k^T * scale) v within each segment, [Q, H, D]. `scale` defaults to 1 / sqrt(D)."""
-    return BACKENDS[backend](q_QHD, k_KHD, v_KHD, layout, scale)
+    return BACKENDS[backend](q_QHD, k_KHD, v_KHD, bounds, scale)
 
 
-def sdpa(q_QHD, k_KHD, v_KHD, layout, scale):
-    """torch's SDPA, batched by `SegmentLayout.calls`."""
-    runs, start, index = layout.calls.runs, layout.calls.kv_start, layout.calls.kv_index
+def sdpa(q_QHD, k_KHD, v_KHD, bounds, scale):
+    """torch's SDPA, batched by `SegmentBounds.calls`."""
+    runs, start, index = bounds.calls.runs, bounds.calls.kv_start, bounds.calls.kv_index
     dtype = q_QHD.dtype
     if dtype == torch.bfloat16 and not q_QHD.is_cuda and len(q_QHD) < FLOAT32_BELOW * sum(r.count for r in runs):
         q_QHD, k_KHD, v_KHD = q_QHD.float(), k_KHD.float(), v_KHD.float()
@@ -163,18 +163,18 @@ def sdpa(q_QHD, k_KHD, v_KHD, layout, scale):
     return (outs[0] if len(outs) == 1 else torch.cat(outs)).to(dtype)
 
 
-def varlen(q_QHD, k_KHD, v_KHD, layout, scale):
+def varlen(q_QHD, k_KHD, v_KHD, bounds, scale):
     """torch's FlashAttention for packed sequences."""
     from torch.nn.attention.varlen import varlen_attn
 
-    return varlen_attn(q_QHD, k_KHD, v_KHD, *layout.varlen, scale=scale)
+    return varlen_attn(q_QHD, k_KHD, v_KHD, *bounds.varlen, scale=scale)
 
 
-def flash_attn(q_QHD, k_KHD, v_KHD, layout, scale):
+def flash_attn(q_QHD, k_KHD, v_KHD, bounds, scale):
     """FlashAttention of the package flash-attn."""
     from flash_attn import flash_attn_varlen_func
 
-    return flash_attn_varlen_func(q_QHD, k_KHD, v_KHD, *layout.varlen, softmax_scale=scale)
+    return flash_attn_varlen_func(q_QHD, k_KHD, v_KHD, *bounds.varlen, softmax_scale=scale)
 
 
 BACKENDS: dict[str, Callable[..., torch.Tensor]] = {f.__name__: f for f in (sdpa, varlen, flash_attn)}
@@ -219,7 +219,7 @@ class PackedAttention(MegatronModule):
     megatron-core's `DotProductAttention` supports neither packs nor context parallelism on CPU (0.16 to 0.19: both need
     Transformer Engine).
 
-    `packed_seq_params` is a `PackedLayout`; the result is [Q, H * D], and megatron-core inserts the 1 again.
+    `packed_seq_params` is a `SegmentParams`; the result is [Q, H * D], and megatron-core inserts the 1 again.
     """
 
     def __init__(self, config, layer_number, attn_mask_type, attention_type, softmax_scale, pg_collection, **_kwargs):
@@ -233,12 +233,12 @@ class PackedAttention(MegatronModule):
         if self.cp_group.size() > 1 and self.self_attention:
             kv = _Collect.apply(torch.cat((key, value), -1), self.cp_group)
             key, value = kv.chunk(2, -1)
-        return packed_attention(query, key, value, packed_seq_params.layout, self.backend, self.scale).flatten(1)
+        return packed_attention(query, key, value, packed_seq_params.bounds, self.backend, self.scale).flatten(1)
 
 
-class PackedLayout(PackedSeqParams):
-    """megatron-core's thd parameters, carrying the `SegmentLayout` that `PackedAttention` uses."""
+class SegmentParams(PackedSeqParams):
+    """megatron-core's thd parameters, carrying the `SegmentBounds` that `PackedAttention` uses."""
 
-    def __init__(self, layout: SegmentLayout):
+    def __init__(self, bounds: SegmentBounds):
         super().__init__(qkv_format="thd")
-        self.layout = layout
+        self.bounds = bounds

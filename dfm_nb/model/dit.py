@@ -44,7 +44,7 @@ from megatron.core.utils import make_viewless_tensor
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.config.counts import SINUSOID_DIM, VECTORS_PER_LAYER, patch_dim
 from dfm_nb.model.adaln import RowMap, add_gated, modulated_norm
-from dfm_nb.model.attention import PackedAttention, PackedLayout
+from dfm_nb.model.attention import PackedAttention, SegmentParams
 from dfm_nb.model.linear import A, B, ColumnLinear, RowLinear
 from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.model.positions import factorised_sincos, rotary_angles
@@ -217,8 +217,8 @@ class LayerContext:
     """
 
     rows: RowMap
-    self_layout: PackedLayout
-    cross_layout: PackedLayout
+    self_layout: SegmentParams
+    cross_layout: SegmentParams
     rotary: tuple[torch.Tensor, torch.Tensor] | None
     text_cache: dict | None
     qkv_format: str = "thd"  # as in `PackedSeqParams`

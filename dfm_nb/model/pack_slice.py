@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from megatron.core import parallel_state as mpu
 
-from dfm_nb.model.attention import PackedLayout, SegmentLayout, deal
+from dfm_nb.model.attention import SegmentBounds, SegmentParams, deal
 from dfm_nb.packs.packs import PackLayout
 
 
@@ -28,8 +28,8 @@ class PackSlice:
     text: torch.Tensor
     pool: torch.Tensor
     fps: torch.Tensor
-    self_layout: PackedLayout
-    cross_layout: PackedLayout
+    self_layout: SegmentParams
+    cross_layout: SegmentParams
     device: torch.device
     text_cache: dict | None = None
 
@@ -50,8 +50,8 @@ class PackSlice:
             to(pack.text),
             to(pack.pool),
             to(pack.fps),
-            PackedLayout(SegmentLayout(pack.cu_q, pack.cu_q, device).dealt(rank, size)),
-            PackedLayout(SegmentLayout(pack.cu_q, pack.cu_kv, device).dealt(rank, size)),
+            SegmentParams(SegmentBounds(pack.cu_q, pack.cu_q, device).dealt(rank, size)),
+            SegmentParams(SegmentBounds(pack.cu_q, pack.cu_kv, device).dealt(rank, size)),
             device,
         )
 

@@ -1,4 +1,4 @@
-"""The layout of training over GPUs (`Plan`), and the input of each step (`Load`)."""
+"""The layout of training over GPUs (`GpuLayout`), and the input of each step (`Load`)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GpuLayout:
     """A layout: degrees of tensor, context, pipeline and data parallelism, with sharding and recomputation."""
 
     tp: int = 1
@@ -68,7 +68,7 @@ class Plan:
     recompute: str = "none"
 
     @classmethod
-    def of(cls, config: Config, processes: int) -> Plan:
+    def of(cls, config: Config, processes: int) -> GpuLayout:
         """The layout of these settings over a number of processes."""
         m = config.model
         tp, cp, pp = m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size
@@ -109,7 +109,7 @@ class Plan:
         return self.local_tokens(load) // (self.tp if self.sp else 1)
 
 
-def layouts(gpus: int) -> Iterator[Plan]:
+def layouts(gpus: int) -> Iterator[GpuLayout]:
     """Every way to split `gpus` processes; SP needs TP, and a distributed optimizer needs several replicas."""
     for tp in divisors(gpus):
         for cp in divisors(gpus // tp):
@@ -118,4 +118,4 @@ def layouts(gpus: int) -> Iterator[Plan]:
                 sp = (False, True) if tp > 1 else (False,)
                 sharded = (False, True) if dp * cp > 1 else (False,)
                 for flags in itertools.product(sp, sharded, RECOMPUTE):
-                    yield Plan(tp, cp, pp, dp, *flags)
+                    yield GpuLayout(tp, cp, pp, dp, *flags)

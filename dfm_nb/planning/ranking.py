@@ -10,7 +10,7 @@ from dfm_nb import config as cfg
 from dfm_nb.base.memory import GIB
 from dfm_nb.config import counts, sizes
 from dfm_nb.config.checks import layout_faults
-from dfm_nb.planning.layouts import Load, Plan, layouts
+from dfm_nb.planning.layouts import GpuLayout, Load, layouts
 from dfm_nb.planning.step_time import Machine, step_seconds
 from dfm_nb.planning.training_memory import training_bytes
 
@@ -33,7 +33,7 @@ def fed(resolved: cfg.Resolved) -> cfg.Config:
 class Candidate:
     """A valid layout with the bytes of its fullest process, its seconds per step, and whether it fits."""
 
-    plan: Plan
+    plan: GpuLayout
     bytes: dict[str, int]
     seconds: dict[str, float]
     fits: bool
@@ -47,7 +47,7 @@ class Candidate:
         return sum(self.seconds.values())
 
 
-def rank(config: cfg.Config, load: Load, gpus: int, machine: Machine) -> Layouts:
+def rank(config: cfg.Config, load: Load, gpus: int, machine: Machine) -> Ranking:
     """Every valid layout: the shortest step first, ties by memory.
 
     Raises
@@ -61,12 +61,12 @@ def rank(config: cfg.Config, load: Load, gpus: int, machine: Machine) -> Layouts
             fits = sum(needed.values()) * (1 + MARGIN) <= machine.gpu_memory_gib * GIB
             found.append(Candidate(plan, needed, step_seconds(config.model, plan, load, machine), fits))
     if not found:
-        fault = _faults(config, Plan(dp=gpus))[0]
+        fault = _faults(config, GpuLayout(dp=gpus))[0]
         raise ValueError(f"no layout of {gpus} GPUs is valid for this model and batch: {fault}")
-    return Layouts(sorted(found, key=lambda c: (round(c.step_s, 9), c.total_bytes)), machine.gpu_memory_gib)
+    return Ranking(sorted(found, key=lambda c: (round(c.step_s, 9), c.total_bytes)), machine.gpu_memory_gib)
 
 
-def _faults(config: cfg.Config, plan: Plan) -> list[cfg.Fault]:
+def _faults(config: cfg.Config, plan: GpuLayout) -> list[cfg.Fault]:
     """Why a layout is not valid. The degrees in `config` are overwritten; nothing else reads them."""
     m = config.model
     m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size = plan.tp, plan.cp, plan.pp
@@ -74,7 +74,7 @@ def _faults(config: cfg.Config, plan: Plan) -> list[cfg.Fault]:
     return layout_faults(config, plan.gpus)
 
 
-class Layouts(list[Candidate]):
+class Ranking(list[Candidate]):
     """Layouts, the shortest step first. gpu_memory_gib : memory of a GPU that they were searched for."""
 
     def __init__(self, candidates: Iterable[Candidate], gpu_memory_gib: float):
@@ -96,7 +96,7 @@ class Layouts(list[Candidate]):
         """The main columns of the fastest layouts that fit; if none does, of those that need the least memory."""
         frame = self.to_frame()
         best = frame[frame.fits] if frame.fits.any() else frame.sort_values("gib_total")
-        return best.drop(columns=[*(f.name for f in fields(Plan)), "fits", "overrides"]).head(SHOWN)
+        return best.drop(columns=[*(f.name for f in fields(GpuLayout)), "fits", "overrides"]).head(SHOWN)
 
     def __str__(self) -> str:
         """The number of layouts that fit, the table, and the settings of its first row."""
@@ -138,5 +138,5 @@ def training_cost(resolved: cfg.Resolved, processes: int = 1) -> tuple[int, int]
     """Parameters, and bytes on the fullest of all `processes`, before anything is built, for packs of one sample."""
     config = fed(resolved)
     load, m = Load.of(config, 1, Load.text_tokens, cpu=True), config.model
-    held = training_bytes(m, Plan.of(config, processes), load)
+    held = training_bytes(m, GpuLayout.of(config, processes), load)
     return counts.parameter_count(m), sum(held.values())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from dfm_nb.config import counts
 from dfm_nb.config.schema import ModelConfig
-from dfm_nb.planning.layouts import Load, Plan
+from dfm_nb.planning.layouts import GpuLayout, Load
 from dfm_nb.planning.training_memory import layer_saved_bytes, parameters
 
 
@@ -59,7 +59,7 @@ MACHINES: dict[str, Machine] = {
 }
 
 
-def step_seconds(model: ModelConfig, plan: Plan, load: Load, machine: Machine) -> dict[str, float]:
+def step_seconds(model: ModelConfig, plan: GpuLayout, load: Load, machine: Machine) -> dict[str, float]:
     """Seconds of one optimizer step by cause: a process's packs in a row, the pipeline's bubble, summed gradients."""
     packs = load.packs // plan.dp
     lengths, texts = [load.tokens // load.samples] * load.samples, [load.text_tokens] * load.samples
@@ -86,7 +86,7 @@ def step_seconds(model: ModelConfig, plan: Plan, load: Load, machine: Machine) -
     }
 
 
-def _exchange_s(model: ModelConfig, plan: Plan, load: Load, machine: Machine, backward_s: float) -> float:
+def _exchange_s(model: ModelConfig, plan: GpuLayout, load: Load, machine: Machine, backward_s: float) -> float:
     """Gradients are summed over replicas: a reduce-scatter, then an all-gather of gradients or of new weights.
 
     The last pack's backward hides the transfers that can be sent before it ends; the distributed optimizer's new
@@ -108,7 +108,7 @@ def _ring(n: int, size: float) -> float:
     return (n - 1) / n * size
 
 
-def _layer_traffic(model: ModelConfig, plan: Plan, load: Load) -> tuple[float, float]:
+def _layer_traffic(model: ModelConfig, plan: GpuLayout, load: Load) -> tuple[float, float]:
     """Bytes that a process sends for one layer and pack over TP and over CP: forward, backward, and recomputation."""
     hidden = plan.local_tokens(load) * model.hidden_size * load.bytes_per_number
     text = load.text * model.hidden_size * load.bytes_per_number
@@ -125,7 +125,7 @@ def _layer_traffic(model: ModelConfig, plan: Plan, load: Load) -> tuple[float, f
     return forward + backward, gathered * (2 if plan.recompute == "none" else 3)
 
 
-def _moved_bytes(model: ModelConfig, plan: Plan, load: Load) -> float:
+def _moved_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> float:
     """Bytes that one layer's elementwise work reads and writes for a pack, on one process.
 
     Each tensor kept for backward is written once and read once in forward. Backward reads it, and writes and reads its

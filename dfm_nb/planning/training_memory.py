@@ -13,15 +13,15 @@ from dataclasses import replace
 
 from dfm_nb.config import counts
 from dfm_nb.config.schema import ModelConfig
-from dfm_nb.planning.layouts import Load, Plan
+from dfm_nb.planning.layouts import GpuLayout, Load
 
 
-def training_bytes(model: ModelConfig, plan: Plan, load: Load) -> dict[str, int]:
+def training_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> dict[str, int]:
     """Bytes on the fullest process, which is on the first or the last stage, by owner."""
     return max((stage_bytes(model, plan, load, stage) for stage in (0, plan.pp - 1)), key=lambda b: sum(b.values()))
 
 
-def stage_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> dict[str, int]:
+def stage_bytes(model: ModelConfig, plan: GpuLayout, load: Load, stage: int) -> dict[str, int]:
     """Bytes on one process of a pipeline stage; the averages of the weights count as the optimizer's."""
     e = load.bytes_per_number
     count, trained = parameters(model, plan, stage)
@@ -43,7 +43,7 @@ def stage_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> dict[
     }
 
 
-def parameters(model: ModelConfig, plan: Plan, stage: int = 0) -> tuple[int, int]:
+def parameters(model: ModelConfig, plan: GpuLayout, stage: int = 0) -> tuple[int, int]:
     """Parameters of the network on a process, and how many are trained: with LoRA only the adapters.
 
     Frozen weights are held once, in the network's dtype: no gradients, optimizer state, float32 copies or averages.
@@ -55,7 +55,7 @@ def parameters(model: ModelConfig, plan: Plan, stage: int = 0) -> tuple[int, int
     return count + trained, trained
 
 
-def layer_saved_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
+def layer_saved_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> int:
     """Bytes that autograd keeps for one layer (`model.dit.DiTLayer`) between forward and backward.
 
     Example: DiT-XL (h = 1152), packs of t = 8192 tokens, bf16, one process. A tensor [t, h] has 18.9 MB. The layer
@@ -82,7 +82,7 @@ def layer_saved_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
     return kept + _attention_saved_bytes(model, plan, load)
 
 
-def _attention_saved_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
+def _attention_saved_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> int:
     """Bytes that attention keeps in addition to queries, keys, values and its result."""
     e, t = load.bytes_per_number, plan.local_tokens(load)
     width, heads = model.hidden_size // plan.tp, model.num_attention_heads // plan.tp
@@ -108,7 +108,7 @@ def _attention_saved_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
     return kept
 
 
-def _outside_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> int:
+def _outside_bytes(model: ModelConfig, plan: GpuLayout, load: Load, stage: int) -> int:
     """Bytes that a pack in flight keeps outside of the layers: embedders, final layer, loss."""
     h, e, t, p = model.hidden_size, load.bytes_per_number, plan.local_tokens(load), counts.patch_dim(model)
     assert model.text_dim is not None
@@ -127,12 +127,12 @@ def _outside_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> in
     return kept
 
 
-def _final_bytes(model: ModelConfig, plan: Plan, load: Load) -> int:
+def _final_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> int:
     """Bytes that the final layer keeps: its norm's input and result, and its product's input if that is trained."""
     return (2 if model.lora.rank else 3) * plan.local_tokens(load) * model.hidden_size * load.bytes_per_number
 
 
-def _backward_bytes(model: ModelConfig, plan: Plan, load: Load, stage: int) -> int:
+def _backward_bytes(model: ModelConfig, plan: GpuLayout, load: Load, stage: int) -> int:
     """Peak memory of the backward of a stage's last layer, in addition to the kept tensors."""
     h, e, t = model.hidden_size, load.bytes_per_number, plan.local_tokens(load)
     f = counts.inner_widths(model)["mlp"] // 2 // plan.tp

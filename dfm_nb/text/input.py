@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
 
 import zstandard
 
-from dfm_nb.base.places import HTTP, filesystem, is_place, reported
+from dfm_nb.base.urls import HTTP, filesystem, reported, uses_fsspec
 from dfm_nb.text.indexed import bin_path, idx_path
 
 CHUNK_BYTES = 1 << 20
@@ -75,8 +75,8 @@ def expand_inputs(patterns: list[str]) -> list[str]:
     """
     paths: list[str] = []
     for pattern in patterns:
-        exists = pattern == STDIN or (os.path.exists(pattern) and not is_place(pattern))
-        find = _expand_url if is_place(pattern) else partial(glob.glob, recursive=True)
+        exists = pattern == STDIN or (os.path.exists(pattern) and not uses_fsspec(pattern))
+        find = _expand_url if uses_fsspec(pattern) else partial(glob.glob, recursive=True)
         found = [pattern] if exists else sorted(find(pattern))
         if not found:
             raise FileNotFoundError(f"--input must name JSONL files; {pattern} matches nothing")
@@ -104,7 +104,7 @@ def _driver(path: str) -> tuple[Any, str]:
 
 
 def _suffix(path: str) -> str:
-    return os.path.splitext(re.split(r"::|\?", path)[0] if is_place(path) else path)[1]
+    return os.path.splitext(re.split(r"::|\?", path)[0] if uses_fsspec(path) else path)[1]
 
 
 def is_compressed(path: str) -> bool:
@@ -113,7 +113,7 @@ def is_compressed(path: str) -> bool:
 
 def size(path: str) -> int:
     """Bytes of a file as it is stored."""
-    if not is_place(path):
+    if not uses_fsspec(path):
         return os.path.getsize(path)
     with reported(path):
         server, place = _driver(path)
@@ -157,7 +157,7 @@ def open_input(path: str, start: int = 0) -> Iterator[BinaryIO]:
     if path == STDIN:
         yield sys.stdin.buffer
         return
-    if is_place(path):
+    if uses_fsspec(path):
         with reported(path):
             server, place = _driver(path)  # kept until the file is read, as a zip is closed with its driver
             opened = server.open(place, "rb")
@@ -214,7 +214,7 @@ def fingerprint(spans: list[Span]) -> list[list[object]]:
     """Identity of the input for resuming: names, ranges, sizes and modification times. Standard input never matches."""
 
     def row(span: Span) -> list[object]:
-        if is_place(span.path):
+        if uses_fsspec(span.path):
             with reported(span.path):  # size, and what the driver has of time, checksum or version
                 server, place = _driver(span.path)
                 return [span.path, span.start, span.end, sorted(map(str, server.info(place).items()))]

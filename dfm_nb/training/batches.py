@@ -13,7 +13,7 @@ from dfm_nb.config import sizes
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.remote import local_folder, remote_folder
-from dfm_nb.data.stores import EnergonStore, MockStore, SampleStore, has_split
+from dfm_nb.data.stores import MockStore, SampleStore, ShardStore, has_split
 from dfm_nb.packs.packs import PackSettings
 from dfm_nb.parallel.groups import layout_of
 
@@ -64,7 +64,7 @@ def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
         )
     if split == "val" and not held_out:
         split = "train"
-    store = EnergonStore(folder, split, progress=parallel.rank() == 0, remote=remote)
+    store = ShardStore(folder, split, progress=parallel.rank() == 0, remote=remote)
     store.statistics = store.statistics.used_by(config.model.variant)
     return store
 

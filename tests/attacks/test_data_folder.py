@@ -13,7 +13,7 @@ from dfm_nb.base.files import listed_as
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.prepared_folder import seal_folder
 from dfm_nb.data.sample_index import index_dataset
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import ShardStore
 from dfm_nb.training.loop import BadSamples
 from tests.attacks.sample_files import UNUSABLE, spoil
 
@@ -65,7 +65,7 @@ FITS |= {
 
 def refused(data, file) -> None:
     with pytest.raises(ValueError) as error:
-        BadSamples(EnergonStore(data), 0.01)
+        BadSamples(ShardStore(data), 0.01)
     said = str(error.value)
     assert str(data) in said and "\n" not in said and len(said) < 1000 and not isinstance(error.value, SampleError)
     assert Path(file).name in said
@@ -106,7 +106,7 @@ def test_folder_of_an_older_format_says_what_reads_it(data):
     (data / "checksums.json").unlink()
     manifest(format_version=1, files={})(data / "manifest.json")
     with pytest.raises(ValueError, match="d3d8367"):
-        EnergonStore(data)
+        ShardStore(data)
 
 
 def test_damage_in_the_middle_of_a_tar_costs_one_sample(data):
@@ -116,7 +116,7 @@ def test_damage_in_the_middle_of_a_tar_costs_one_sample(data):
     at = int.from_bytes((data / "rank0-000000.tar.idx").read_bytes()[24:32], "little")
     whole[at : at + 512] = b"\x77" * 512
     tar.write_bytes(whole)
-    store, good = EnergonStore(data), 0
+    store, good = ShardStore(data), 0
     for i in range(len(store)):
         try:
             good += bool(store.read(i).latent.isfinite().all())
@@ -130,7 +130,7 @@ def test_damage_in_the_middle_of_a_tar_costs_one_sample(data):
 def test_a_folder_without_a_manifest_is_refused_until_it_is_adopted(data):
     (data / "manifest.json").unlink()
     seal_folder(data, {tar.name: listed_as(tar) for tar in data.glob("*.tar")})
-    for refused in (EnergonStore, index_dataset):
+    for refused in (ShardStore, index_dataset):
         with pytest.raises(ValueError, match="manifest.json.*dfm adopt"):
             refused(data)
 
@@ -138,4 +138,4 @@ def test_a_folder_without_a_manifest_is_refused_until_it_is_adopted(data):
 def test_folder_of_bad_samples_alone_is_one_sentence(tmp_path):
     spoil(tmp_path / "data", 0, *[UNUSABLE["cut pth"]] * 11)
     with pytest.raises(ValueError, match="image-000000"):
-        EnergonStore(tmp_path / "data")
+        ShardStore(tmp_path / "data")

@@ -10,7 +10,7 @@ from dfm_nb.base.files import listed_as
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.prepared_folder import read_checksums, seal_folder
 from dfm_nb.data.sample_index import SCHEMA, SampleIndex, Shard, index_path, write_index
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import ShardStore
 from tests.conftest import STORED
 
 FLIPS = 20
@@ -18,7 +18,7 @@ FLIPS = 20
 
 def refused(folder) -> None:
     with pytest.raises(ValueError, match=r"train\.index\.arrow") as error:
-        EnergonStore(folder)
+        ShardStore(folder)
     assert "\n" not in str(error.value) and len(str(error.value)) < 1000 and not isinstance(error.value, SampleError)
 
 
@@ -84,9 +84,9 @@ NAMED = {
 
 @pytest.mark.parametrize("change", NAMED.values(), ids=NAMED)
 def test_lie_about_a_sample_costs_that_sample(data, change):
-    wanted = EnergonStore(data)
+    wanted = ShardStore(data)
     rewritten(data, change)
-    store = EnergonStore(data)
+    store = ShardStore(data)
     for i in range(11):
         if i == 3:
             with pytest.raises(SampleError, match="sample "):
@@ -125,4 +125,4 @@ def test_checksums_name_only_what_is_in_the_folder(data):
     for name, size in (("/proc/kmsg", 1), ("../secret", 1), ("a/" * 2000 + "b", 1), ("a.tar", "1")):
         seal_folder(data, {**read_checksums(STORED / "data"), name: {"bytes": size, "sha256": "0" * 64}})
         with pytest.raises(ValueError, match=r"checksums\.json"):
-            EnergonStore(data)
+            ShardStore(data)

@@ -11,7 +11,7 @@ from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.records import SampleError
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.data import shards
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import ShardStore
 from dfm_nb.evaluation.reference import PreparedFolder, choose
 from dfm_nb.training.batches import packed_loader
 from dfm_nb.training.loop import BadSamples
@@ -43,7 +43,7 @@ def trainer():
 
 def train(trainer, folder):
     """What `dfm pretrain` does with a folder, for more steps than an epoch has."""
-    store = EnergonStore(folder)
+    store = ShardStore(folder)
     loader = packed_loader(trainer.config, store, 0, 1)
     bad = BadSamples(store, 0.01)
     losses, seen = [], set()
@@ -103,7 +103,7 @@ def test_too_many_bad_samples_stop_a_run_with_examples(trainer, tmp_path):
         train(trainer, tmp_path / "data")
     assert all(key in str(error.value) for key in keys)
     spoil(tmp_path / "json", 2, UNUSABLE["null json"])
-    store = EnergonStore(tmp_path / "json")
+    store = ShardStore(tmp_path / "json")
     BadSamples(store, 0.5)
     with pytest.raises(ValueError, match="dataset.max_bad_fraction"):
         BadSamples(store, 0.0)
@@ -112,7 +112,7 @@ def test_too_many_bad_samples_stop_a_run_with_examples(trainer, tmp_path):
 @pytest.mark.slow
 def test_step_of_bad_samples_alone_is_skipped_and_changes_nothing(trainer, tmp_path):
     spoil(tmp_path / "data", 0, *[UNUSABLE["NaN latent"]] * 10)
-    store, config = EnergonStore(tmp_path / "data"), trainer.config.model_copy(deep=True)
+    store, config = ShardStore(tmp_path / "data"), trainer.config.model_copy(deep=True)
     config.dataset.task_encoder_seq_length = max(t * h * w // 4 for t, h, w in map(store.grid, range(len(store))))
     loader = packed_loader(config, store, 0, 1)
     blank = 0
@@ -139,9 +139,9 @@ def test_others_stay_where_they_are(trainer, tmp_path):
     def packs(folder, rank=0, ranks=1, skip=0):
         config = trainer.config.model_copy(deep=True)
         config.train.global_batch_size = 2
-        loader = packed_loader(config, EnergonStore(folder), rank, ranks)
+        loader = packed_loader(config, ShardStore(folder), rank, ranks)
         if skip:
-            before = packed_loader(config, EnergonStore(folder), rank, ranks)
+            before = packed_loader(config, ShardStore(folder), rank, ranks)
             for _ in range(skip):
                 before.next_step()
             loader.restore(json.loads(json.dumps(before.state())))

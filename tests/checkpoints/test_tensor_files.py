@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from dfm_nb.checkpoints import tensor_files
-from dfm_nb.checkpoints.tensor_files import CheckpointError, Index
+from dfm_nb.checkpoints.tensor_files import CheckpointError, TensorIndex
 
 WHOLE = torch.arange(6 * 4, dtype=torch.float32).view(6, 4)
 
@@ -39,7 +39,7 @@ def store(folder, layout, ends, change=lambda index: None):
     index = {"w": {"dtype": "F32", "shape": list(WHOLE.shape), "pieces": pieces}}
     change(index["w"])
     (folder / "index.json").write_text(json.dumps(index))
-    return Index(folder)
+    return TensorIndex(folder)
 
 
 @pytest.mark.parametrize("stored, ends", product(LAYOUTS, [(), (1, 5, 7)]))
@@ -57,7 +57,7 @@ def test_a_scalar_is_a_tensor(tmp_path):
     tensor_files.write(tmp_path / "rank-00000.safetensors", {"w": torch.tensor([3.0])}, {})
     piece = {"file": "rank-00000.safetensors", "offset": [], "shape": [], "elements": [0, 1]}
     (tmp_path / "index.json").write_text(json.dumps({"w": {"dtype": "F32", "shape": [], "pieces": [piece]}}))
-    assert torch.equal(Index(tmp_path).whole("w"), torch.tensor(3.0))
+    assert torch.equal(TensorIndex(tmp_path).whole("w"), torch.tensor(3.0))
 
 
 def test_file_is_one_of_safetensors_and_its_listing_that_of_its_bytes(tmp_path):
@@ -99,7 +99,7 @@ def test_odd_index_is_refused_when_it_is_opened(tmp_path, change):
 def test_index_of_other_json_is_refused(tmp_path, text):
     (tmp_path / "index.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"index\.json"):
-        Index(tmp_path)
+        TensorIndex(tmp_path)
 
 
 LARGE = {"offset": [0], "shape": [1 << 40], "elements": [0, 1 << 40]}

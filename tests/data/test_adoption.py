@@ -20,7 +20,7 @@ from dfm_nb.base.files import sha256
 from dfm_nb.checkpoints import weights as checkpoint
 from dfm_nb.data import adoption, shards
 from dfm_nb.data.prepared_folder import read_checksums
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import ShardStore
 from tests import tiny_run
 from tests.attacks.sample_files import add_sample, saved
 from tests.data import dfm_shards
@@ -58,7 +58,7 @@ def test_folder_becomes_whole_and_the_tars_stay(folder, theirs, capsys):
     listed = read_checksums(folder)
     assert {s["name"]: listed[s["name"]]["sha256"] for s in manifest["shards"]} == before
     assert manifest["tokenizer"]["name"] == "cosmos_cv" and len(manifest["tokenizer"]) > 1
-    store = EnergonStore(folder)
+    store = ShardStore(folder)
     assert manifest["text_encoder"]["dim"] == store.text_dim and manifest["empty_caption"] == "text encoder"
     assert load_file(folder / "text_empty.safetensors")["text_emb"].shape == (1, 1, store.text_dim)  # </s>
     flat = np.concatenate([store.read(i).latent[0].double().flatten(1).numpy() for i in range(len(store))], 1)
@@ -71,9 +71,9 @@ def test_folder_becomes_whole_and_the_tars_stay(folder, theirs, capsys):
 
 def test_a_model_of_adopted_shards_needs_nothing_of_them(folder, theirs, one_rank, tmp_path):
     assert run(folder, *paths(theirs)) == 0
-    wanted = EnergonStore(folder).statistics
+    wanted = ShardStore(folder).statistics
     with pytest.raises(ValueError, match="no samples in its 'val' split"):
-        EnergonStore(folder, "val")
+        ShardStore(folder, "val")
     trained = tiny_run.train(folder, tmp_path / "run")
     shutil.rmtree(folder)
     assert torch.equal(checkpoint.read_statistics(checkpoint.find(trained)).mean, wanted.mean)
@@ -103,9 +103,9 @@ def test_killed_adoption_leaves_an_unfinished_folder_and_is_given_again(folder, 
     with pytest.raises(Killed):
         run(folder, *paths(theirs))
     with pytest.raises(FileNotFoundError, match="dfm adopt"):
-        EnergonStore(folder)
+        ShardStore(folder)
     monkeypatch.undo()
-    assert run(folder, *paths(theirs)) == 0 and len(EnergonStore(folder)) == 12
+    assert run(folder, *paths(theirs)) == 0 and len(ShardStore(folder)) == 12
 
 
 def test_samples_that_cannot_be_used_are_counted_named_and_left_out(folder, theirs, capsys):
@@ -124,14 +124,14 @@ def test_samples_that_cannot_be_used_are_counted_named_and_left_out(folder, thei
     reasons = {"nan": "not_finite", "odd": "odd_size", "textless": "missing_part"}
     assert {d["key"]: d["reason"] for d in manifest["drops"]} == reasons
     assert "rank1-000000.tar: sample nan" in capsys.readouterr().err
-    store = EnergonStore(folder)
+    store = ShardStore(folder)
     assert len(store) == 12 and not set(store.keys) & set(bad)
     assert [store.read(i).key for i in range(12)] == store.keys
 
 
 def test_tars_without_samples_are_left_out_and_one_that_was_cut_is_named(folder, capsys):
     tarfile.open(folder / "rank9-000000.tar", "w").close()
-    assert run(folder) == 0 and "rank9-000000.tar" in capsys.readouterr().err and len(EnergonStore(folder)) == 12
+    assert run(folder) == 0 and "rank9-000000.tar" in capsys.readouterr().err and len(ShardStore(folder)) == 12
     first, *_ = shards.samples_of(folder / "rank1-000000.tar")
     os.truncate(folder / "rank1-000000.tar", first.offset + first.size)
     assert run(folder) == 2 and "rank1-000000.tar" in capsys.readouterr().err
@@ -142,7 +142,7 @@ def test_validation_takes_whole_shards(theirs, tmp_path):
     folder = writer.write(tmp_path / "data", counts=(3, 2, 4), sizes=((1, 32, 32),))
     manifest = adopt.adopt_dataset(folder, "cosmos_cv", "t5", val_fraction=0.1)
     assert [s["split"] for s in sorted(manifest["shards"], key=lambda s: s["name"])] == ["train", "val", "train"]
-    assert len(EnergonStore(folder, "val")) == 2 and len(EnergonStore(folder)) == 7
+    assert len(ShardStore(folder, "val")) == 2 and len(ShardStore(folder)) == 7
 
 
 def test_energons_own_metadata_and_splits_are_kept_and_later_tars_are_named(folder, theirs, tmp_path, capsys):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from megatron import energon
 
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import ShardStore
 
 
 @dataclass
@@ -38,7 +38,7 @@ def test_task_encoder_of_nemo_dfm_reads_our_folder(tiny_data):
     workers = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
     how = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "task_encoder": TaskEncoder()}
     data = energon.get_train_dataset(tiny_data, worker_config=workers, batch_size=1, **how)
-    store, seen, samples = EnergonStore(tiny_data), {}, iter(energon.get_savable_loader(data))
+    store, seen, samples = ShardStore(tiny_data), {}, iter(energon.get_savable_loader(data))
     while len(seen) < len(store):
         sample = next(samples)
         seen[sample.__key__.rpartition("/")[2]] = sample

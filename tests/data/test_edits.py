@@ -6,7 +6,7 @@ import pytest
 
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import ShardStore
 from tests.data.test_encoding import Source, encoding
 
 
@@ -40,9 +40,9 @@ def test_a_clip_that_is_set_aside_leaves_the_others_of_its_video():
 
 def test_training_leaves_out_at_once(data):
     """What a preparation makes of all edits: tests/test_prepare.py, --texts-only."""
-    keys = EnergonStore(data).keys
+    keys = ShardStore(data).keys
     write_edit(data, Edit(key=keys[3], left_out=True))
-    store = EnergonStore(data)
+    store = ShardStore(data)
     assert store.keys == keys and store.read(4).key == keys[4], "all have their places"
     with pytest.raises(SampleError, match="set aside"):
         store.read(3)

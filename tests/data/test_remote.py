@@ -11,7 +11,7 @@ import pytest
 
 from dfm_nb.data.prepared_folder import seal_folder
 from dfm_nb.data.remote import OWN, RemoteFolder
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import ShardStore
 from tests import tiny_run
 from tests.processes import commands
 from tests.servers import Quiet, serving
@@ -64,7 +64,7 @@ def server(place, monkeypatch):
 
 def open_remote(server, cache, **settings):
     remote = RemoteFolder(server.url, cache, **settings)
-    return remote, EnergonStore(remote.folder, remote=remote, cache_bytes=0)
+    return remote, ShardStore(remote.folder, remote=remote, cache_bytes=0)
 
 
 def tars(cache: Path) -> list[Path]:
@@ -80,7 +80,7 @@ def same(a, b, indices) -> bool:
 
 def test_samples_are_those_of_the_folder_and_few_bytes_are_read_in_vain(server, place, tmp_path):
     _, store = open_remote(server, tmp_path / "cache", cache_gib=1)
-    local = EnergonStore(place)
+    local = ShardStore(place)
     assert store.fingerprint == local.fingerprint and len(store) == len(local)
     assert same(store, local, range(len(local)))
     used = sum(local.entry(i).size for i in range(len(local)))
@@ -104,7 +104,7 @@ def test_space_is_bounded_and_only_our_own_files_go(server, place, tmp_path, cap
     (cache / "mine.tar").write_bytes(b"not of a server")
     room = 2.5 * max(p.stat().st_size for p in place.glob("*.tar"))
     _, store = open_remote(server, cache, cache_gib=room / 2**30)
-    local, most = EnergonStore(place), 0
+    local, most = ShardStore(place), 0
     for i in [*range(len(local)), *range(len(local))]:
         assert store.read(i).key == local.read(i).key
         most = max(most, sum(p.stat().st_size for p in tars(cache)))
@@ -134,7 +134,7 @@ def test_a_data_set_that_has_changed_is_another(server, place, tmp_path):
 def test_faults_that_pass_cost_attempts_and_nothing_else(server, place, tmp_path):
     server.faults = ["busy", "cut", "page"]
     _, store = open_remote(server, tmp_path / "cache")
-    assert same(store, EnergonStore(place), range(len(store)))
+    assert same(store, ShardStore(place), range(len(store)))
     for tar in tars(tmp_path / "cache"):
         assert tar.read_bytes() == (place / tar.name).read_bytes()
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.name.endswith(".tmp")]

@@ -12,7 +12,7 @@ from dfm_nb.data import sample_index
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.sample_index import SampleIndex, index_dataset
 from dfm_nb.data.shards import samples_of
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import ShardStore
 from dfm_nb.index import main
 from dfm_nb.inspect import inspect_dataset
 from dfm_nb.packs.packs import PackSettings
@@ -48,7 +48,7 @@ def test_opening_reads_no_sample_but_the_first(data, monkeypatch):
 
     monkeypatch.setattr(sample_index, "samples_of", no)
     (data / "rank0-000000.tar.idx").unlink()
-    store = EnergonStore(data)
+    store = ShardStore(data)
     assert len(store) == 11 and store.read(10).key == store.keys[10]
 
 
@@ -75,16 +75,16 @@ def test_a_damaged_header_is_told_by_shard_and_last_good_sample_and_the_old_inde
 
 
 def test_fingerprint_follows_the_shards_content(data):
-    before = EnergonStore(data)
+    before = ShardStore(data)
     plan = PackOrder(before, SETTINGS, 64, 4)
     tar = data / "rank0-000000.tar"
     content = bytearray(tar.read_bytes())
     content[1500] ^= 1  # in a sample, which then cannot be used
     tar.write_bytes(content)
     index_dataset(data)
-    assert EnergonStore(data).fingerprint != before.fingerprint
+    assert ShardStore(data).fingerprint != before.fingerprint
     with pytest.raises(ValueError, match="data set"):
-        PackOrder(EnergonStore(data), SETTINGS, 64, 4).restore(plan.state())
+        PackOrder(ShardStore(data), SETTINGS, 64, 4).restore(plan.state())
 
 
 def longer(data):
@@ -104,9 +104,9 @@ STALE = {"longer": longer, "gone": lambda d: (d / "rank0-000000.tar").unlink(), 
 def test_index_of_other_shards_is_refused_until_dfm_index_mends_it(data, change):
     change(data)
     with pytest.raises(ValueError, match=r"rank0-000000.tar|split.yaml"):
-        EnergonStore(data)
+        ShardStore(data)
     if (data / "rank0-000000.tar").exists():
-        assert guard(main, [str(data)]) == 0 and len(EnergonStore(data)) == 11
+        assert guard(main, [str(data)]) == 0 and len(ShardStore(data)) == 11
 
 
 def test_verify_compares_the_index_with_the_shards(data, monkeypatch):

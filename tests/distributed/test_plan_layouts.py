@@ -2,7 +2,7 @@ import pytest
 
 from dfm_nb import parallel
 from dfm_nb.model import attention
-from dfm_nb.planning.layouts import Plan
+from dfm_nb.planning.layouts import GpuLayout
 from dfm_nb.planning.training_memory import parameters
 from tests.conftest import run_ranks
 from tests.planning.test_training_memory import NETWORKS, estimated_layer, model_of, one_layer
@@ -10,7 +10,7 @@ from tests.planning.test_training_memory import NETWORKS, estimated_layer, model
 pytestmark = pytest.mark.slow
 
 
-def on_this_rank(layout: Plan, overrides: list[str]) -> tuple[int, tuple[int, int]]:
+def on_this_rank(layout: GpuLayout, overrides: list[str]) -> tuple[int, tuple[int, int]]:
     """(bytes a layer keeps for backward, parameters of a model of two layers and those that are trained)."""
     from dfm_nb.model.build import build_chunks
 
@@ -25,7 +25,12 @@ def on_this_rank(layout: Plan, overrides: list[str]) -> tuple[int, tuple[int, in
 
 @pytest.mark.parametrize(
     "layout, network",
-    [(Plan(tp=2, sp=True), "dit"), (Plan(tp=2, sp=True), "wan lora"), (Plan(cp=2), "wan"), (Plan(pp=2), "wan lora")],
+    [
+        (GpuLayout(tp=2, sp=True), "dit"),
+        (GpuLayout(tp=2, sp=True), "wan lora"),
+        (GpuLayout(cp=2), "wan"),
+        (GpuLayout(pp=2), "wan lora"),
+    ],
     ids=str,
 )
 def test_parallel_layers_keep_and_hold_what_is_estimated(layout, network):

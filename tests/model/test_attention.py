@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dfm_nb.model import attention
-from dfm_nb.model.attention import SegmentLayout, cumulative, deal, packed_attention, pick_backend
+from dfm_nb.model.attention import SegmentBounds, cumulative, deal, packed_attention, pick_backend
 
 CASES = {
     "equal": ([4, 4, 4], [5, 5, 5]),
@@ -20,9 +20,9 @@ def tensors(q_lens, kv_lens, dtype=torch.float64, seed=0):
     return make(sum(q_lens)), make(sum(kv_lens)), make(sum(kv_lens))
 
 
-def reference(q, k, v, layout):
+def reference(q, k, v, bounds):
     out = []
-    for a, b, c, d in layout.bounds():
+    for a, b, c, d in bounds.segments():
         weights = torch.einsum("qhd,khd->hqk", q[a:b], k[c:d]).div(8**0.5).softmax(-1)
         out.append(torch.einsum("hqk,khd->qhd", weights, v[c:d]))
     return torch.cat(out)
@@ -32,9 +32,9 @@ def reference(q, k, v, layout):
 @pytest.mark.parametrize("case", CASES)
 def test_a_back_end_equals_the_formula_with_gradients(case, backend):
     q_lens, kv_lens = CASES[case]
-    layout = SegmentLayout(cumulative(q_lens), cumulative(kv_lens))
+    bounds = SegmentBounds(cumulative(q_lens), cumulative(kv_lens))
     q, k, v = tensors(q_lens, kv_lens)
-    out, want = packed_attention(q, k, v, layout, backend), reference(q, k, v, layout)
+    out, want = packed_attention(q, k, v, bounds, backend), reference(q, k, v, bounds)
     torch.testing.assert_close(out, want)
     probe = torch.randn_like(out)
     for got, expected in zip(torch.autograd.grad(out, (q, k, v), probe), torch.autograd.grad(want, (q, k, v), probe)):
@@ -44,10 +44,10 @@ def test_a_back_end_equals_the_formula_with_gradients(case, backend):
 def test_bfloat16_is_computed_in_float32_on_cpu():
     """Inputs, output and gradients are bfloat16; what is between is rounded once."""
     q_lens, kv_lens = CASES["mixed"]
-    layout = SegmentLayout(cumulative(q_lens), cumulative(kv_lens))
+    bounds = SegmentBounds(cumulative(q_lens), cumulative(kv_lens))
     narrow = [t.detach().bfloat16().requires_grad_() for t in tensors(q_lens, kv_lens)]
     wide = [t.detach().float().requires_grad_() for t in narrow]
-    out, want = packed_attention(*narrow, layout), packed_attention(*wide, layout)
+    out, want = packed_attention(*narrow, bounds), packed_attention(*wide, bounds)
     assert out.dtype == torch.bfloat16 and torch.equal(out, want.bfloat16())
     probe = torch.randn_like(out)
     for got, expected in zip(torch.autograd.grad(out, narrow, probe), torch.autograd.grad(want, wide, probe.float())):
@@ -57,17 +57,17 @@ def test_bfloat16_is_computed_in_float32_on_cpu():
 def test_context_parallel_shares_put_together_are_the_whole():
     """Also of a segment with fewer queries than there are ranks."""
     size, q_lens, kv_lens = 3, [3, 3, 8, 1, 1], [2, 6, 6, 9, 4]
-    layout = SegmentLayout(cumulative(q_lens), cumulative(kv_lens))
+    bounds = SegmentBounds(cumulative(q_lens), cumulative(kv_lens))
     q, k, v = tensors(q_lens, kv_lens)
     out = torch.empty_like(q)
     for r in range(size):
-        out[deal(r, size)] = packed_attention(q[deal(r, size)], k, v, layout.dealt(r, size))
-    torch.testing.assert_close(out, reference(q, k, v, layout))
+        out[deal(r, size)] = packed_attention(q[deal(r, size)], k, v, bounds.dealt(r, size))
+    torch.testing.assert_close(out, reference(q, k, v, bounds))
 
 
 def test_every_rank_has_the_same_share_of_every_segment():
     size, lengths = 8, [1, 7, 16, 240, 3, 21]
-    ranks = [SegmentLayout(cumulative(lengths), cumulative(lengths)).dealt(r, size).cu_q for r in range(size)]
+    ranks = [SegmentBounds(cumulative(lengths), cumulative(lengths)).dealt(r, size).cu_q for r in range(size)]
     shares = torch.tensor([[b - a for a, b in zip(cu, cu[1:])] for cu in ranks])
     assert shares.sum(0).tolist() == lengths
     assert (shares.amax(0) - shares.amin(0)).max() <= 1 and len(set(shares.sum(1).tolist())) == 1

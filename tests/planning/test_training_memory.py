@@ -7,7 +7,7 @@ from dfm_nb import config as cfg
 from dfm_nb.config import counts
 from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model import attention
-from dfm_nb.planning.layouts import RECOMPUTE, Load, Plan
+from dfm_nb.planning.layouts import RECOMPUTE, GpuLayout, Load
 from dfm_nb.planning.training_memory import layer_saved_bytes, training_bytes
 
 WIDTH = ["model.hidden_size=48", "model.num_attention_heads=4", "model.in_channels=4", "model.text_dim=6"]
@@ -54,7 +54,7 @@ def one_layer(overrides: list[str], precision: str) -> int:
     )
 
 
-def estimated_layer(layout: Plan, overrides: list[str], precision: str) -> int:
+def estimated_layer(layout: GpuLayout, overrides: list[str], precision: str) -> int:
     load = Load(TOKENS, SAMPLES, TEXT, 1, {"fp32": 4, "bf16": 2}[precision], 0, True, runs=SAMPLES)
     return layer_saved_bytes(model_of(*overrides), layout, load)
 
@@ -74,7 +74,7 @@ NETWORKS = {
 @pytest.mark.parametrize("recompute", RECOMPUTE)
 def test_layer_bytes_are_what_autograd_keeps(one_rank, monkeypatch, precision, overrides, recompute):
     monkeypatch.setattr(attention, "FLOAT32_BELOW", 0)  # bfloat16 stays bfloat16, as on a GPU
-    layout = Plan(recompute=recompute)
+    layout = GpuLayout(recompute=recompute)
     counted = one_layer([*overrides, layout.overrides()[-1]], precision)
     assert estimated_layer(layout, overrides, precision) == pytest.approx(counted, rel=0.01)
 
@@ -96,7 +96,7 @@ def test_a_trainer_holds_what_is_estimated(one_rank, precision, lora):
     averages = [a for kept in trainer.ema.averages.values() for a in kept]
     found = [p.nbytes for p in trainer.chunks[0].parameters()], [t.nbytes for t in (*states, *averages)]
     number = {"fp32": 4, "bf16": 2}[precision]
-    held = training_bytes(config.model, Plan(), Load(TOKENS, bytes_per_number=number))
+    held = training_bytes(config.model, GpuLayout(), Load(TOKENS, bytes_per_number=number))
     assert (held["parameters"], held["optimizer"]) == tuple(map(sum, found))
     gradients = sum(p.main_grad.nbytes for p in trainer.chunks[0].parameters() if p.requires_grad)
     assert held["gradients"] == gradients == sum(b.grad_data.nbytes for b in trainer.ddp[0].buffers)
@@ -105,12 +105,12 @@ def test_a_trainer_holds_what_is_estimated(one_rank, precision, lora):
 def test_each_setting_saves_what_it_is_for():
     asked = ["model.size=DiT-XL", "model.in_channels=16", "model.text_dim=384"]
     model = cfg.resolve(None, overrides=asked).config.model
-    base, load = Plan(dp=8), Load(8192)
+    base, load = GpuLayout(dp=8), Load(8192)
     of = lambda p: training_bytes(model, p, load)  # noqa: E731
-    sharded = of(Plan(dp=8, distributed_optimizer=True))
+    sharded = of(GpuLayout(dp=8, distributed_optimizer=True))
     averages = 4 * load.ema_averages * counts.parameter_count(model)
     assert (of(base)["optimizer"] - averages) == pytest.approx(8 * (sharded["optimizer"] - averages), rel=1e-6)
-    assert of(Plan(dp=8, recompute="full"))["activations"] < of(base)["activations"] / 4
-    assert of(Plan(cp=8))["activations"] < of(base)["activations"] / 4
-    assert of(Plan(tp=8, sp=True))["activations"] < of(Plan(tp=8))["activations"] < of(base)["activations"]
-    assert of(Plan(pp=4, dp=2))["parameters"] < of(base)["parameters"] / 3
+    assert of(GpuLayout(dp=8, recompute="full"))["activations"] < of(base)["activations"] / 4
+    assert of(GpuLayout(cp=8))["activations"] < of(base)["activations"] / 4
+    assert of(GpuLayout(tp=8, sp=True))["activations"] < of(GpuLayout(tp=8))["activations"] < of(base)["activations"]
+    assert of(GpuLayout(pp=4, dp=2))["parameters"] < of(base)["parameters"] / 3

@@ -54,9 +54,9 @@ def alone(tiny_data, tmp_path_factory) -> Path:
 
 
 def test_default_samples_a_validation_caption_at_its_size_without_a_text_encoder(tiny_data, alone):
-    from dfm_nb.data.stores import EnergonStore
+    from dfm_nb.data.stores import ShardStore
 
-    clip, sample = EnergonStore(tiny_data, "train").read(0), alone
+    clip, sample = ShardStore(tiny_data, "train").read(0), alone
     said = json.loads(sample.with_suffix(sample.suffix + ".json").read_text())
     assert sample.name.startswith("idx=0_rank=0_sample.") and sample.parent.name == "iter_0000002"
     assert said["prompt"] == clip.meta["caption"] and said["fps"] == clip.meta["fps"]

@@ -11,7 +11,7 @@ from dfm_nb import config as cfg
 from dfm_nb.base.records import Clip
 from dfm_nb.data.loader import build_pack
 from dfm_nb.data.order import PackOrder
-from dfm_nb.data.stores import EnergonStore
+from dfm_nb.data.stores import ShardStore
 from dfm_nb.diffusion import edm, samplers
 from dfm_nb.packs.packs import PackSettings
 from workbench import pictures
@@ -57,7 +57,7 @@ def test_pack_shares_are_those_of_the_packs_of_training(tiny_data):
     capacity, count = 200, 6
     picture = check(pictures.packs(tiny_data, capacity=capacity, num_packs=2, averaged=count))
     config = cfg.resolve("demo").config
-    store, settings = EnergonStore(tiny_data, "train"), PackSettings(config)
+    store, settings = ShardStore(tiny_data, "train"), PackSettings(config)
     order = PackOrder(store, settings, capacity, config.dataset.packing_buffer_size)
     packs = [build_pack(order, order.next()) for _ in range(count)]
     used = sum(pack.num_tokens for pack in packs)

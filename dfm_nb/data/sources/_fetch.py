@@ -12,8 +12,8 @@ from typing import Any
 
 import fsspec
 
-from dfm_nb.base.places import web
 from dfm_nb.base.records import SampleError
+from dfm_nb.base.urls import web
 
 PAUSES_S = (1.0, 2.0, 4.0)  # before each further attempt
 MOST_BYTES = 512 << 20

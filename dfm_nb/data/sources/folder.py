@@ -33,8 +33,8 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.captioning import LARGEST_CAPTION, TAG_COLUMNS, check_length, tags_of, texts_of
 from dfm_nb.data.sources import table
+from dfm_nb.data.sources._location import Location
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, UNREAD, VIDEO_SUFFIXES, MediaOptions, key_of, listing_sha256
-from dfm_nb.data.sources._place import Place
 from dfm_nb.data.sources.table import CAPTION_COLUMNS, Table, read_rows
 
 Flags = MediaOptions
@@ -53,9 +53,9 @@ class Folder:
 
     name = "folder"
 
-    def __init__(self, place: Place):
-        self.place, self.reading, root = place, place.reading, place.spec
-        names = sorted(place.names(), reverse=True)
+    def __init__(self, location: Location):
+        self.location, self.reading, root = location, location.reading, location.spec
+        names = sorted(location.names(), reverse=True)
         self.names = {_nfc(name): name for name in names} | {name: name for name in names}
         self.texts = {_nfc(posixpath.splitext(name)[0]): name for name in names if name.lower().endswith(".txt")}
         suffixes = Counter(PurePosixPath(name).suffix.lower() for name in names)
@@ -67,7 +67,7 @@ class Folder:
         for name in sorted(names, key=lambda name: name.count("/")):  # the nearest list comes last and counts
             folder, file = posixpath.split(name)
             if file.lower() in LISTS:
-                with place.local(name) as path:
+                with location.local(name) as path:
                     rows = _read_captions(path, partial(self._named, folder))
                 for row in [row for row in rows if row not in self.names and posixpath.dirname(row) == folder]:
                     below = [n for n in by_leaf[_nfc(posixpath.basename(row))] if n.startswith(folder and f"{folder}/")]
@@ -102,15 +102,15 @@ class Folder:
         return self.splits[index]
 
     def identity(self) -> dict:
-        sizes = map(self.place.size, self.files)
+        sizes = map(self.location.size, self.files)
         texts = (None if self._listed(name)[0] else self._text_file(name) for name in self.files)
         return {
             "name": self.name,
-            "folder": self.place.name,
+            "folder": self.location.name,
             "files": len(self.files),
             "listing_sha256": listing_sha256(zip(self.files, sizes)),
-            "contents_sha256": listing_sha256(self.place.states(self.files)),
-            "captions_sha256": listing_sha256(zip(map(self._listed, self.files), self.place.states(texts))),
+            "contents_sha256": listing_sha256(self.location.states(self.files)),
+            "captions_sha256": listing_sha256(zip(map(self._listed, self.files), self.location.states(texts))),
             **({"splits": sorted({*filter(None, self.splits)})} if any(self.splits) else {}),
             **self.reading.identity(),
             "allow_outside": self.reading.allow_outside,
@@ -120,10 +120,10 @@ class Folder:
         return self.listed.get(name, ([], []))
 
     def _named(self, folder: str, path: str) -> str:
-        """The file that a row of a list in `folder` means, by its name in the place: `/me/set/a.png` is `a.png`."""
+        """The file that a row of a list in `folder` means, by its name in the location: `/me/set/a.png` is `a.png`."""
         path = path.strip().replace("\\", "/")
-        if self.place.server is None and path.startswith("/"):
-            root, file = Path(os.path.realpath(self.place.folder)), Path(os.path.realpath(posixpath.dirname(path)))
+        if self.location.server is None and path.startswith("/"):
+            root, file = Path(os.path.realpath(self.location.folder)), Path(os.path.realpath(posixpath.dirname(path)))
             if file.is_relative_to(root):
                 folder, path = "", (file / posixpath.basename(path)).relative_to(root).as_posix()
         path = posixpath.normpath(posixpath.join(folder, path))
@@ -138,7 +138,7 @@ class Folder:
         path = PurePosixPath(self.files[index])
         texts, tags = self._listed(self.files[index])
         if not texts and (name := self._text_file(self.files[index])):
-            with self.place.local(name) as file:
+            with self.location.local(name) as file:
                 texts = [_caption_file(file)]
         check_length([*texts, *tags], path)
         words = ", ".join(tags) or re.sub(r"[_\-.\s]+", " ", path.stem).strip()
@@ -149,9 +149,9 @@ class Folder:
     def read(self, index: int) -> Iterator[Clip]:
         name, ((caption, *more), tags) = self.files[index], self.captions(index)
         if PurePosixPath(name).suffix.lower() not in MEDIA_SUFFIXES:
-            said = f"{self.place.spec}/{name}, listed with a caption, is neither an image nor a video"
+            said = f"{self.location.spec}/{name}, listed with a caption, is neither an image nor a video"
             raise SampleError("unknown_type", said)
-        with self.place.local(name) as path:
+        with self.location.local(name) as path:
             for key, frames, fps, lost in self.reading.clips(path, self.item_key(index)):
                 yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags, lost=lost)
 
@@ -212,10 +212,10 @@ def build(spec: str | None = None, **options: Any) -> Folder | Table:
     """
     if not spec:
         raise ValueError("pass the folder: --source folder:DIR")
-    place = Place(spec, MediaOptions(**options))
-    if place.server is None and not place.folder.is_dir():
+    location = Location(spec, MediaOptions(**options))
+    if location.server is None and not location.folder.is_dir():
         raise NotADirectoryError(f"--source folder:{spec} is not a folder; pass one with images or videos")
-    source = Folder(place)
+    source = Folder(location)
     if not len(source):
         if any(name.lower().endswith(".parquet") and not name.lower().endswith(LISTS) for name in source.names):
             return table.build(spec, **options)

@@ -40,12 +40,12 @@ from PIL import Image
 from dfm_nb.base.files import read_text
 from dfm_nb.base.log import log
 from dfm_nb.base.options import Options, option
-from dfm_nb.base.places import HTTP, is_place, is_public, reported
 from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.base.urls import HTTP, is_public, reported, uses_fsspec
 from dfm_nb.data.captioning import TAG_COLUMNS, check_length, tags_of, texts_of
 from dfm_nb.data.sources._fetch import download
+from dfm_nb.data.sources._location import COMPARED_BYTES, Location, parent
 from dfm_nb.data.sources._media import MediaOptions, key_of, listing_sha256
-from dfm_nb.data.sources._place import COMPARED_BYTES, Place, parent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -260,8 +260,8 @@ class Table:
     """Items are rows.
 
     label : the table's name in keys, messages and the identity.
-    place : what relative paths in the table refer to. With `allow_outside` paths may leave it, and URLs may name this
-        machine's network.
+    location : what relative paths in the table refer to. With `allow_outside` paths may leave it, and URLs may name
+        this machine's network.
     media : columns with images or videos, in order of preference.
     splits : of each row, where the names of the table's files say it.
     """
@@ -269,7 +269,7 @@ class Table:
     name: str
     rows: Rows
     label: str
-    place: Place
+    location: Location
     media: Sequence[str]
     caption_column: str
     splits: Sequence[str | None] = ()
@@ -277,7 +277,7 @@ class Table:
 
     @property
     def reading(self) -> MediaOptions:
-        return self.place.reading
+        return self.location.reading
 
     def __len__(self) -> int:
         return len(self.rows[self.caption_column])
@@ -290,7 +290,7 @@ class Table:
         return self.splits[index] if self.splits else None
 
     def identity(self) -> dict:
-        """Captions, paths, URLs and pictures are hashed: see `Place.states` and `StoredPictures.state`."""
+        """Captions, paths, URLs and pictures are hashed: see `Location.states` and `StoredPictures.state`."""
         columns = {name: self.rows[name] for name in self.media}
         texts = ((name, *values) for name, values in columns.items() if not _holds_pictures(values))
         said = [self.rows[name] for name in (self.caption_column, self.tag_column) if name]
@@ -298,7 +298,7 @@ class Table:
         stored = [values for values in columns.values() if isinstance(values, StoredPictures)]
         cells = (_picture(v) for values in columns.values() if not isinstance(values, StoredPictures) for v in values)
         media = (_path(cell) if isinstance(cell, str) else cell for cell in cells)
-        contents = itertools.chain(self.place.states(media), (values.state for values in stored))
+        contents = itertools.chain(self.location.states(media), (values.state for values in stored))
         return {
             "name": self.name,
             "table": self.label,
@@ -361,13 +361,13 @@ class Table:
         if parts.scheme not in ("", "file"):
             raise SampleError("bad_url", f"it must be a path or a file, http or https URL; got {parts.scheme}")
         path = _path(reference)
-        if self.place.server is None:
-            return self.reading.inside(self.place.found(path), self.place.folder)
+        if self.location.server is None:
+            return self.reading.inside(self.location.found(path), self.location.folder)
         if path.is_absolute():
             if not self.reading.allow_outside:
                 raise SampleError("outside", f"{path} is of this machine, and the table is not; see --allow-outside")
             return path
-        with self.place.local(reference) as copy:
+        with self.location.local(reference) as copy:
             return copy.read_bytes()
 
 
@@ -411,38 +411,38 @@ def _split_of(name: str) -> str | None:
     return next((split for split, known in SPLIT_WORDS.items() if words & set(known.split())), None)
 
 
-def _open(spec: str, place: Place, name: str) -> Rows:
+def _open(spec: str, location: Location, name: str) -> Rows:
     """The rows of one table by path or URL."""
     if spec.startswith(HTTP):
         with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
             download(spec, path := Path(folder, "table").with_suffix(Path(name).suffix))
             return read_rows(path)
-    if place.server and name.endswith(".parquet"):
-        return read_rows(Path(name), [_parquet(place, name)])
-    with place.local(name) as path:
+    if location.server and name.endswith(".parquet"):
+        return read_rows(Path(name), [_parquet(location, name)])
+    with location.local(name) as path:
         return read_rows(path)
 
 
-def _parquet(place: Place, name: str) -> pq.ParquetFile:
+def _parquet(location: Location, name: str) -> pq.ParquetFile:
     """A file that stays open; of one that a driver reads, row groups are fetched on demand."""
-    with reported(f"{place.spec}/{name}"):
-        if place.server and not place.http:
-            return pq.ParquetFile(place.opened(name))
-        with place.local(name) as path:
+    with reported(f"{location.spec}/{name}"):
+        if location.server and not location.http:
+            return pq.ParquetFile(location.opened(name))
+        with location.local(name) as path:
             return pq.ParquetFile(path)
 
 
-def _open_all(place: Place) -> tuple[Rows, list[str | None]]:
-    """The rows of all parquet files of a place, training's first, and the split of each."""
-    names = [name for name in place.names() if name.lower().endswith(".parquet")]
+def _open_all(location: Location) -> tuple[Rows, list[str | None]]:
+    """The rows of all parquet files of a location, training's first, and the split of each."""
+    names = [name for name in location.names() if name.lower().endswith(".parquet")]
     given = {name: None if (split := _split_of(name)) == "train" else split for name in names}
     rest = "train" if "val" in given.values() else None  # None: --val-fraction and --test-fraction decide
     names.sort(key=lambda name: (bool(given[name]), name))  # --limit takes from training first
     if not names:
-        raise FileNotFoundError(f"{place.spec} has no parquet files; pass a table ({', '.join(SUFFIXES)}) in it")
-    files = [_parquet(place, name) for name in names]
+        raise FileNotFoundError(f"{location.spec} has no parquet files; pass a table ({', '.join(SUFFIXES)}) in it")
+    files = [_parquet(location, name) for name in names]
     splits = [given[name] or rest for name, file in zip(names, files) for _ in range(file.metadata.num_rows)]
-    return read_rows(Path(place.spec), files), splits
+    return read_rows(Path(location.spec), files), splits
 
 
 def build(
@@ -470,17 +470,17 @@ def build(
     reading, splits = MediaOptions(**options), list[str | None]()
     own = reading.replace(allow_outside=True)
     if not isinstance(spec, str):
-        rows, label, place = frame_rows(spec), "dataframe", Place(".", own)
+        rows, label, location = frame_rows(spec), "dataframe", Location(".", own)
     else:
-        fetched, path = is_place(spec), Path(spec).expanduser()
+        fetched, path = uses_fsspec(spec), Path(spec).expanduser()
         head = spec.partition("?")[0] if spec.startswith(HTTP) else spec  # the rest signs it
         folder, label = parent(head) if fetched else (str(path.parent), path.name)
         if path.is_dir() or (fetched and not label.lower().endswith(SUFFIXES)):
-            place = Place(spec, reading)  # the tables of a local folder may be third-party, too
-            (rows, splits), label = _open_all(place), place.name
+            location = Location(spec, reading)  # the tables of a local folder may be third-party, too
+            (rows, splits), label = _open_all(location), location.name
         else:
-            place = Place(folder, reading if fetched else own)
-            rows = _open(spec, place, label)
+            location = Location(folder, reading if fetched else own)
+            rows = _open(spec, location, label)
     media = _pick(rows, label, "--image-column", image_column, MEDIA_COLUMNS)
     usual = [name for name in (*CAPTION_COLUMNS, *TAG_COLUMNS) if name not in media]
     caption = _pick(rows, label, "--caption-column", caption_column, usual)[0]
@@ -490,4 +490,4 @@ def build(
         if values.lists if isinstance(values, StoredPictures) else any(isinstance(v, (list, tuple)) for v in values):
             said = "%s has lists of pictures in %s: the first of each row is used; give others rows of their own"
             log.warning(said, label, name)
-    return Table("table", rows, label, place, media, caption, splits, tags)
+    return Table("table", rows, label, location, media, caption, splits, tags)

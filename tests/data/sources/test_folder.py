@@ -12,7 +12,7 @@ from PIL import Image
 
 from dfm_nb.base import video
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.sources import _place, folder
+from dfm_nb.data.sources import _location, folder
 
 
 def picture(path, colour="red", size=(24, 32), **options):
@@ -308,7 +308,7 @@ def test_identity_follows_what_files_hold_and_not_when_they_were_copied(tmp_path
     assert differ(lambda: (tmp_path / "a.txt").write_text("a dog")) == {"captions_sha256"}
     assert differ(lambda: os.utime(tmp_path / "b.bmp", (1, 1))) == set()
     assert differ(lambda: picture(tmp_path / "b.bmp", "blue")) == {"contents_sha256"}
-    monkeypatch.setattr(_place, "COMPARED_BYTES", 10)
+    monkeypatch.setattr(_location, "COMPARED_BYTES", 10)
     assert differ(lambda: os.utime(tmp_path / "b.bmp", (2, 2))) == {"contents_sha256"}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.sources import smithsonian_butterflies
-from tests.data.sources.test_place import hub  # noqa: F401
+from tests.data.sources.test_location import hub  # noqa: F401
 from tests.data.sources.test_table import png
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from dfm_nb.base import places, video
+from dfm_nb.base import urls, video
 from dfm_nb.data.sources import _fetch, folder, table
 from tests.data.sources.test_folder import fault, read
 from tests.servers import Quiet, serving
@@ -120,8 +120,8 @@ class Handler(Quiet):
 def server(monkeypatch):
     """Its client waits 2 s and asks twice."""
     monkeypatch.setattr(_fetch, "PAUSES_S", [0.01])
-    monkeypatch.setattr(places, "SILENCE_S", 2)
-    monkeypatch.setattr(places, "_client", functools.cache(places._client.__wrapped__))
+    monkeypatch.setattr(urls, "SILENCE_S", 2)
+    monkeypatch.setattr(urls, "_client", functools.cache(urls._client.__wrapped__))
     with serving(Handler, seen={}, released=threading.Event(), hung_up=threading.Event()) as httpd:
         yield httpd
         httpd.released.set()
@@ -145,8 +145,8 @@ def test_a_public_server_cannot_redirect_to_this_machine(name, tmp_path, server,
     assert colour_of(read(served(tmp_path, server, name))[0]) == (0, 255, 0)  # the table's own URL is there
     server.seen.clear()
     server.url = server.url.replace("127.0.0.1", "localhost")  # stands for a host of the internet
-    is_public = places.is_public
-    monkeypatch.setattr(places, "is_public", lambda url: "//localhost" in url or is_public(url))
+    is_public = urls.is_public
+    monkeypatch.setattr(urls, "is_public", lambda url: "//localhost" in url or is_public(url))
     error = fault(served(tmp_path, server, name))
     assert error.reason == "refused" and "127.0.0.1" in error.detail and "good.png" not in server.seen
 
@@ -154,7 +154,7 @@ def test_a_public_server_cannot_redirect_to_this_machine(name, tmp_path, server,
 def test_a_driver_follows_no_redirect_to_this_machine(server, monkeypatch):
     assert folder_fault(f"{server.url}/inside.zip") and "good.png" in server.seen  # no zip, but asked for
     server.seen.clear()
-    monkeypatch.setattr(places, "is_public", lambda url: "//localhost" in url)
+    monkeypatch.setattr(urls, "is_public", lambda url: "//localhost" in url)
     assert folder_fault(f"{server.url.replace('127.0.0.1', 'localhost')}/inside.zip")
     assert "inside.zip" in server.seen and "good.png" not in server.seen
 
@@ -168,8 +168,8 @@ def folder_fault(spec):
 def test_addresses_of_this_machine_and_its_network_are_not_public():
     private = "127.0.0.1", "0.0.0.0", "10.1.2.3", "169.254.169.254", "[::1]", "[::ffff:127.0.0.1]"
     private += "[64:ff9b::a9fe:a9fe]", "[2002:7f00:1::]", "[::127.0.0.1]", "224.0.0.1", "[fe80::1%25lo]", "[ff02::1]"
-    assert not any(places.is_public(f"http://user@{host}:8080/x") for host in private)
-    assert all(places.is_public(f"http://{host}/x") for host in ("8.8.8.8", "[2606:4700::1111]", "[64:ff9b::808:808]"))
+    assert not any(urls.is_public(f"http://user@{host}:8080/x") for host in private)
+    assert all(urls.is_public(f"http://{host}/x") for host in ("8.8.8.8", "[2606:4700::1111]", "[64:ff9b::808:808]"))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_body_without_length_is_cut_at_the_bound(tmp_path, server, monkeypatch
 
 
 def test_a_trickle_ends_with_the_attempt(tmp_path, server, monkeypatch):
-    monkeypatch.setattr(places, "TOTAL_S", 0.3)
+    monkeypatch.setattr(urls, "TOTAL_S", 0.3)
     assert fault(served(tmp_path, server, "trickle")).reason == "unreachable"
 
 

@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 import fsspec
 
-from dfm_nb import __version__
 from dfm_nb.base.files import is_url
+from dfm_nb.base.version import __version__
 
 HTTP = ("http://", "https://")
 SILENCE_S, TOTAL_S = 20, 600
@@ -49,7 +49,7 @@ def _is_global(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return address.is_global and not address.is_multicast
 
 
-def is_place(spec: str) -> bool:
+def uses_fsspec(spec: str) -> bool:
     """Whether a driver of fsspec opens it: a URL, a chain of them, or a .zip."""
     return is_url(spec) or spec.lower().endswith(".zip")
 

@@ -1,6 +1,6 @@
 """The user's folder: on this machine, in a zip, or at a URL; `folder` and `table` read from it.
 
-Names of its files come from data. They are joined to the place, so they cannot choose a driver or a server.
+Names of its files come from data. They are joined to the location, so they cannot choose a driver or a server.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from dfm_nb.base.files import lies_inside, sha256
 from dfm_nb.base.log import log
-from dfm_nb.base.places import HTTP, file_in, filesystem, is_place, reported
 from dfm_nb.base.records import SampleError
+from dfm_nb.base.urls import HTTP, file_in, filesystem, reported, uses_fsspec
 from dfm_nb.data.sources._fetch import fetch
 from dfm_nb.data.sources._media import MediaOptions
 
@@ -32,14 +32,14 @@ COMPARED_BYTES, COMPARED_FILES = 4 << 20, 20_000
 
 
 def parent(spec: str) -> tuple[str, str]:
-    """The place and the name of a file: `zip://a/t.csv::s3://b/x.zip` is t.csv in `zip://a::s3://b/x.zip`."""
+    """The location and the name of a file: `zip://a/t.csv::s3://b/x.zip` is t.csv in `zip://a::s3://b/x.zip`."""
     head, chain, rest = spec.partition("::")
     folder, _, name = head.rpartition("/")
     return f"{folder or '.'}{'/' if folder.endswith('/') else ''}{chain}{rest}", name
 
 
 @dataclass
-class Place:
+class Location:
     """A folder and how it is read.
 
     spec : a path, a URL or chain that fsspec opens, or a .zip.
@@ -55,7 +55,7 @@ class Place:
     def __post_init__(self) -> None:
         self.folder, self.infos = Path(self.spec).expanduser(), dict[str, dict[str, Any]]()
         self.server: Any = None
-        if is_place(self.spec) and not self.folder.is_dir():
+        if uses_fsspec(self.spec) and not self.folder.is_dir():
             self.server, self.root = filesystem(self.spec)
             if isinstance(self.server, LocalFileSystem):  # where links are, too
                 self.server, self.folder = None, Path(self.root)
@@ -125,7 +125,7 @@ class Place:
 
         Raises
         ------
-        SampleError : the name leaves the place, or the file cannot be had.
+        SampleError : the name leaves the location, or the file cannot be had.
         """
         if self.server is None:
             yield self.reading.inside(self.folder / name, self.folder)
