@@ -139,11 +139,10 @@ def training(iterations: int, data: str) -> Area:
 
 def text(place: Path, documents: int = 6_000) -> Area:
     """On the source of Python's standard library, which is text that is there."""
-    from benchmarks.growth import write_corpus
     from benchmarks.text_preprocess import train_tokenizer
 
     corpus, tokenizer = place / f"corpus{documents}.jsonl", place / "tokenizer"
-    write_corpus(corpus, documents * 0.002)
+    report.write_library(corpus, documents * 0.002)
     if not tokenizer.exists():
         train_tokenizer(tokenizer, corpus, 2000)
     flags = f"--input {corpus} --tokenizer-model {tokenizer} --chunk-size 50 --append-eod --workers 2"

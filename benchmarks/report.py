@@ -1,4 +1,4 @@
-"""What every benchmark shares: its arguments, its processes, a table for people and JSON for programs, fits of growth.
+"""What every benchmark shares: its arguments, its processes, a text to read, a table for people and JSON for programs.
 
 Results are `NAME.md` and `NAME.json` in a results folder. Each file is written whole or not at all. Every JSON names
 the machine, its load when the benchmark began, and the time.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import os
 import platform
 import re
 import statistics
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -94,12 +94,6 @@ def timed(function: Callable[[], object], clock: Callable[[], float] = time.perf
     return clock() - begun
 
 
-def resident_mib() -> float:
-    import psutil
-
-    return psutil.Process().memory_info().rss / 2**20
-
-
 def of_process(
     argv: Sequence[str | Path],
     memory: Callable[[Any], int] = lambda process: 0,
@@ -149,21 +143,15 @@ def save(name: str, result: dict[str, Any], text: str, folder: Path = RESULTS) -
     print(text, flush=True)
 
 
-def exponent(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, float]:
-    """Least squares of log cost on log size: (k, c) of cost = c * size^k."""
-    slope, intercept = statistics.linear_regression([math.log(s) for s in sizes], [math.log(c) for c in costs])
-    return slope, math.exp(intercept)
-
-
-def fixed_and_growing(sizes: Sequence[float], costs: Sequence[float]) -> tuple[float, float]:
-    """(a, b) of cost = a + b * size, so that start-up is told from growth.
-
-    Minimises the squared relative error, so that small sizes count as much as large ones; a is at least 0.
-    """
-    import numpy as np
-
-    rows = np.array([[1 / c, s / c] for s, c in zip(sizes, costs)])
-    (fixed, rate), *_ = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)
-    if fixed < 0:
-        fixed, rate = 0.0, rows[:, 1].sum() / np.square(rows[:, 1]).sum()
-    return float(fixed), float(rate)
+def write_library(path: Path, megabytes: float) -> None:
+    """Write a JSONL of `megabytes` of text: Python's own library and the installed packages, in pieces of 4,000
+    characters."""
+    written, roots = 0, [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
+    with path.open("w", encoding="utf-8") as out:
+        for file in (file for root in roots for file in sorted(root.rglob("*.py"))):
+            whole = file.read_text(encoding="utf-8", errors="ignore")
+            for start in range(0, len(whole), 4000):
+                written += out.write(json.dumps({"text": whole[start : start + 4000]}) + "\n")
+                if written >= megabytes * 1e6:
+                    return
+    raise ValueError(f"the installed Python holds {written / 1e6:.0f} MB of text, not the {megabytes:g} asked for")

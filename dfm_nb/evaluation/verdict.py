@@ -8,7 +8,8 @@ Every checkpoint samples the same training and held-out captions with the same s
 2. Of the rest, the one with the smallest kernel distance to held-out pictures is taken. A checkpoint is
    indistinguishable from it if the interval of their difference (same captions, same seeds) includes zero.
 
-Validation loss does not decide: it is lowest early, when samples are still far from pictures (`benchmarks/verdict.py`).
+Validation loss does not decide: it is lowest early, when samples are still far from pictures
+(`benchmarks/results/verdict.md`).
 
 A copy is much nearer to one training picture than to the second nearest. Distances are between pixels at 32 x 32, which
 detect a smudged copy that features miss. The ratio of both is near 1 for a new picture, also for a plain or blurred
@@ -38,7 +39,7 @@ LEVEL = 0.01
 """Share of real held-out pictures that count as copies."""
 SIDE_PX = 32
 FEW = 32
-"""Captions of a split with which the rule was measured (`benchmarks/verdict.py`)."""
+"""Captions of a split with which the rule was measured (`benchmarks/results/verdict.md`)."""
 SAME = 0.02
 """Root mean square of pixels in [0, 1] up to which two training pictures are one, stored twice."""
 

@@ -1,7 +1,7 @@
 """Memory of training on one process.
 
 A layer keeps for backward the tensors that autograd saves, which tests count on real layers;
-`benchmarks/plan_memory.py` compares the total with the peak of real steps on CPU.
+`benchmarks/results/plan.md` compares the total with the peak of real steps on CPU.
 
 Letters: t tokens of a pack on a rank, h hidden size, f MLP width, p values in a token of the latent, e bytes of a
 value.

@@ -19,7 +19,7 @@ from dfm_nb.parallel.groups import layout_of
 
 TEXT_MULTIPLE, ROW_MULTIPLE = 64, 8
 """Packs pad text tokens and conditioning rows to these, so that shapes repeat and oneDNN reuses its kernels
-(`benchmarks/results/pack_shapes.md`)."""
+(`benchmarks/results/packing.md`)."""
 
 MOCK_TEXT_DIM = 1024  # T5-11B's
 

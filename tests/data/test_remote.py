@@ -86,7 +86,7 @@ def test_samples_are_those_of_the_folder_and_few_bytes_are_read_in_vain(server, 
     used = sum(local.entry(i).size for i in range(len(local)))
     sent = sum(n for name, n in server.sent.items() if name.endswith(".tar"))
     assert sent == sum((place / s.name).stat().st_size for s in local.shards)
-    assert sent < 1.3 * used  # a tar's own headers; benchmarks/results/remote_reads.md has real sizes
+    assert sent < 1.3 * used  # a tar's own headers
 
 
 def test_readers_at_once_fetch_a_shard_once(server, tmp_path):
