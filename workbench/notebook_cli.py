@@ -91,10 +91,10 @@ def sweep(argv: list[str]) -> int:
 
     known, output = runs.parameters(asked.notebook), asked.output_dir
     grid = parse_grid(asked.grid, lambda name: name in known and known[name].kind is str)
-    rows = grids.sweep(asked.notebook, grid, output, fixed=asked.values, jobs=asked.jobs, report=not asked.no_report)
-    print(grids.text(grids.table(rows, grid)))
-    failed = sum(row.outcome["state"] != "done" for row in rows)
-    print(f"== {len(rows) - failed} of {len(rows)} done; {Path(output) / 'index.html'} and results.csv")
+    table = grids.sweep(asked.notebook, grid, output, fixed=asked.values, jobs=asked.jobs, report=not asked.no_report)
+    print(table.loc[:, (table != "").any()].to_string(index=False, float_format="{:.5g}".format))
+    failed = int((table["state"] != "done").sum())
+    print(f"== {len(table) - failed} of {len(table)} done; {Path(output) / 'index.html'} and results.csv")
     return int(failed > 0)
 
 

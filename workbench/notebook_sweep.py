@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,33 +25,19 @@ OWN = "work_dir"
 """A parameter with this name gets a separate folder for each run, unless a value is given."""
 
 
-@dataclass
-class Point:
-    """One combination: its values as text, and the outcome of its run with what it published."""
-
-    name: str
-    values: dict[str, str]
-    outcome: dict[str, Any] = field(default_factory=lambda: {"state": "waiting", "duration_s": 0.0, "error": ""})
-
-    def said(self, names: Iterable[str]) -> str:
-        return ", ".join(f"{name}={self.values[name]}" for name in names)
-
-
 def points(
     notebook: Path, grid: Mapping[str, Sequence[str]], fixed: Mapping[str, str], output_dir: Path
-) -> list[Point]:
-    """Every combination, checked against the notebook's parameters; `{lr}` in a value is the one given for `lr`."""
-    known = runs.parameters(notebook)
+) -> dict[str, dict[str, str]]:
+    """The values of every combination, checked against the notebook's parameters; `{lr}` in one is that of `lr`."""
+    known, out = runs.parameters(notebook), dict[str, dict[str, str]]()
     if both := sorted(set(grid) & set(fixed)):
         raise ValueError(f"{both[0]!r} is given by --grid and by -p; keep one of the two")
-    out = []
     for i, chosen in enumerate(itertools.product(*grid.values())):
-        values = {**fixed, **dict(zip(grid, chosen))}
+        name, values = f"{i:03d}", {**fixed, **dict(zip(grid, chosen))}
         if OWN in known:
-            values.setdefault(OWN, str(output_dir / f"{i:03d}"))
-        values = {name: _filled(value, values) for name, value in values.items()}
-        runs.convert(values, known, notebook)
-        out.append(Point(f"{i:03d}", values))
+            values.setdefault(OWN, str(output_dir / name))
+        out[name] = {key: _filled(value, values) for key, value in values.items()}
+        runs.convert(out[name], known, notebook)
     return out
 
 
@@ -69,36 +54,30 @@ def sweep(
     fixed: Mapping[str, str] | None = None,
     jobs: int = 1,
     report: bool = True,
-) -> list[Point]:
-    """Run the grid; prints a line when a run starts and ends, and writes `results.csv` and `index.html`."""
+) -> pd.DataFrame:
+    """Run the grid; prints a line when a run starts and ends, and writes `results.csv` and `index.html`.
+
+    Returns
+    -------
+    One row per run: its name, the grid's values, state, time, error, and published results.
+    """
     source, folder = runs.existing(notebook), Path(output_dir).expanduser()
-    rows = points(source, grid, fixed or {}, folder)
+    given, commands = points(source, grid, fixed or {}, folder), {}
     folder.mkdir(parents=True, exist_ok=True)
-    commands = {}
-    for point in rows:
-        words = [w for name, text in point.values.items() for w in ("-p", name, text)]
+    for name, values in given.items():
+        words = [w for parameter, text in values.items() for w in ("-p", parameter, text)]
         command = [*process.python_module("dfm_nb"), "notebook", "run", source, *words]
-        commands[point.name] = [*command, "--output", folder / f"{point.name}.ipynb", *["--no-report"] * (not report)]
-    by_name = {point.name: point for point in rows}
-    for name, error, seconds in run_all(commands, folder, jobs, {p.name: p.said(grid) for p in rows}):
+        commands[name] = [*command, "--output", folder / f"{name}.ipynb", *["--no-report"] * (not report)]
+    labels = {name: ", ".join(f"{key}={values[key]}" for key in grid) for name, values in given.items()}
+    waiting = {"state": "waiting", "duration_s": 0.0, "error": ""}
+    rows = {name: {"run": name, **{key: values[key] for key in grid}, **waiting} for name, values in given.items()}
+    for name, error, seconds in run_all(commands, folder, jobs, labels):
         ended = {"state": "failed" if error else "done", "duration_s": seconds, "error": error}
-        by_name[name].outcome |= runs.published(folder / f"{name}.ipynb") | ended
-        write_tables(folder, source.stem, rows, grid)
-    return rows
-
-
-# ---- the table ----------------------------------------------------------------------------------------------------
-
-
-def table(rows: Sequence[Point], names: Iterable[str]) -> pd.DataFrame:
-    """One row per run: its name, the grid's values, state, time, error, and published results."""
-    import pandas as pd
-
-    records = []
-    for row in rows:
-        own = {"run": row.name, **{name: row.values[name] for name in names}}
-        records.append(own | row.outcome | own)  # these columns first, whatever the notebook publishes by their names
-    return pd.DataFrame(records, dtype=object).fillna("")
+        # these columns first, whatever the notebook publishes by their names
+        rows[name] = rows[name] | runs.published(folder / f"{name}.ipynb") | rows[name] | ended
+        found = {labels[name]: run for name, values in given.items() if (run := run_of(values))}
+        table = write_tables(folder, source.stem, rows.values(), found)
+    return table
 
 
 def run_of(values: Mapping[str, str]) -> Path | None:
@@ -107,15 +86,14 @@ def run_of(values: Mapping[str, str]) -> Path | None:
     return next((f for top in folders for f in (top, top / "train") if (f / "metrics.jsonl").is_file()), None)
 
 
-def text(table: pd.DataFrame) -> str:
-    """The table for a terminal, without empty columns."""
-    return table.loc[:, (table != "").any()].to_string(index=False, float_format="{:.5g}".format)
-
-
-def write_tables(folder: Path, title: str, rows: Sequence[Point], names: Iterable[str]) -> None:
+def write_tables(
+    folder: Path, title: str, rows: Iterable[Mapping[str, Any]], run_folders: Mapping[str, Path]
+) -> pd.DataFrame:
     """`results.csv` for a spreadsheet, and `index.html` with curves and samples; each is whole or absent."""
-    found, results = {row.said(names): run_of(row.values) for row in rows}, table(rows, names)
-    runs_found = {label: run for label, run in found.items() if run}
-    written = page(f"Sweep of {title}", [results], runs_found, links="{}.html")
-    write_atomically(folder / "results.csv", results.to_csv(index=False).encode())
+    import pandas as pd
+
+    table = pd.DataFrame(rows, dtype=object).fillna("")
+    write_atomically(folder / "results.csv", table.to_csv(index=False).encode())
+    written = page(f"Sweep of {title}", [table], run_folders, links="{}.html")
     write_atomically(folder / "index.html", written.encode())
+    return table

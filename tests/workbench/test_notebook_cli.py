@@ -115,7 +115,7 @@ def test_notebook_checks_its_own_parameters(given, said):
 def test_names_of_parameters_in_braces_are_their_values(notebook):
     fixed = {"name": "{lr}-{steps}-{other}", "steps": "3"}
     rows = notebook_sweep.points(notebook, {"lr": ["0.1", "2e-3"]}, fixed, Path("grid"))
-    assert [row.values["name"] for row in rows] == ["0.1-3-{other}", "2e-3-3-{other}"]
+    assert [values["name"] for values in rows.values()] == ["0.1-3-{other}", "2e-3-3-{other}"]
 
 
 def test_grid_texts_are_parted_at_commas_outside_quotes():
@@ -157,9 +157,9 @@ def test_page_of_a_sweep_has_its_curves_and_samples(tmp_path):
             for i in (1, 2, 3):
                 metrics.write({"iteration": i, "loss": float(lr) / i})
         video.write_png(run.sample_folder(3) / "a.png", np.zeros((16, 16, 3), np.uint8))
-    values = [{"lr": lr, "run_dir": str(tmp_path / lr)} for lr in ("0.1", "0.2")]
-    rows = [notebook_sweep.Point(f"00{i}", value) for i, value in enumerate(values)]
-    notebook_sweep.write_tables(tmp_path, "02_train", rows, ["lr"])
+    found = {f"lr={lr}": notebook_sweep.run_of({"run_dir": str(tmp_path / lr)}) for lr in ("0.1", "0.2")}
+    rows = [{"run": f"00{i}", "lr": lr} for i, lr in enumerate(("0.1", "0.2"))]
+    notebook_sweep.write_tables(tmp_path, "02_train", rows, found)
     page = (tmp_path / "index.html").read_text()
     assert "lr=0.1 0.03333 at 3" in page and page.count("<figure") == 2 and "http" not in page
 
