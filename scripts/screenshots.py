@@ -56,15 +56,6 @@ from workbench import ConfigForm
 ConfigForm(["train.train_iters", "model.size", "optimizer.lr"], {"optimizer.lr": -1, "train.train_iters": 700},
            recipe="demo", run_dir="runs/first")
 """,
-    "layout": """
-from IPython.display import display
-
-from dfm_nb import plan_layouts
-from workbench import RankGrid
-
-display(RankGrid(16, tp=2, cp=2, pp=2, rank=5))
-plan_layouts("DiT-7B", gpus=16)
-""",
 }
 ERROR = '[data-mime-type="application/vnd.jupyter.error"]'
 SHOWN = {
@@ -74,7 +65,6 @@ SHOWN = {
     "data": ".dfm-browser [role=status]",
     "studio": ".dfm-studio video",
     "form": ".dfm-form",
-    "layout": "thead",
 }
 
 

@@ -5,14 +5,10 @@ The order is megatron-core's tp-cp-dp-pp, tp fastest. Neither torch nor megatron
 
 from __future__ import annotations
 
-import functools
 import html
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
-
-from workbench.live import Live, fault_html
 
 AXES = ("pp", "dp", "cp", "tp")
 MEANING = {
@@ -22,15 +18,13 @@ MEANING = {
     "pp": "pipeline: share the layers",
 }
 TINTS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-MOST = {"world_size": 32, "tp": 8, "cp": 8, "pp": 8, "gpus_per_node": 16, "rank": 31}
-"""Upper ends of the sliders."""
 TABLE = "border-collapse:separate;border-spacing:4px;margin:0"
 HEAD = "font-weight:400;opacity:.75;text-align:center;padding:0 4px"
 CELL = "border-radius:5px;min-width:7.5em;padding:3px 8px;text-align:center;font-variant-numeric:tabular-nums"
 
 
 @dataclass
-class RankGrid(Live):
+class RankGrid:
     """A layout of `world_size` processes; dp = world_size / (tp cp pp).
 
     gpus_per_node : ranks of a node are consecutive. rank : its groups are marked.
@@ -78,7 +72,7 @@ class RankGrid(Live):
 
     # ---- the drawing ----------------------------------------------------------------------------------------------
 
-    def kept_html(self) -> str:
+    def _repr_html_(self) -> str:
         """One row per copy of each stage, one column per part of a sequence and of a weight, and a legend."""
         columns = list(np.ndindex(self.cp, self.tp))
         heads = "".join(f'<th scope="col" style="{HEAD}">{self._named(cp=c, tp=t)}</th>' for c, t in columns)
@@ -112,37 +106,3 @@ class RankGrid(Live):
             f'<td style="{filled}border:2px solid {tint};{CELL}">rank {rank}'
             f'<div style="font-size:11px;opacity:.75">{small}</div></td>'
         )
-
-    # ---- the sliders ----------------------------------------------------------------------------------------------
-
-    @functools.cached_property
-    def widget(self) -> Any:
-        """The grid below sliders of its numbers; for an impossible layout, a message with one that works."""
-        import ipywidgets as w
-
-        from workbench.slider import Slider
-
-        self._sliders = {}
-        for name, most in MOST.items():
-            value, label = getattr(self, name), {"world_size": "GPUs", "gpus_per_node": "per node"}.get(name, name)
-            slider = Slider(label=label, value=value, min=name != "rank", max=max(most, value), step=1)
-            slider.observe(self._moved, names="value")
-            self._sliders[name] = slider
-        rows, half = list(self._sliders.values()), w.Layout(flex="1 1 22em", overflow="visible")
-        halves = [w.VBox(rows[:3], layout=half), w.VBox(rows[3:], layout=half)]
-        self._drawn = w.HTML()
-        box = w.VBox([w.HBox(halves, layout=w.Layout(flex_flow="row wrap")), self._drawn])
-        self._moved()
-        return box
-
-    def _moved(self, _change: Any = None) -> None:
-        asked: dict[str, Any] = {name: int(slider.value) for name, slider in self._sliders.items()}
-        asked["rank"] = min(asked["rank"], asked["world_size"] - 1)
-        try:
-            now = replace(self, **asked)
-        except ValueError as error:
-            self._drawn.value = fault_html(str(error))
-            return
-        vars(self).update(vars(now))
-        self._drawn.value = self.kept_html()
-        self.keep()

@@ -13,26 +13,19 @@ def test_groups_are_those_of_megatron_core(world, tp, cp, pp):
         assert grid.groups(axis) == sorted(theirs.get_ranks(axis))
 
 
-def test_a_rank_outside_the_grid_is_refused():
+def test_a_layout_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="rank .* got 4"):
         RankGrid(4, rank=4)
+    with pytest.raises(ValueError, match="use 8 processes"):
+        RankGrid(6, tp=2, pp=4)
 
 
 def test_marked_ranks_are_those_of_the_groups():
     grid = RankGrid(16, tp=2, cp=2, pp=2, rank=5)
-    page = grid.kept_html()
+    page = grid._repr_html_()
     marked = {rank: axis for axis in AXES for rank in next(g for g in grid.groups(axis) if 5 in g)} | {5: "this one"}
     for rank in range(16):
         cell = page.split(f">rank {rank}<")[1].split("</td>")[0]
         found = [m for m in (*AXES, "this one") if m in cell]
         assert f"node {rank // 8}" in cell and found == ([marked[rank]] if rank in marked else [])
     assert "pp 1 dp 0" in page and "over 2 nodes" in page
-
-
-def test_sliders_change_the_layout_and_a_wrong_one_says_what_fits():
-    grid = RankGrid(8, tp=2)
-    grid.widget  # noqa: B018
-    grid._sliders["pp"].value = 4
-    assert (grid.pp, grid.dp) == (4, 1) and "pp 3" in grid._drawn.value
-    grid._sliders["world_size"].value = 6
-    assert "use 8 processes" in grid._drawn.value and grid.world_size == 8
