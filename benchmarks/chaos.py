@@ -172,13 +172,13 @@ def documents_done(folder: Path) -> int:
 
 
 def damaged_checkpoints(run: Path, _: dict) -> list[str]:
-    from dfm_nb.checkpoints import weights
+    from dfm_nb.checkpoints import folders
 
     found = []
     for folder in (run / "checkpoints").glob("iter_*[0-9]"):
         try:
-            weights.verify(folder)
-        except weights.CheckpointError as error:
+            folders.verify(folder)
+        except folders.CheckpointError as error:
             found.append(str(error))
     return found
 
@@ -456,7 +456,7 @@ def outcome(read: Callable[[], tuple[Any, list[str]]], path: Path, good: Any, le
 def read_samples(data: Path) -> tuple[Any, list[str]]:
     """What training takes from a folder: samples, statistics, the empty caption, and what goes into checkpoints."""
     from dfm_nb.base.records import SampleError
-    from dfm_nb.checkpoints.weights import read_assets
+    from dfm_nb.checkpoints.folders import read_assets
     from dfm_nb.data.prepared_folder import STATISTICS
     from dfm_nb.data.stores import ShardStore
 
@@ -495,7 +495,7 @@ def verify(data: Path) -> tuple[Any, list[str]]:
 
 def weights_of(path: Path) -> tuple[Any, list[str]]:
     """What `dfm generate` loads: the name of the checkpoint and its numbers."""
-    from dfm_nb.checkpoints.weights import find_weights
+    from dfm_nb.checkpoints.loading import find_weights
     from dfm_nb.generation.pipeline import Pipeline
 
     source = find_weights(path)
@@ -506,7 +506,7 @@ def weights_of(path: Path) -> tuple[Any, list[str]]:
 
 def resumed(path: Path) -> tuple[Any, list[str]]:
     """What a resumed training goes on from: the folder and all that is in it."""
-    from dfm_nb.checkpoints.weights import usable
+    from dfm_nb.checkpoints.folders import usable
 
     folder = usable(path / "checkpoints")
     return [folder and folder.name, files(folder, "*") if folder else None], []

@@ -17,8 +17,7 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.argv import quietly
 from dfm_nb.base.options import Options, option
-from dfm_nb.checkpoints import exported, tensor_files, wan_folder
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import exported, loading, tensor_files, wan_folder
 from dfm_nb.checkpoints.consolidated import whole_weights, without_updates, write_weights
 from dfm_nb.model.build import ALONE
 
@@ -57,11 +56,11 @@ def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
     file, dtype = Path(asked.output), DTYPES[asked.dtype]
     if asked.format == "dfm" and file.suffix not in (".safetensors", ".pth"):
         raise ValueError(f"--output must end in .safetensors or .pth; got {file}")
-    weights = checkpoint.find_weights(asked.source)
-    read = (weights.file, checkpoint.lora_file(weights.file)) if weights.file else ()
+    weights = loading.find_weights(asked.source)
+    read = (weights.file, loading.lora_file(weights.file)) if weights.file else ()
     if file.resolve() in [path.resolve() for path in read]:
         raise ValueError(f"--output {file} would overwrite the weights that are read; choose another file")
-    written = [file, checkpoint.lora_file(file)] if asked.lora == "apart" else [file]
+    written = [file, loading.lora_file(file)] if asked.lora == "apart" else [file]
     held = [f for f in written if (any(f.iterdir()) if f.is_dir() else f.exists())]
     if held and not asked.overwrite:
         raise FileExistsError(f"{held[0]} exists; pass --overwrite or another --output")

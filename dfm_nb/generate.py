@@ -19,7 +19,7 @@ from dfm_nb import parallel
 from dfm_nb.base import pretrained
 from dfm_nb.base.argv import NPROC, guard
 from dfm_nb.base.options import option
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import folders, loading
 from dfm_nb.generation import clip_files
 from dfm_nb.generation.pipeline import ModelOptions
 from dfm_nb.generation.request import FLAGS, Request, check_sampler, described, read_prompts
@@ -50,10 +50,10 @@ class GenerateOptions(ModelOptions):
     skip_existing: bool = option(False, "skip what an interrupted run has finished")
     no_memory_check: bool = option(False, "generate even if memory seems too small")
 
-    def find_weights(self) -> checkpoint.Weights:
+    def find_weights(self) -> loading.Weights:
         """The checkpoint's; a wrong path is said before anything starts."""
         usual = pretrained.packaged(pretrained.DEFAULT) or pretrained.DEFAULT
-        return checkpoint.find_weights(self.checkpoint_path or usual)
+        return loading.find_weights(self.checkpoint_path or usual)
 
 
 def parse(argv: list[str] | None) -> tuple[GenerateOptions, dict[str, Any]]:
@@ -113,13 +113,13 @@ def main(argv: list[str] | None = None) -> int:
     requests_of(asked, shared)  # a wrong flag is said before the checkpoint is read, which takes time if it is large
     weights = asked.find_weights()
     if asked.tokenizer_model:
-        name = checkpoint.read_manifest(weights.folder)["tokenizer"]["name"]  # cosmos_cv: Cosmos-0.1-Tokenizer-CV4x8x8
+        name = folders.read_manifest(weights.folder)["tokenizer"]["name"]  # cosmos_cv: Cosmos-0.1-Tokenizer-CV4x8x8
         if not all(word in asked.tokenizer_model.lower() for word in name.split("_")):
             given = f"got {asked.tokenizer_model!r}; leave it out"
             raise ValueError(f"--tokenizer-model must be {name}, the tokenizer of the checkpoint; {given}")
     requests = requests_of(asked, shared, weights.config)
     layout = Layout(asked.tp_size, asked.pp_size, asked.cp_size)
-    weaker = checkpoint.find_weights(asked.autoguidance_checkpoint) if asked.autoguidance_checkpoint else None
+    weaker = loading.find_weights(asked.autoguidance_checkpoint) if asked.autoguidance_checkpoint else None
     guide = weaker.identity if weaker else None
     made_by = {"checkpoint": weights.identity, "ema": asked.average, "autoguidance_checkpoint": guide}
     sidecar = Path(asked.prompts_file) if asked.prompts_file and asked.prompts_file.endswith(".json") else None

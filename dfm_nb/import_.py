@@ -17,8 +17,7 @@ from dfm_nb import parallel
 from dfm_nb.base.argv import quietly
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.pretrained import EXPORTED
-from dfm_nb.checkpoints import exported, nemo_dfm, wan_folder
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import exported, loading, nemo_dfm, wan_folder
 from dfm_nb.checkpoints.consolidated import whole_weights, write_weights
 from dfm_nb.config.notation import Overrides
 
@@ -63,7 +62,7 @@ def located(source: str) -> Path:
 
 def with_adapters(source: Path, base: str, output: Path) -> None:
     """Write the weights of `base` and, next to them, the LoRA adapters of `source`."""
-    found = checkpoint.find_weights(base)
+    found = loading.find_weights(base)
     model = found.config.model
     if model.variant != "wan" or model.lora.rank:
         raise ValueError(f"--base {base} must be a Wan without LoRA adapters; import or export one first")

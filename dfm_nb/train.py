@@ -63,8 +63,8 @@ class TrainOptions(Options):
 
 
 def _settings_of(weights: str) -> dict[str, Any]:
-    """`checkpoints.weights.settings_of`; only a training that starts from weights needs torch to be settled."""
-    from dfm_nb.checkpoints.weights import settings_of
+    """`checkpoints.loading.settings_of`; only a training that starts from weights needs torch to be settled."""
+    from dfm_nb.checkpoints.loading import settings_of
 
     return settings_of(weights)
 

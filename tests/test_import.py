@@ -11,7 +11,7 @@ from megatron.core.dist_checkpointing.strategies import async_utils, filesystem_
 
 from dfm_nb import cli, parallel
 from dfm_nb.base.argv import guard
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import loading
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.parallel.megatron_cpu import STAND_IN
 from tests.attacks.checkpoint_files import Evil
@@ -78,7 +78,7 @@ def test_imported_file_alone_generates(theirs, tmp_path, form):
         source = consolidated(tmp_path, theirs)
     file = imported(source, tmp_path / "butterflies.safetensors")
     assert not mark.exists()
-    config = checkpoint.find_weights(file).config
+    config = loading.find_weights(file).config
     assert config.model.num_layers == 2 and config.model.num_attention_heads == 4 and config.model.variant == "dfm"
     pipe = Pipeline.from_checkpoint(file, mixed_precision="fp32")
     assert pipe.recommended["fps"] == 30, "whatever the clip, as it was trained"
@@ -97,12 +97,12 @@ def test_training_goes_on_from_imported_weights(one_rank, theirs, tmp_path):
     like = ["model.variant=dfm", "model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"]
     like += ["model.in_channels=16", "model.text_dim=24", "model.adaln_lora_dim=256", "model.rope=false"]
     trainer, loader = make_trainer([*like, "train.global_batch_size=1"])
-    checkpoint.load_pretrained(trainer, file)
+    loading.load_pretrained(trainer, file)
     first = trainer.step(loader.next_step()).loss
     assert first == first and trainer.step(loader.next_step()).loss != first
     other, _ = make_trainer(["model.in_channels=16", "train.global_batch_size=1"])
     with pytest.raises(ValueError, match="model.variant"):
-        checkpoint.load_pretrained(other, file)
+        loading.load_pretrained(other, file)
 
 
 FAULTS = {

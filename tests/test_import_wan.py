@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from dfm_nb import cli, parallel
 from dfm_nb.base.argv import guard
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import loading
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import requests_of_keywords
@@ -235,7 +235,7 @@ def test_updates_of_others_come_in_and_go_out(wan, ours, tmp_path):
     pipe.save_lora_weights(tmp_path / "theirs", layers, transformer_lora_adapter_metadata=about)
     file = tmp_path / "theirs" / "pytorch_lora_weights.safetensors"
     both = imported(file, tmp_path / "both", "--base", ours)
-    model = checkpoint.find_weights(both).config.model
+    model = loading.find_weights(both).config.model
     assert model.lora.rank == 12, "queries, keys and values have 4 each"
     torch.testing.assert_close(transformer_output(merged(both, tmp_path / "merged")), want, rtol=0, atol=1e-5)
     # out again, by the names of Wan's own code
@@ -278,7 +278,7 @@ def test_every_key_of_updates_is_accounted_for(ours, tmp_path, capsys):
         assert guard(cli.main, argv) == 2 and str(file) in capsys.readouterr().err
     save_file(good | {f"{stem}.alpha": torch.tensor(2.0)}, file)
     imported(file, tmp_path / "out", "--base", ours)
-    updates = checkpoint.read_lora(tmp_path / "out" / "model.safetensors")
+    updates = loading.read_lora(tmp_path / "out" / "model.safetensors")
     assert updates["decoder.layers.0.mlp.linear_fc1.lora_B"].eq(0.5).all()
     assert not updates["decoder.layers.1.mlp.linear_fc1.lora_B"].any()
 

@@ -14,8 +14,7 @@ from dfm_nb import train
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.process import send
 from dfm_nb.base.torchrun import torchrun_argv
-from dfm_nb.checkpoints import saving
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import folders, saving
 from tests import tiny_run
 from tests.attacks.checkpoint_files import reseal
 from tests.processes import commands, wait_until
@@ -61,8 +60,8 @@ def test_run_leaves_log_lines_metrics_and_checkpoints(clean):
     assert [r["iteration"] for r in records] == list(range(1, 13))
     assert {"loss", "lr", "grad_norm", "tokens", "tokens_per_s", "elapsed_s"} <= records[0].keys()
     assert Monitor(run).rates.keys() <= records[0].keys(), "a panel without its key stays hidden"
-    assert (run / "checkpoints" / checkpoint.TRACKER).read_text() == "12"
-    assert [p.name for p in checkpoint.whole_checkpoints(run / "checkpoints")] == [f"iter_{i:07d}" for i in (4, 8, 12)]
+    assert (run / "checkpoints" / folders.TRACKER).read_text() == "12"
+    assert [p.name for p in folders.whole_checkpoints(run / "checkpoints")] == [f"iter_{i:07d}" for i in (4, 8, 12)]
     assert (run / "config.yaml").is_file() and (run / "loss.png").stat().st_size > 5000
 
 
@@ -72,7 +71,7 @@ def test_killed_run_goes_on_bit_for_bit(clean, tmp_path):
     argv = torchrun_argv("dfm_nb.train", [*SMALL, "--run-dir", str(run)], 2)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = psutil.Popen(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, **quiet)
-    wait_until(lambda: checkpoint.whole_checkpoints(run / "checkpoints"), "a checkpoint")
+    wait_until(lambda: folders.whole_checkpoints(run / "checkpoints"), "a checkpoint")
     send([*process.children(recursive=True), process], signal.SIGKILL)
     process.wait()
     output = pretrain(run)
@@ -123,7 +122,7 @@ def test_sigterm_saves_and_ends_cleanly(tmp_path):
     assert process.returncode == 0, output
     assert "Stopped by SIGTERM at iteration" in output
     last = max(losses(moved))
-    assert saving.read_state(checkpoint.find(run))["iteration"] == last
+    assert saving.read_state(folders.find(run))["iteration"] == last
 
 
 def test_validation_changes_nothing_of_training(tiny_data, tiny_checkpoint, tmp_path):
@@ -136,7 +135,7 @@ def test_validation_changes_nothing_of_training(tiny_data, tiny_checkpoint, tmp_
     assert rounds[0]["val_loss_ema_0.05"] > 0
     assert losses(run) == losses(tiny_checkpoint)
     assert not [r for r in read_metrics(tiny_checkpoint / "metrics.jsonl") if "val_loss" in r]  # train.eval_iters=0
-    ends = [saving.read_state(checkpoint.find(folder)) for folder in (run, tiny_checkpoint)]
+    ends = [saving.read_state(folders.find(folder)) for folder in (run, tiny_checkpoint)]
     assert ends[0]["data"] == ends[1]["data"] and ends[0]["consumed_samples"] == ends[1]["consumed_samples"] > 0
 
 
@@ -145,11 +144,11 @@ def test_state_without_its_entries_is_one_sentence(tiny_data, tiny_checkpoint, t
     run = shutil.copytree(tiny_checkpoint, tmp_path / "run")
     (path := run / "checkpoints" / "iter_0000003" / "state.json").write_text("{}")
     reseal(path.parent)
-    with pytest.raises(checkpoint.CheckpointError, match=f"{path.parent}.*state.json"):
+    with pytest.raises(folders.CheckpointError, match=f"{path.parent}.*state.json"):
         train.train_model(dataset_path=tiny_data, run_dir=run, config_file=run / "config.yaml")
 
 
 def test_empty_checkpoint_folder_is_a_clear_error(tmp_path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match=str(folder)):
-            checkpoint.find(folder)
+            folders.find(folder)

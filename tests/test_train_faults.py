@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dfm_nb.base.torchrun import HUNG, torchrun_argv
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import folders
 from tests.processes import commands
 from tests.test_train import FAULTY, SMALL, losses, pretrain
 
@@ -41,14 +41,14 @@ def test_full_disk_is_one_sentence_and_the_last_checkpoint_stays_good(tmp_path):
     """The optimizer's file does not fit any more."""
     run, mode = tmp_path / "run", "checkpoint.async_save=true"
     pretrain(run, "train.train_iters=4", mode)
-    good = checkpoint.whole_checkpoints(run / "checkpoints")
+    good = folders.whole_checkpoints(run / "checkpoints")
     largest = max(f.stat().st_size for f in good[-1].rglob("*") if f.is_file())
     done = faulty("full disk", "--run-dir", run, "train.train_iters=8", mode, FILE_BYTES=str(largest // 2))
     output = done.stdout + done.stderr
     assert done.returncode and output.count("error: the checkpoint") == 1, output[-3000:]
     line = next(x for x in output.splitlines() if x.startswith("error: the checkpoint"))
     assert "iter_0000008" in line and "iter_0000004" in line
-    assert checkpoint.whole_checkpoints(run / "checkpoints") == good
-    assert (run / "checkpoints" / checkpoint.TRACKER).read_text() == "4"
-    checkpoint.verify(good[-1])
+    assert folders.whole_checkpoints(run / "checkpoints") == good
+    assert (run / "checkpoints" / folders.TRACKER).read_text() == "4"
+    folders.verify(good[-1])
     assert "Resumed from" in pretrain(run, "train.train_iters=8", mode)

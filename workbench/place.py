@@ -41,7 +41,7 @@ def trained_or_packaged(*runs: str | Path) -> str:
     >>> pipe = Pipeline.from_pretrained(trained_or_packaged("runs/nb/train"))      # doctest: +SKIP
     """
     from dfm_nb.base import pretrained
-    from dfm_nb.checkpoints.weights import find_weights
+    from dfm_nb.checkpoints.loading import find_weights
 
     for run in runs:
         try:

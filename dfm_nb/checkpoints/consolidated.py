@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dfm_nb import config as cfg
-from dfm_nb.checkpoints import exported, saving
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import exported, folders, loading, saving
 from dfm_nb.checkpoints.exported import as_dtype
 from dfm_nb.checkpoints.tensor_files import Lazy
 from dfm_nb.model import ema
@@ -21,7 +20,7 @@ MAX_ERROR = 0.1
 """Largest relative error of the profile of a rebuilt average."""
 
 
-def whole_weights(source: checkpoint.Weights, sigma_rel: float | str | None = "auto") -> Mapping[str, Tensor]:
+def whole_weights(source: loading.Weights, sigma_rel: float | str | None = "auto") -> Mapping[str, Tensor]:
     """All weights, with low-rank updates under their own names.
 
     sigma_rel : as `Weights.whole` takes it, or any length that the stored averages of the run can rebuild.
@@ -32,7 +31,7 @@ def whole_weights(source: checkpoint.Weights, sigma_rel: float | str | None = "a
     return _rebuilt(source, length)
 
 
-def _rebuilt(source: checkpoint.Weights, sigma_rel: float) -> Mapping[str, Tensor]:
+def _rebuilt(source: loading.Weights, sigma_rel: float) -> Mapping[str, Tensor]:
     """The average of length `sigma_rel` from all stored ones of the run (post-hoc EMA).
 
     Karras et al. 2024 (EDM2), Sec. 3: any average is nearly a linear combination of stored ones.
@@ -40,11 +39,11 @@ def _rebuilt(source: checkpoint.Weights, sigma_rel: float) -> Mapping[str, Tenso
     lengths = list(source.config.ema.sigma_rels)
     if not lengths:
         raise ValueError(f"{source.folder} stores no averages (ema.sigma_rels is empty); use --raw")
-    folders = checkpoint.whole_checkpoints(source.folder.parent)
-    for folder in folders:
+    saved = folders.whole_checkpoints(source.folder.parent)
+    for folder in saved:
         if folder != source.folder:  # that one has been verified
-            checkpoint.verify(folder)
-    steps = {f: saving.read_state(f)["steps_taken"] for f in folders}
+            folders.verify(folder)
+    steps = {f: saving.read_state(f)["steps_taken"] for f in saved}
     last = steps[source.folder]
     found = [(t, length, folder) for folder, t in steps.items() for length in lengths if 0 < t <= last]
     profiles = [(t, length) for t, length, _ in found]
@@ -57,7 +56,7 @@ def _rebuilt(source: checkpoint.Weights, sigma_rel: float) -> Mapping[str, Tenso
         )
     print(f"[INFO] EMA of length {sigma_rel:g} from {len(profiles)} stored ones: its profile is off by {error:.1%}")
     lora = bool(source.config.model.lora.rank)
-    averages = [checkpoint.stored(folder, length, lora) for _, length, folder in found]
+    averages = [loading.stored(folder, length, lora) for _, length, folder in found]
 
     def combined(name: str) -> Tensor:
         if is_lora(name) != lora:  # frozen: it has no average
@@ -71,7 +70,7 @@ def _rebuilt(source: checkpoint.Weights, sigma_rel: float) -> Mapping[str, Tenso
 
 
 def write_weights(
-    tensors: Mapping[str, Tensor], output: Path, source: checkpoint.Weights, lora: str, dtype: torch.dtype | None = None
+    tensors: Mapping[str, Tensor], output: Path, source: loading.Weights, lora: str, dtype: torch.dtype | None = None
 ) -> None:
     """Write `output`, with low-rank updates merged into it or (lora="apart") in a file beside it.
 
@@ -81,7 +80,7 @@ def write_weights(
     model, assets = source.config.model, assets_of(source.folder)
     if model.lora.rank and lora == "apart":
         updates = Lazy(filter(is_lora, tensors), tensors.__getitem__)
-        exported.write(checkpoint.lora_file(output), as_dtype(updates, dtype), {})
+        exported.write(loading.lora_file(output), as_dtype(updates, dtype), {})
         tensors = Lazy((n for n in tensors if not is_lora(n)), tensors.__getitem__)
     else:
         tensors = without_updates(tensors, model)
@@ -100,9 +99,9 @@ def without_updates(tensors: Mapping[str, Tensor], model: cfg.ModelConfig) -> Ma
 
 def assets_of(folder: Path) -> dict[str, bytes]:
     """The small files of a checkpoint; of the manifest what generation reads, and no list of shards."""
-    assets = checkpoint.read_assets(folder)
+    assets = folders.read_assets(folder)
     if "manifest.json" in assets:
-        manifest = checkpoint.read_manifest(folder)
+        manifest = folders.read_manifest(folder)
         kept = {k: manifest[k] for k in ("tokenizer", "text_encoder", "latent_mean", "latent_std")}
         assets["manifest.json"] = json.dumps(kept).encode()
     return assets

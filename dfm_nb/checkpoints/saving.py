@@ -26,9 +26,9 @@ from dfm_nb.base.log import log
 from dfm_nb.base.process import end_with_parent
 from dfm_nb.base.run import iteration_name
 from dfm_nb.checkpoints import tensor_files
+from dfm_nb.checkpoints.folders import CHECKSUMS, TRACKER, iteration_of, read_object, whole_checkpoints
 from dfm_nb.checkpoints.state import LocalPart, Pieces, load_into, local_parts, step_counts
 from dfm_nb.checkpoints.tensor_files import INDEX, NAMES, TensorIndex
-from dfm_nb.checkpoints.weights import CHECKSUMS, TRACKER, iteration_of, read_object, whole_checkpoints
 from dfm_nb.parallel.groups import everyones
 
 FILE, NOTE = "rank-{:05d}.safetensors", "rank-{:05d}.json"

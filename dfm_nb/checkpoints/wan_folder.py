@@ -20,8 +20,8 @@ from torch import Tensor
 from dfm_nb.base.files import read_json, write_atomically
 from dfm_nb.checkpoints import tensor_files
 from dfm_nb.checkpoints.exported import check_shapes
+from dfm_nb.checkpoints.folders import read_object
 from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy
-from dfm_nb.checkpoints.weights import read_object
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS
 from dfm_nb.data.prepared_folder import STATISTICS, lacking

@@ -23,7 +23,7 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import TextEncoder, Tokenizer
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.base.version import __version__
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import folders, loading
 from dfm_nb.config import counts
 from dfm_nb.data.encoding import lost_text, to_frames, to_pixels
 from dfm_nb.data.prepared_folder import EMPTY_TEXT, read_empty_text
@@ -75,9 +75,9 @@ class ModelOptions(Options):
 
     def open(
         self,
-        path: str | os.PathLike | checkpoint.Weights,
+        path: str | os.PathLike | loading.Weights,
         layout: Layout | None = None,
-        guide: checkpoint.Weights | None = None,
+        guide: loading.Weights | None = None,
     ) -> Pipeline:
         """The pipeline of these weights. guide : those of `autoguidance_checkpoint`, where they are known already."""
         encoders, weaker = (self.tokenizer_path, self.text_encoder_path), guide or self.autoguidance_checkpoint
@@ -100,7 +100,7 @@ class Pipeline:
         tokenizer_path: str | None = None,
         text_encoder_path: str | None = None,
         guide: Pipeline | None = None,
-        source: checkpoint.Weights | None = None,
+        source: loading.Weights | None = None,
         ema: float | str | None = None,
     ):
         self.source, self.ema, self.guide = source, ema, guide
@@ -109,11 +109,11 @@ class Pipeline:
         assert m.in_channels and m.text_dim and m.sigma_data, "the configuration of a trained model has all three"
         self.channels, self.sigma_data = m.in_channels, m.sigma_data
         self.device = parallel.device()
-        self.manifest = checkpoint.read_manifest(folder)
+        self.manifest = folders.read_manifest(folder)
         # an imported Wan has no stored empty caption, and was trained with UMT5's
         encoded = m.variant == "wan" and not (folder / EMPTY_TEXT).is_file()
         self.empty_text = None if encoded else read_empty_text(folder, m.text_dim)
-        self.statistics = checkpoint.read_statistics(folder).used_by(m.variant)
+        self.statistics = folders.read_statistics(folder).used_by(m.variant)
         self._tokenizer_path, self._text_encoder_path = tokenizer_path, text_encoder_path
         if guide is not None:
             self.check_same_data(guide)
@@ -125,12 +125,12 @@ class Pipeline:
     @quietly()
     def from_checkpoint(
         cls,
-        path: str | os.PathLike | checkpoint.Weights,
+        path: str | os.PathLike | loading.Weights,
         ema: float | str | None = "auto",
         layout: Layout | None = None,
         tokenizer_path: str | None = None,
         text_encoder_path: str | None = None,
-        guide: str | os.PathLike | checkpoint.Weights | None = None,
+        guide: str | os.PathLike | loading.Weights | None = None,
         mixed_precision: Literal["fp32", "bf16"] | None = None,
     ) -> Pipeline:
         """Load a run folder (newest checkpoint), an `iter_*` folder or an exported `.safetensors` / `.pth` file.
@@ -141,7 +141,7 @@ class Pipeline:
         layout : parallel degrees; needs as many processes. guide : a weaker checkpoint for autoguidance.
         mixed_precision : arithmetic; None: as in training, or float32 on a CPU without bfloat16.
         """
-        source = checkpoint.find_weights(path)
+        source = loading.find_weights(path)
         config = source.config
         if mixed_precision:
             config.mixed_precision = mixed_precision

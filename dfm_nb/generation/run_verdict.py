@@ -14,8 +14,8 @@ from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import compared_loss, read_metrics, series
 from dfm_nb.base.options import option
+from dfm_nb.checkpoints.folders import checkpoints_of, iteration_of
 from dfm_nb.checkpoints.tensor_files import CheckpointError
-from dfm_nb.checkpoints.weights import checkpoints_of, iteration_of
 from dfm_nb.evaluation import reference, verdict
 from dfm_nb.evaluation.comparison import EvaluationResult
 from dfm_nb.evaluation.features import Features

@@ -24,8 +24,7 @@ from dfm_nb.base.log import log, start_logging
 from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.run import Run
-from dfm_nb.checkpoints import saving
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import folders, loading, saving
 from dfm_nb.config import counts
 from dfm_nb.data.edits import LEFT_OUT
 from dfm_nb.data.stores import SampleStore, usual_sizes
@@ -139,7 +138,7 @@ class Training:
         root = c.checkpoint_dir or run.checkpoints
         self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save)
         folder = data_folder(self.config)
-        self.assets = checkpoint.read_assets(folder) if folder else {}
+        self.assets = folders.read_assets(folder) if folder else {}
         self.store = store
         self.report = Report(self.config, run, self.config_yaml)
         self.stop = StopRequest(self.config.train.exit_on_signal)
@@ -161,14 +160,14 @@ class Training:
         return Samples(self.config, self.trainer, self.folder, self.validation.store)
 
     def resume(self) -> None:
-        """From `checkpoint.load_checkpoint`; else from the newest good one of `checkpoint.load`; else of the run."""
+        """From `checkpoint.load_checkpoint`; else from the newest good one of `loading.load`; else of the run."""
         c = self.config.checkpoint
-        folder = checkpoint.find(c.load_checkpoint) if c.load_checkpoint else self._newest()
+        folder = folders.find(c.load_checkpoint) if c.load_checkpoint else self._newest()
         if folder is not None:
             self._load(folder)
             log.info("Resumed from %s at iteration %d", folder, self.iteration)
         elif c.pretrained:
-            self._normalise_by(checkpoint.load_pretrained(self.trainer, Path(c.pretrained), data_folder(self.config)))
+            self._normalise_by(loading.load_pretrained(self.trainer, Path(c.pretrained), data_folder(self.config)))
             log.info("Started from the weights of %s", c.pretrained)
         elif c.load:
             log.info("checkpoint.load=%s has no checkpoint yet: training starts from scratch", c.load)
@@ -178,19 +177,19 @@ class Training:
         """The checkpoint to resume from. Rank 0 looks for all ranks, so that all agree while files change."""
         found = everyones(self._look() if parallel.rank() == 0 else None)[0]
         if found is not None and found.resolve().parent == self.writer.root.resolve():
-            self.saved = checkpoint.iteration_of(found.resolve())
+            self.saved = folders.iteration_of(found.resolve())
         return found
 
     def _look(self) -> Path | None:
         if folder := self.config.checkpoint.load:
             with contextlib.suppress(FileNotFoundError):  # none there yet
-                return checkpoint.find(folder)
-        return checkpoint.usable(self.writer.root)
+                return folders.find(folder)
+        return folders.usable(self.writer.root)
 
     def _load(self, folder: Path) -> None:
-        source = checkpoint.weights_in(folder)
-        checkpoint.check_same_model(source, self.config)
-        checkpoint.check_same_optimizer(source, self.config)
+        source = loading.weights_in(folder)
+        loading.check_same_model(source, self.config)
+        loading.check_same_optimizer(source, self.config)
         try:
             state = saving.load(self.trainer.pieces(), folder)
             self.iteration, self.trainer.steps_taken = int(state["iteration"]), int(state["steps_taken"])
@@ -201,8 +200,8 @@ class Training:
                 self._keep(float(state["best"][0]), int(state["best"][1]))
         except (KeyError, TypeError, AttributeError, IndexError) as error:  # anybody can write checksums that fit
             where = f"{folder}: state.json is damaged"
-            raise checkpoint.CheckpointError(f"{where} ({error!r}); use another checkpoint") from error
-        self._normalise_by(checkpoint.read_statistics(folder))
+            raise folders.CheckpointError(f"{where} ({error!r}); use another checkpoint") from error
+        self._normalise_by(folders.read_statistics(folder))
         for key in cfg.FIELDS:
             before, now = attrgetter(key)(source.config), attrgetter(key)(self.config)
             if before != now:
@@ -254,7 +253,7 @@ class Training:
         else:
             done = "Done" if self.iteration > first else "Nothing left to do, as train.train_iters is reached"
             log.info("%s: iteration %d is saved in %s", done, self.iteration, self.writer.root)
-            if checkpoint.MANIFEST in self.assets:
+            if folders.MANIFEST in self.assets:
                 log.info("Next: dfm generate --checkpoint-path %s --prompt TEXT", self.folder.path)
         self.report.close()
         return stop
@@ -343,7 +342,7 @@ class Training:
             "consumed_samples": data["samples"],
             "consumed_tokens": data["tokens"],
         }
-        small = {**self.assets, checkpoint.STATISTICS: checkpoint.statistics_file(self.store.statistics)}
+        small = {**self.assets, folders.STATISTICS: folders.statistics_file(self.store.statistics)}
         self.writer.save(self.trainer.pieces(), self.iteration, state, self.config_yaml, small)
         self.saved = self.iteration
         self.folder.tell("training")

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dfm_nb.checkpoints import saving
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import folders, loading, saving
 from dfm_nb.config.schema import marked
 from tests.attacks.checkpoint_files import NAME, WEIGHT, Evil, reseal
 from tests.distributed.layouts import make_trainer
@@ -36,7 +35,7 @@ def resume(run: Path) -> None:
 
 
 def pretrained(run: Path) -> None:
-    checkpoint.load_pretrained(trainer_like(run), run)
+    loading.load_pretrained(trainer_like(run), run)
 
 
 WAYS = [generate, resume, pretrained]
@@ -60,8 +59,8 @@ FORGED = [("tokenizer", [1]), ("tokenizer", "pca"), ("text_encoder", None), ("la
 def test_manifest_of_other_types_is_one_sentence(run, key, value):
     path = run / "checkpoints" / NAME / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-    with pytest.raises(checkpoint.CheckpointError, match=rf"manifest.json.*{key}"):
-        checkpoint.read_manifest(path.parent)
+    with pytest.raises(folders.CheckpointError, match=rf"manifest.json.*{key}"):
+        folders.read_manifest(path.parent)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
@@ -80,8 +79,8 @@ def test_configuration_of_a_larger_network_is_refused_before_one_is_built(run, k
     text = (folder / "config.yaml").read_text()
     (folder / "config.yaml").write_text(re.sub(rf"(\n  {key}:).*", rf"\1 {json.dumps(value)}", text))
     reseal(folder)
-    with pytest.raises(checkpoint.CheckpointError, match="parameters"):
-        checkpoint.find_weights(run)
+    with pytest.raises(folders.CheckpointError, match="parameters"):
+        loading.find_weights(run)
 
 
 @pytest.mark.parametrize("content", [pickle.dumps(1), b"", b"[]", b"[" * 100_000])
@@ -89,8 +88,8 @@ def test_odd_state_is_one_sentence(one_rank, run, content):
     folder = run / "checkpoints" / NAME
     (folder / "state.json").write_bytes(content)
     reseal(folder)
-    with pytest.raises(checkpoint.CheckpointError, match="state.json") as error:
-        checkpoint.verify(folder)
+    with pytest.raises(folders.CheckpointError, match="state.json") as error:
+        folders.verify(folder)
     assert "\n" not in str(error.value)
 
 

@@ -6,10 +6,10 @@ import shutil
 import pytest
 
 from dfm_nb.base.files import seal
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import folders, loading
 from tests.attacks.checkpoint_files import NAME, copy_run
 
-CHECKSUMS = checkpoint.CHECKSUMS
+CHECKSUMS = folders.CHECKSUMS
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def folder(tmp_path):
 
 
 def refused(folder) -> str:
-    with pytest.raises(checkpoint.CheckpointError) as error:
-        checkpoint.verify(folder)
+    with pytest.raises(folders.CheckpointError) as error:
+        folders.verify(folder)
     said = str(error.value)
     assert str(folder) in said and "\n" not in said
     return said
@@ -43,14 +43,14 @@ def test_flipped_byte_is_found_in_every_form_of_the_path(folder, file, caplog):
         return
     for form in FORMS.values():
         caplog.clear()
-        assert checkpoint.find(run / form).name == NAME
+        assert folders.find(run / form).name == NAME
         assert sum(file in said for said in caplog.messages) == 1
     for form in NAMED.values():
-        with pytest.raises(checkpoint.CheckpointError, match="iter_0000006"):
-            checkpoint.find(run / form)
+        with pytest.raises(folders.CheckpointError, match="iter_0000006"):
+            folders.find(run / form)
     shutil.rmtree(run / "checkpoints" / NAME)
-    with pytest.raises(checkpoint.CheckpointError, match=str(run)):
-        checkpoint.find(run)
+    with pytest.raises(folders.CheckpointError, match=str(run)):
+        folders.find(run)
 
 
 ODD = ["", "{}", "[]", "null", "1", '"x"', '{"a": 1}', '{"a": {"bytes": 1}}', "[" * 100_000, '{"../x": {}}', "\xff"]
@@ -72,7 +72,7 @@ def test_entry_cannot_be_taken_out(folder, file):
 
 def test_unfinished_newest_one_is_named(folder, caplog):
     (folder / CHECKSUMS).unlink()
-    assert checkpoint.find(folder.parents[1]).name == NAME
+    assert folders.find(folder.parents[1]).name == NAME
     assert sum("iter_0000006 is not a whole checkpoint" in said for said in caplog.messages) == 1
 
 
@@ -81,6 +81,6 @@ def test_run_finds_its_checkpoints_where_its_configuration_put_them(folder, tmp_
     run, saved = folder.parents[1], folder.parent.rename(tmp_path / "saved")
     text = (run / "config.yaml").read_text().replace("checkpoint_dir: null", f"checkpoint_dir: {saved}\n  newer: 1")
     (run / "config.yaml").write_text(text)
-    assert checkpoint.find(run) == saved / folder.name
-    assert checkpoint.settings_of(run) == checkpoint.settings_of(saved)
+    assert folders.find(run) == saved / folder.name
+    assert loading.settings_of(run) == loading.settings_of(saved)
     assert any("checkpoint.newer" in message for message in caplog.messages)

@@ -9,7 +9,7 @@ from dfm_nb import inspect
 from dfm_nb.base.argv import guard
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.records import SampleError
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import folders
 from dfm_nb.data import shards
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.evaluation.reference import PreparedFolder, choose
@@ -161,4 +161,4 @@ def test_real_run_ends_well_and_its_log_names_it(tmp_path):
     assert f"sample {key}" in log and log.count("sample left out") == 1
     records = read_metrics(run / "metrics.jsonl")
     assert [r["iteration"] for r in records] == [1, 2, 3] and all(r["loss"] > 0 for r in records)
-    assert len(checkpoint.whole_checkpoints(run / "checkpoints")) == 1
+    assert len(folders.whole_checkpoints(run / "checkpoints")) == 1

@@ -10,8 +10,7 @@ import torch
 from dfm_nb import Pipeline, export, prepare, prepare_dataset, train_model
 from dfm_nb.base import pretrained
 from dfm_nb.base.files import sha256
-from dfm_nb.checkpoints import exported
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import exported, folders, loading
 from dfm_nb.train import TrainOptions
 from tests import tiny_run
 
@@ -63,7 +62,7 @@ def test_a_name_means_the_packaged_file_where_no_weights_have_that_path(folder):
     assert pretrained.weights_path("moths") == file
 
 
-@pytest.mark.parametrize("load", [Pipeline.from_pretrained, Pipeline.from_checkpoint, checkpoint.find_weights])
+@pytest.mark.parametrize("load", [Pipeline.from_pretrained, Pipeline.from_checkpoint, loading.find_weights])
 def test_a_wrong_name_lists_the_right_ones(folder, load):
     with pytest.raises(FileNotFoundError, match=r"\bmoth\b.*moths"):
         load("moth")
@@ -83,7 +82,7 @@ def test_each_packaged_model_is_its_cards_and_generates(name, prompt, one_rank):
 @pytest.mark.parametrize("fast", [True, False])
 def test_weights_of_bf16_are_computed_in_fp32_where_bf16_is_slow(moths, one_rank, monkeypatch, fast):
     monkeypatch.setattr("dfm_nb.base.cpu.fast_bf16", lambda: fast)
-    source = checkpoint.find_weights("moths")
+    source = loading.find_weights("moths")
     source.config.mixed_precision = "bf16"
     assert Pipeline.from_checkpoint(source).config.mixed_precision == ("bf16" if fast else "fp32")
     config = Pipeline.from_checkpoint(source, mixed_precision="bf16").config
@@ -123,11 +122,11 @@ def test_fine_tuning_starts_from_the_packaged_model_and_goes_on(moths, folder, t
 
     with pytest.raises(ValueError, match=r"model.num_layers=3"):
         tune(2, "model.num_layers=3")
-    wanted, others = (checkpoint.read_statistics(place) for place in (moths, data))
+    wanted, others = (folders.read_statistics(place) for place in (moths, data))
     assert not torch.allclose(wanted.mean, others.mean, atol=0.02)
     for iters in (2, 3):  # the same command goes on
         run = tune(iters)
-        used = checkpoint.read_statistics(checkpoint.find(run.path))
+        used = folders.read_statistics(folders.find(run.path))
         assert torch.equal(used.mean, wanted.mean) and torch.equal(used.std, wanted.std)
     assert run.config.get("model.hidden_size") == 48
     assert "weights of moths" in log(run) and "of another tokenizer" not in log(run)

@@ -10,8 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dfm_nb import export
-from dfm_nb.checkpoints import exported, tensor_files
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import exported, folders, loading, tensor_files
 from dfm_nb.checkpoints.torch_dist import CheckpointError
 from dfm_nb.generation.pipeline import Pipeline
 from tests.attacks.checkpoint_files import NAME
@@ -43,7 +42,7 @@ def write(file, tensors, text):
 
 def refused(file) -> str:
     with pytest.raises(CheckpointError) as error:
-        checkpoint.find_weights(file)
+        loading.find_weights(file)
     assert str(file) in str(error.value) and "\n" not in str(error.value)
     return str(error.value)
 
@@ -53,7 +52,7 @@ def test_file_alone_generates_what_its_run_does(run, tmp_path, suffix):
     (want,) = Pipeline.from_checkpoint(run)([""], **SIZE)
     file = export_to(run, tmp_path / "out" / f"model{suffix}")
     assert [p.name for p in file.parent.iterdir()] == [file.name]
-    manifest = checkpoint.read_manifest(run / "checkpoints" / NAME)
+    manifest = folders.read_manifest(run / "checkpoints" / NAME)
     elsewhere = tmp_path / "elsewhere" / f"copy{suffix}"
     elsewhere.parent.mkdir()
     shutil.move(file, elsewhere)
@@ -92,7 +91,7 @@ def test_changed_content_is_refused(run, tmp_path, suffix, change):
     tensors |= {f"file.{k}": torch.frombuffer(bytearray(files[k]), dtype=torch.uint8) for k in binary}
     tensors = {name: t.clone() for name, t in tensors.items()}
     write(file, tensors, text)
-    checkpoint.find_weights(file)  # written anew as it was
+    loading.find_weights(file)  # written anew as it was
     if change == "weight":
         tensors["final.weight"].view(torch.int32)[0, 0] ^= 1
     elif change == "setting":

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 
 from dfm_nb.base.files import temporary_of
-from dfm_nb.checkpoints import saving
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import folders, loading, saving
 from tests.conftest import run_ranks
 from tests.distributed.layouts import make_trainer
 
@@ -66,11 +65,11 @@ def test_asynchronous_save_is_the_state_at_the_call(trainer, tmp_path, monkeypat
     for _ in range(2):
         trainer.step(trainer.packs)
         writer.poll()
-    assert writer.busy and not checkpoint.whole_checkpoints(tmp_path)
+    assert writer.busy and not folders.whole_checkpoints(tmp_path)
     go.touch()
     writer.close()
     assert not writer.busy and not torch.equal(want[0], values(trainer)[0])
-    checkpoint.verify(tmp_path / "iter_0000001")
+    folders.verify(tmp_path / "iter_0000001")
     assert not list(tmp_path.rglob("rank-*.json")) and not list(tmp_path.glob("*.tmp"))
     other, _ = make_trainer([*SMALL, "rng.seed=99"])
     assert saving.load(other.pieces(), tmp_path / "iter_0000001") == {"iteration": 1}
@@ -83,8 +82,8 @@ def test_old_checkpoints_go_but_every_nth_stays(trainer, tmp_path):
     for iteration in (2, 4, 6, 8, 10):
         save(writer, trainer, iteration)
     writer.close()
-    kept = [checkpoint.iteration_of(p) for p in checkpoint.whole_checkpoints(tmp_path)]
-    assert kept == [4, 8, 10] and (tmp_path / checkpoint.TRACKER).read_text() == "10"
+    kept = [folders.iteration_of(p) for p in folders.whole_checkpoints(tmp_path)]
+    assert kept == [4, 8, 10] and (tmp_path / folders.TRACKER).read_text() == "10"
 
 
 def test_removal_that_is_cut_off_leaves_no_half_checkpoint(trainer, tmp_path, monkeypatch):
@@ -103,8 +102,8 @@ def test_removal_that_is_cut_off_leaves_no_half_checkpoint(trainer, tmp_path, mo
         save(writer, trainer, 2)
     assert not (tmp_path / "iter_0000001").exists()
     monkeypatch.undo()
-    checkpoint.verify(tmp_path / "iter_0000002")
-    temporary_of(tmp_path / checkpoint.TRACKER).touch()  # as a kill leaves it
+    folders.verify(tmp_path / "iter_0000002")
+    temporary_of(tmp_path / folders.TRACKER).touch()  # as a kill leaves it
     save(writer, trainer, 3)
     assert not list(tmp_path.glob(".*"))
     assert [p.name for p in tmp_path.glob("iter_*")] == ["iter_0000003"]
@@ -160,7 +159,7 @@ def test_an_older_checkpoint_that_cannot_be_removed_is_no_fault_of_the_new_one(t
     monkeypatch.setattr(Path, "rename", Mock(side_effect=OSError(errno.EIO, "at fault")))
     with pytest.raises(ValueError, match="iter_0000002.* is whole.*at fault"):
         save(writer, trainer, 2)
-    assert checkpoint.usable(tmp_path) == tmp_path / "iter_0000002"
+    assert folders.usable(tmp_path) == tmp_path / "iter_0000002"
 
 
 def second_fails(root):
@@ -183,7 +182,7 @@ def in_little_memory(folder):
     trainer, _ = make_trainer(SMALL)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (64 << 20), -1))
     state = saving.load(trainer.pieces(), folder)
-    checkpoint.weights_in(folder).load(trainer.chunks, None)
+    loading.weights_in(folder).load(trainer.chunks, None)
     return state
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dfm_nb import config as C
 from dfm_nb.base.options import fields, option
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import loading
 from dfm_nb.config import notation, sizes
 from dfm_nb.config.checks import layout_faults
 from dfm_nb.config.schema import FIELDS
@@ -432,7 +432,7 @@ def test_a_setting_of_the_network_is_one_field(monkeypatch, tmp_path):
     given = C.resolve("demo", overrides=["model.gate=2.5", "model.kernel=5"])
     assert re.search(r"^model\.gate +2\.5 +command line +strength of the gate", C.print_config(given), re.M)
     (copy_run(tmp_path / "run") / "config.yaml").write_text(C.to_yaml(given))
-    taken = checkpoint.settings_of(tmp_path / "run")
+    taken = loading.settings_of(tmp_path / "run")
     assert taken["model.gate"] == 2.5 and "model.kernel" not in taken
 
 

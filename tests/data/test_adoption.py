@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from dfm_nb import Pipeline, adopt, inspect
 from dfm_nb.base.argv import guard
 from dfm_nb.base.files import sha256
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import folders
 from dfm_nb.data import adoption, shards
 from dfm_nb.data.prepared_folder import read_checksums
 from dfm_nb.data.stores import ShardStore
@@ -76,7 +76,7 @@ def test_a_model_of_adopted_shards_needs_nothing_of_them(folder, theirs, one_ran
         ShardStore(folder, "val")
     trained = tiny_run.train(folder, tmp_path / "run")
     shutil.rmtree(folder)
-    assert torch.equal(checkpoint.read_statistics(checkpoint.find(trained)).mean, wanted.mean)
+    assert torch.equal(folders.read_statistics(folders.find(trained)).mean, wanted.mean)
     pipe = Pipeline.from_checkpoint(trained, tokenizer_path=theirs / "cosmos", text_encoder_path=theirs / "t5")
     assert pipe("a blue butterfly", height=32, width=32, num_frames=5, num_steps=2)[0].frames.shape == (5, 32, 32, 3)
 

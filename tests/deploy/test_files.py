@@ -200,8 +200,7 @@ TINY = """(--mock --run-dir {run} model.num_layers=2 model.hidden_size=48 model.
 @pytest.mark.slow
 def test_batch_script_saves_before_the_end_queues_again_and_goes_on(tmp_path):
     """On two stand-in nodes: SIGUSR1 to the batch shell, as Slurm sends it, then the job's second life."""
-    from dfm_nb.checkpoints import saving
-    from dfm_nb.checkpoints import weights as checkpoint
+    from dfm_nb.checkpoints import folders, saving
 
     run, script = tmp_path / "run", tmp_path / "train.sbatch"
     tiny = {"training": TINY.format(run=run), "VENV": str(tmp_path), "PROCESSES": "1", "GRACE": "60"}
@@ -219,7 +218,7 @@ def test_batch_script_saves_before_the_end_queues_again_and_goes_on(tmp_path):
         print(output := log.read_text())
     stopped = max(losses(run))
     assert stopped < 40 and f"Stopped by SIGUSR1 at iteration {stopped}; saved" in output
-    assert saving.read_state(checkpoint.find(run))["iteration"] == stopped
+    assert saving.read_state(folders.find(run))["iteration"] == stopped
     assert (tmp_path / "scontrol.log").read_text() == f"requeue {JOB_ID}\n"
 
     again = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=240)

@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dfm_nb.checkpoints import saving
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import folders, saving
 from tests.conftest import run_ranks
 from tests.distributed.layouts import (
     LAYOUTS,
@@ -63,7 +62,7 @@ def read(layouts, extra, root, saved):
         trainer, _ = make_trainer([*overrides, *extra, "rng.seed=99"])
         for name in saved:  # each replaces all of the one before, and of the step after it
             trainer.scheduler.num_steps = 0  # loading adds to it
-            assert saving.load(trainer.pieces(), checkpoint.find(root / name)) == {"iteration": 1}
+            assert saving.load(trainer.pieces(), folders.find(root / name)) == {"iteration": 1}
             got, want = contents(trainer), torch.load(root / f"{name}.pt", weights_only=True)
             assert got.keys() == want.keys()
             differing = [k for k in want if not torch.equal(got[k], want[k])]

@@ -7,7 +7,7 @@ import pytest
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.video import read_video, write_mp4
 from dfm_nb.butterflies import synthetic
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import loading
 from tests.docs.docs_pages import Page, desk
 from tests.model.wan_folder import save_wan
 
@@ -42,7 +42,7 @@ def test_every_block_of_the_page_runs(tmp_path, make_once):
             code = code.replace(word, small)
         here.run(language, code)
     assert read_video(tmp_path / "clip.mp4")[0].shape == (5, 32, 48, 3)
-    config = checkpoint.find_weights(tmp_path / "runs" / "wan").config
+    config = loading.find_weights(tmp_path / "runs" / "wan").config
     assert (config.model.objective, config.model.lora.rank, config.generation.sampler) == ("flow", 16, "unipc_2")
     for name in ("wan", "wan-style", "python"):
         losses = [r["loss"] for r in read_metrics(tmp_path / "runs" / name / "metrics.jsonl") if "loss" in r]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dfm_nb.base.argv import guard
-from dfm_nb.checkpoints.weights import find_weights
+from dfm_nb.checkpoints.loading import find_weights
 from dfm_nb.config.schema import Config, GenerationConfig
 from dfm_nb.diffusion import samplers
 from dfm_nb.generate import main, parse, requests_of

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from dfm_nb import export
-from dfm_nb.checkpoints import exported
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import exported, loading
 from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model.denoiser import forward
 from dfm_nb.model.linear import is_lora
@@ -73,9 +72,9 @@ def test_exports_hold_the_base_and_what_two_tp_ranks_have_learnt(tiny_data, tiny
             b, weight = updates[name.replace("lora_A", "lora_B")], name.replace("lora_A", "weight")
             assert b.abs().max() > 0
             torch.testing.assert_close(merged[weight], start[weight] + 8 / 4 * b @ a, rtol=1e-5, atol=1e-6)
-    assert checkpoint.find_weights(tmp_path / "merged" / "model.pth").config.model.lora.rank is None
+    assert loading.find_weights(tmp_path / "merged" / "model.pth").config.model.lora.rank is None
     apart = tmp_path / "apart" / "model.pth"
-    assert checkpoint.find_weights(apart).config.model.lora.rank == 4
+    assert loading.find_weights(apart).config.model.lora.rank == 4
     apart.with_name("model.lora.pth").unlink()
     with pytest.raises(FileNotFoundError, match="model.lora.pth"):
-        checkpoint.read_lora(apart)
+        loading.read_lora(apart)

@@ -9,7 +9,7 @@ from diffusers import WanTransformer3DModel
 from dfm_nb import Pipeline, export, parallel
 from dfm_nb import config as cfg
 from dfm_nb.checkpoints import wan_folder
-from dfm_nb.checkpoints.weights import load_whole
+from dfm_nb.checkpoints.loading import load_whole
 from dfm_nb.diffusion.objective import Flow
 from dfm_nb.generation.request import Request
 from dfm_nb.model.build import build_chunks

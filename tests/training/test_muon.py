@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dfm_nb import config as cfg
-from dfm_nb.checkpoints import weights as checkpoint
+from dfm_nb.checkpoints import loading
 from dfm_nb.config.schema import OptimizerConfig
 from dfm_nb.training.muon import Matrix, Muon, matrices_of, orthogonal
 from tests.distributed.layouts import MUON, make_trainer, randomise
@@ -94,10 +94,10 @@ def test_low_rank_updates_are_adamws(one_rank):
 
 def test_a_run_does_not_go_on_with_another_optimizer_or_another_average(tmp_path):
     saved, wanted = (cfg.resolve(None, overrides=[f"optimizer.optimizer={name}"]).config for name in ("adam", "muon"))
-    source = checkpoint.Weights(tmp_path, saved)
-    checkpoint.check_same_optimizer(source, saved)
+    source = loading.Weights(tmp_path, saved)
+    loading.check_same_optimizer(source, saved)
     with pytest.raises(ValueError, match="optimizer.optimizer=adam"):
-        checkpoint.check_same_optimizer(source, wanted)
+        loading.check_same_optimizer(source, wanted)
     more = cfg.resolve(None, overrides=["ema.sigma_rels=[0.05,0.1,0.2]"]).config
     with pytest.raises(ValueError, match="ema.sigma_rels="):
-        checkpoint.check_same_optimizer(source, more)
+        loading.check_same_optimizer(source, more)

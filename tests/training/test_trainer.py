@@ -3,7 +3,7 @@ import torch
 
 from dfm_nb import config as cfg
 from dfm_nb.base.metrics import read_metrics
-from dfm_nb.checkpoints.weights import checkpoints_of
+from dfm_nb.checkpoints.folders import checkpoints_of
 from dfm_nb.training.batches import open_store
 from dfm_nb.training.validation import Validation
 from tests.distributed.layouts import BASE, largest_relative_difference, losses_and_gradients, make_trainer, randomise

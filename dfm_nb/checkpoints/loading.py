@@ -1,18 +1,10 @@
-"""Checkpoint folders: found, verified, and their weights loaded in any parallel layout.
+"""Weights of a checkpoint folder or an exported file, loaded into any parallel layout.
 
-    iter_0001000/  rank-00000.safetensors, ...   tensors, in pieces
-                   index.json      what whole tensors the pieces make (checkpoints.tensor_files)
-                   state.json      iteration, place in the data, consumed samples and tokens, schedule
-                   config.yaml     the resolved configuration
-                   checksums.json  sha256 and size of each of the above, and of itself
-
-A folder is renamed to this when all of it is on disk, and `latest_checkpointed_iteration.txt` moves only then. What a
-checksum contradicts is refused by name, and loading runs no code from a file.
+`folders` finds and verifies the folder.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import math
@@ -27,156 +19,31 @@ import torch
 from torch import Tensor, nn
 
 from dfm_nb import config as cfg
-from dfm_nb.base.files import check, read_json, read_listing, sha256
+from dfm_nb.base.files import sha256
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import generated_with
-from dfm_nb.base.pretrained import names, weights_path
-from dfm_nb.base.run import iteration_folders, written_path
+from dfm_nb.base.pretrained import weights_path
 from dfm_nb.checkpoints import exported
+from dfm_nb.checkpoints.folders import (
+    CHECKSUMS,
+    ENCODERS,
+    MANIFEST,
+    checkpoints_of,
+    find,
+    read_assets,
+    read_manifest,
+    read_statistics,
+)
 from dfm_nb.checkpoints.state import EMA, OPTIMIZER
-from dfm_nb.checkpoints.tensor_files import INDEX, CheckpointError, Lazy, TensorIndex
+from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy, TensorIndex
 from dfm_nb.config import counts
 from dfm_nb.config.schema import marked
-from dfm_nb.data import prepared_folder
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.model.linear import is_lora
 from dfm_nb.packs.packs import LatentStatistics
 from dfm_nb.parallel.groups import global_name, own_part
 
-TRACKER = "latest_checkpointed_iteration.txt"
-CHECKSUMS = "checksums.json"
-NEEDED = (INDEX, "state.json", "config.yaml")
-"""Files that every checkpoint has, besides those of its tensors."""
-
-MANIFEST, STATISTICS = "manifest.json", "latent_statistics.json"
-ENCODERS = ("tokenizer", "text_encoder")
-LORA = "model.lora."  # the settings of low-rank updates
-ASSETS = (MANIFEST, "tokenizer.safetensors", "text_empty.safetensors", STATISTICS)
-"""Files that a checkpoint carries along, so that generation needs nothing else: the data set's, and the statistics."""
-
-
-def iteration_of(folder: Path) -> int:
-    """1000 of `iter_0001000`."""
-    return int(folder.name.removeprefix("iter_"))
-
-
-def whole_checkpoints(root: str | Path) -> list[Path]:
-    """Finished checkpoint folders, oldest first. A folder without a checksum file is not finished."""
-    return [p for _, p in iteration_folders(Path(root)) if (p / CHECKSUMS).is_file()]
-
-
-def read_object(path: Path, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON object in a file; `CheckpointError` names the file and what of `wanted` it lacks."""
-    value = read_json(path)
-    if value is None:
-        raise CheckpointError(f"{path} must be a JSON object; it is missing or damaged: take another copy")
-    if missing := prepared_folder.lacking(value, wanted or {}):
-        raise CheckpointError(f"{path} is damaged ({', '.join(missing)}); use another checkpoint")
-    return value
-
-
-def verify(folder: Path) -> None:
-    """Raise `CheckpointError` when a file is missing, changed, not listed, or holds more than tensors."""
-    listing = folder / CHECKSUMS
-    if not listing.is_file():
-        raise CheckpointError(f"{folder} is not a whole checkpoint: it has no {CHECKSUMS} (its writing was cut off)")
-    try:
-        files = read_listing(listing)
-        check(folder, files, files, "use another checkpoint")
-        needed = {*NEEDED, *TensorIndex(folder).files()}
-        if files.keys() & {*ASSETS} - {STATISTICS}:  # without any of its data set, the user may have put one there
-            needed |= {name for name in ASSETS if (folder / name).is_file()}
-        if lacking := sorted(needed - files.keys()):
-            raise ValueError(f"{listing} is damaged: it does not list {', '.join(lacking)}")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} cannot be used: {error}") from None
-    read_object(folder / "state.json")
-
-
-def find(path: str | Path) -> Path:
-    """The checkpoint that a user's path means: an `iter_*` folder, or the newest good one of a folder or a run.
-
-    What is returned has passed `verify`. A damaged newest one is logged, and the one before it is taken.
-
-    Raises
-    ------
-    FileNotFoundError : nothing finished is there. CheckpointError : the named `iter_*` folder, or all, are damaged.
-    """
-    path = written_path(path)
-    if not path.exists():
-        near = [p.name for p in path.parent.glob("iter_*")] if path.parent.is_dir() else []
-        hint = f"; there is {', '.join(sorted(near)[-3:])}" if near else ""
-        if len(path.parts) == 1:
-            hint += f", and no packaged model of that name; packaged: {', '.join(names()) or 'none'}"
-        raise FileNotFoundError(f"there is no checkpoint at {path}{hint}")
-    if path.resolve().name.startswith("iter_"):  # also when it is given as "."; then no other will do
-        verify(path)
-        return path
-    if (whole := checkpoints_of(path)) and (newest := usable(whole[0].parent)):
-        return newest
-    raise FileNotFoundError(
-        f"{path} holds no finished checkpoint (no iter_*/ with {CHECKSUMS}); train first, or name another folder; "
-        "weights of others come in by dfm import"
-    )
-
-
-def checkpoints_of(path: Path) -> list[Path]:
-    """Finished checkpoints of a run, or of a folder of them, oldest first; not verified."""
-    roots = [path, path / "checkpoints"]
-    with contextlib.suppress(ValueError, FileNotFoundError):  # each checkpoint has a configuration of its own
-        if named := cfg.from_yaml(path / "config.yaml").config.checkpoint.checkpoint_dir:
-            roots.insert(0, Path(named))
-    return next(filter(None, map(whole_checkpoints, roots)), [])
-
-
-def usable(root: Path) -> Path | None:
-    """The newest checkpoint under `root` that passes `verify`; every one passed over is logged.
-
-    None when there has been no save yet; `CheckpointError` when there are checkpoints and all are damaged.
-    """
-    for folder in sorted(root.glob("iter_*.tmp")):
-        log.warning("%s was not finished and is not used", folder.name)
-    folders, faults = [p for _, p in iteration_folders(root)], []
-    for folder in reversed(folders):
-        try:
-            verify(folder)
-            return folder
-        except CheckpointError as error:
-            faults.append(error)
-            log.warning("%s; trying the one before it", error)
-    if faults:
-        what = f"none of the {len(faults)} checkpoints under {root} can be used ({faults[0]})"
-        raise CheckpointError(f"{what}; use another folder, or remove them all to start from scratch")
-    return None
-
-
-def read_assets(dataset: str | Path) -> dict[str, bytes]:
-    """Those of a data set, by name."""
-    root = Path(dataset)
-    return {name: (root / name).read_bytes() for name in ASSETS if (root / name).is_file()}
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """`manifest.json` of a data set or checkpoint; FileNotFoundError when it has none."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{folder} has no manifest.json, so its tokenizer and text encoder are unknown; for shards of another "
-            "writer `dfm adopt DIR --tokenizer NAME --text-encoder NAME` makes one: copy it to a checkpoint without"
-        )
-    return read_object(path, {**prepared_folder.STATISTICS, **{kind: {"name": str} for kind in ENCODERS}})
-
-
-def statistics_file(statistics: LatentStatistics) -> bytes:
-    """The content of a checkpoint's `latent_statistics.json`: what training subtracted and divided by."""
-    return json.dumps({"latent_mean": statistics.mean.tolist(), "latent_std": statistics.std.tolist()}).encode()
-
-
-def read_statistics(folder: Path) -> LatentStatistics:
-    """Those that a checkpoint was trained with; of an import or a data set, which have no such file, the manifest's."""
-    own = folder / STATISTICS
-    found = read_object(own, prepared_folder.STATISTICS) if own.is_file() else read_manifest(folder)
-    return LatentStatistics.from_manifest(found)
+LORA = "model.lora."  # prefix of the settings of LoRA weights
 
 
 @dataclass
