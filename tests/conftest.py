@@ -1,7 +1,5 @@
 """Shared fixtures: ranks, a process group of one, and tiny data and weights, created once for all workers."""
 
-from __future__ import annotations
-
 import gc
 import io
 import os

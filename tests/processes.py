@@ -5,8 +5,6 @@ folder for the PATH whose commands request a fork from this process. A fork has 
 torchrun's workers are forks too. Tests that kill processes start real ones.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import json

@@ -1,7 +1,5 @@
 """Web servers for tests, on the loopback."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

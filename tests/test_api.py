@@ -1,7 +1,5 @@
 """The Python API: names, keywords as the flags, objects and tables; one process used for all of it."""
 
-from __future__ import annotations
-
 import json
 import sys
 

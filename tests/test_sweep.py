@@ -1,7 +1,5 @@
 """`dfm sweep`, `sweep` and `compare`: one folder a combination, and a second call does only what is left."""
 
-from __future__ import annotations
-
 import pytest
 
 from dfm_nb import compare, sweep

@@ -1,7 +1,5 @@
 """The wheel: everything is inside, and it works from a folder on the path, away from the checkout."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

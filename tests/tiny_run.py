@@ -2,8 +2,6 @@
 zero), everything else is real.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.conftest import run_ranks

@@ -1,7 +1,5 @@
 """Checkpoints that attack: made from the stored run by the tests, with checksums that fit."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Peak memory of reading parts, each from a file: prints {name: [bytes of the part, bytes that reading took]}."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Samples that cannot be used: each kind changes the parts of a good one. Nothing of it is stored."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

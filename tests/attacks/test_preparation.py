@@ -1,7 +1,5 @@
 """Sources that somebody else wrote: what cannot be used is dropped, counted and named; nothing hangs or ends a run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -12,7 +12,7 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.checkpoints import folders
 from dfm_nb.data import shards
 from dfm_nb.data.stores import ShardStore
-from dfm_nb.evaluation.reference import PreparedFolder, choose
+from dfm_nb.evaluation.reference import ShardReference, choose
 from dfm_nb.training.batches import packed_loader
 from dfm_nb.training.loop import BadSamples
 from tests import tiny_run
@@ -91,7 +91,7 @@ def test_every_reader_leaves_it_out_and_names_it(trainer, tmp_path, caplog, caps
     assert page.count("<b>Damaged:</b>") == 1 and key in page
     manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
     pixels = lambda z: z[:3].permute(1, 2, 3, 0).byte().numpy()  # noqa: E731
-    reference = PreparedFolder(str(tmp_path / "data"), "train", pixels, manifest["tokenizer"])
+    reference = ShardReference(str(tmp_path / "data"), "train", pixels, manifest["tokenizer"])
     stills, clips, failed = choose(reference, 20, 20, 9, 0)
     assert len(stills) + len(clips) == 10 and failed + len(reference.store.dropped) == 1
 

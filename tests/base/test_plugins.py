@@ -1,7 +1,5 @@
 """An outside package's plugin is found by name; the names of this package stay its own, and a mistake is named."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model that comes with the package: found by its name wherever weights are read, and all that it needs is in it."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

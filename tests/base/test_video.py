@@ -1,7 +1,5 @@
 """Pictures and clips survive their files: modes, orientation, rates, sizes and what cannot be read."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

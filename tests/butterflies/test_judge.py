@@ -1,7 +1,5 @@
 """The judge of synthetic pictures agrees with the truth, also after lossy decoding, and tells stills from clips."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

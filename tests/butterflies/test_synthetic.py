@@ -1,7 +1,5 @@
 """The synthetic source: captions say what is drawn, items depend on (seed, index) alone, held-out triples stay out."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -6,8 +6,6 @@ One `rank{r}-%06d.tar` a process through `webdataset.ShardWriter`. A sample has 
 [B, T, H, W]: the first holds the number of frames, and the second the height. There is no caption in it.
 """
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Captions changed and samples set aside by hand: what is kept of it, and who follows."""
 
-from __future__ import annotations
-
 import pytest
 
 from dfm_nb.base.records import Clip, SampleError

@@ -1,7 +1,5 @@
 """What a preparation settles before any work."""
 
-from __future__ import annotations
-
 import pytest
 
 from dfm_nb.data.preparation import PrepareConfig, check, prepare

@@ -1,7 +1,5 @@
 """The job files: shell and Kubernetes accept them, the commands in them parse, and they do what they promise."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """One global batch in any layout: the losses of five iterations, and every gradient after the first, gathered whole."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 

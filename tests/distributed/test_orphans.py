@@ -2,8 +2,6 @@
 ends workers, which have sessions of their own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -4,8 +4,6 @@ Every ```bash and ```python block is run; ```text, ```yaml and the like are show
 are forks: see `tests.processes`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

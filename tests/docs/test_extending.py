@@ -1,7 +1,5 @@
 """docs/extending.md: its package is installed in a folder, by what pip would leave there, and its commands run."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 

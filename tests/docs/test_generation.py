@@ -1,7 +1,5 @@
 """docs/generation.md: every bash and python block runs, in order, on a model of three iterations."""
 
-from __future__ import annotations
-
 import pytest
 
 from dfm_nb.base.video import read_video

@@ -1,7 +1,5 @@
 """docs/parallelism.md and workbench.md: every bash and python block runs, in order, on two CPU processes."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/python.md: every block runs, in order, in an empty folder."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.docs.docs_pages import Page, desk

@@ -2,8 +2,6 @@
 docs/index.md and troubleshooting.md run (README's Python block: tests/test_wheel.py).
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

@@ -1,7 +1,5 @@
 """docs/text.md: every bash and python block runs, in order, on tiny data."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/training.md: every bash block runs, in order, on a tiny data set."""
 
-from __future__ import annotations
-
 import pytest
 
 from dfm_nb.base.metrics import read_metrics

@@ -1,7 +1,5 @@
 """docs/wan.md: every bash and python block runs, in order, on a small Wan with random weights and clips of 5 frames."""
 
-from __future__ import annotations
-
 import pytest
 
 from dfm_nb.base.metrics import read_metrics

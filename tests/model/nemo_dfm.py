@@ -5,8 +5,6 @@ are diffusers' own, as there. Each sample is computed by itself, with dense atte
 NeMo DFM casts c_noise, fps and the conditioning to bfloat16.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Small Wan networks as diffusers makes them, and their samples."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

@@ -1,7 +1,5 @@
 """A small Wan as diffusers saves its pipeline, with random weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.data import encoder_files

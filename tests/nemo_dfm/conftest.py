@@ -1,7 +1,5 @@
 """What the pages stand on: the hub's files in small, and a folder prepared with them as the pages say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

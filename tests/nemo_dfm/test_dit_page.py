@@ -4,8 +4,6 @@ consolidates such a run into `model.pth`.
 The configuration is `tests/config/dit_pretrain.yaml`.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 What docs/prepare.md has too (512 px, padded text, a table of one's own) is run by tests/docs/test_prepare.py.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 

@@ -1,7 +1,5 @@
 """Tokenizers as folders, saved once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

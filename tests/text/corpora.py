@@ -1,7 +1,5 @@
 """Corpora from arrays, for tests of what reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

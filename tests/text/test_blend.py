@@ -1,7 +1,5 @@
 """The loader: exact tokens, frequencies, ranks, resumption, caches; and a model that learns from it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

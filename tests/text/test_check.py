@@ -1,7 +1,5 @@
 """inspect's counts against the definition; each check of verify fails on the fault that it is for."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """preprocess and merge: Megatron's bytes, whatever the workers, the stops and the parts; bad input is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import io

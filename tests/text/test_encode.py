@@ -1,7 +1,5 @@
 """The fast path gives the ids of the tokenizer itself, for every family, on texts made to break it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

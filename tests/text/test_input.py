@@ -1,7 +1,5 @@
 """A corpus from a URL has the bytes of the one from the same files here."""
 
-from __future__ import annotations
-
 import gzip
 import zipfile
 from functools import partial

@@ -1,7 +1,5 @@
 """Blends: parsing, checks, strategies against their closed forms, epochs."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small tokenizers for the text tests, trained here: five families, each saved as a Hugging Face folder."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import random

@@ -1,7 +1,5 @@
 """The watchdog's verdict: whom it ends, what a loaded machine excuses, which processes it may kill."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Forms from the typed settings: the command line's own rules, faults in their place."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

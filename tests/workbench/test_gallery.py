@@ -1,7 +1,5 @@
 """Gallery and data set browser: HTML that plays and reads aloud, columns to compare, damaged samples named."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """The workbench inside real kernels without a front end."""
 
-from __future__ import annotations
-
 import nbformat
 import pytest
 from nbclient import NotebookClient

@@ -1,7 +1,5 @@
 """The launcher: starts, finds again, stops whole trees, says why a run failed; with a small program under torchrun."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """The monitor: reads a file that is being written, tells progress, keeps a picture; the plot it draws with."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The list of runs: what it shows, and that it deletes only what a run of this machine has written."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,7 +1,5 @@
 """The drawings that come with the package: what its other tests and figures rely on."""
 
-from __future__ import annotations
-
 import csv
 
 from dfm_nb.data.sources import drawings

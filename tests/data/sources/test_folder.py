@@ -1,7 +1,5 @@
 """The folder source: captions from where they may stand, clips out of what moves, and nothing lost in silence."""
 
-from __future__ import annotations
-
 import json
 import os
 import unicodedata

@@ -1,7 +1,5 @@
 """Pictures and tables at a URL are those of the same folder here."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial

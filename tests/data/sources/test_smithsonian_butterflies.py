@@ -1,7 +1,5 @@
 """The Smithsonian source on a small parquet of the real schema: names as captions, with and without a hub."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest

@@ -1,7 +1,5 @@
 """The table source: every kind of table and of reference, and a server that does what servers do."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json
