@@ -7,22 +7,19 @@ are merged into the weights, or written to `model.lora.safetensors` next to the 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from dfm_nb import config as cfg
 from dfm_nb import parallel
+from dfm_nb.base import plugins
 from dfm_nb.base.argv import quietly
 from dfm_nb.base.options import Options, option
-from dfm_nb.checkpoints import exported, loading, tensor_files, wan_folder
-from dfm_nb.checkpoints.consolidated import whole_weights, without_updates, write_weights
+from dfm_nb.checkpoints import loading
+from dfm_nb.checkpoints.consolidated import whole_weights, write_weights
 from dfm_nb.model.build import ALONE
 
-LORA_FILE = "pytorch_lora_weights.safetensors"
-"""As diffusers looks for it in a folder."""
 DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -32,9 +29,7 @@ class ExportOptions(Options):
     prog = "dfm export"
     source: str = option(help="run folder, iter_* folder, exported file or packaged model", positional=True)
     output: str = option(help="FILE.safetensors or FILE.pth; with --format diffusers a folder", output=True)
-    format: Literal["dfm", "diffusers"] = option(
-        "dfm", "diffusers: a Wan for WanPipeline; with --lora apart only the adapters, which ComfyUI loads too"
-    )
+    format: str = option("dfm", "dfm, or one of the network: diffusers, with --lora apart only the adapters")
     ema_sigma_rel: float | None = option(None, "relative length of the weight average to reconstruct")
     raw: bool = option(False, "export the weights instead of an average")
     lora: Literal["merged", "apart"] = option("merged", "adapters: merged into the weights, or in a separate file")
@@ -57,6 +52,10 @@ def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
     if asked.format == "dfm" and file.suffix not in (".safetensors", ".pth"):
         raise ValueError(f"--output must end in .safetensors or .pth; got {file}")
     weights = loading.find_weights(asked.source)
+    exporters = weights.config.model.network.exporters
+    if asked.format not in ("dfm", *exporters):
+        known, variant = ", ".join(("dfm", *exporters)), weights.config.model.variant
+        raise ValueError(f"--format must be one of {known} with model.variant={variant}; got {asked.format}")
     read = (weights.file, loading.lora_file(weights.file)) if weights.file else ()
     if file.resolve() in [path.resolve() for path in read]:
         raise ValueError(f"--output {file} would overwrite the weights that are read; choose another file")
@@ -74,27 +73,9 @@ def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
     if asked.format == "dfm":
         write_weights(tensors, file, weights, asked.lora, dtype)
     else:
-        _write_diffusers(asked, tensors, weights.config, dtype)
+        plugins.find("networks", exporters[asked.format])(file, tensors, weights.config, asked.lora, dtype)
     parallel.shutdown()
     return file
-
-
-def _write_diffusers(
-    asked: ExportOptions, tensors: Mapping[str, torch.Tensor], config: cfg.Config, dtype: torch.dtype | None
-) -> None:
-    """Write the folder of a Wan, or its LoRA adapters alone."""
-    model, output = config.model, Path(asked.output)
-    if (model.variant, model.objective) != ("wan", "flow"):
-        raise ValueError(f"--format diffusers needs model.variant=wan and flow; got {model.variant}, {model.objective}")
-    if model.lora.rank and asked.lora == "apart":
-        output.mkdir(parents=True, exist_ok=True)
-        adapters = {n: t.to(dtype or t.dtype) for n, t in wan_folder.updates_out(tensors, model).items()}
-        tensor_files.write(output / LORA_FILE, adapters, {"format": "pt"})
-        print(f"[INFO] wrote {output / LORA_FILE}: {len(adapters)} tensors")
-        return
-    whole = without_updates(tensors, model)
-    wan_folder.write_folder(output, exported.as_dtype(whole, dtype), model, config.generation.shift)
-    print(f"[INFO] wrote {output}: {len(whole)} tensors")
 
 
 def result(argv: list[str]) -> dict[str, Any]:

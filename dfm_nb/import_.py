@@ -1,7 +1,6 @@
 """`dfm import`: third-party weights as a file that `dfm generate` and `dfm pretrain` read.
 
-It reads Wan 2.1 for text to video (a diffusers folder, its hub id, or LoRA adapters) and NeMo DFM's DiT (a
-`model.pth` or folders of Megatron-Bridge). Only tensors and JSON are read. Unknown and missing keys are errors.
+A network says what it imports (`config.networks`). Only tensors and JSON are read. Unknown and missing keys are errors.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from typing import Any
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
+from dfm_nb.base import plugins
 from dfm_nb.base.argv import quietly
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.pretrained import EXPORTED
-from dfm_nb.checkpoints import exported, loading, nemo_dfm, wan_folder
+from dfm_nb.checkpoints import exported, loading
 from dfm_nb.checkpoints.consolidated import whole_weights, write_weights
+from dfm_nb.config import networks
 from dfm_nb.config.notation import Overrides
 
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # ./DIR and ../DIR are paths
-WANTED = ("transformer/*", "scheduler/*", "vae/config.json", "model_index.json")
-"""Files of a hub repository that are read."""
 
 
 class ImportOptions(Options):
-    """Import weights of Wan 2.1 or NeMo DFM's DiT."""
+    """Import weights of other tools."""
 
     prog = "dfm import"
     source: str = option(
@@ -44,15 +43,15 @@ class ImportOptions(Options):
 
 def located(source: str) -> Path:
     """The path itself, or the local copy of the hub's files of that id, fetched if needed."""
-    path = Path(source)
-    if path.name == "transformer" and wan_folder.is_wan(path.parent):
-        return path.parent
-    if path.exists() or not HUB_ID.fullmatch(source):
+    path, wanted = Path(source), [f for name in networks.names() for f in networks.find(name).hub_files]
+    if path.is_file() or path.is_dir():
         return path
+    if path.exists() or not wanted or not HUB_ID.fullmatch(source):
+        raise FileNotFoundError(f"{path} must be a file or a folder; there is none, or a pipe or a device")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(source, allow_patterns=list(WANTED)))
+        return Path(snapshot_download(source, allow_patterns=wanted))
     except Exception as error:
         raise FileNotFoundError(
             f"there is no folder {source}, and the hub's model of that id cannot be fetched ({type(error).__name__}); "
@@ -60,14 +59,27 @@ def located(source: str) -> Path:
         ) from None
 
 
+def recognised(path: Path) -> exported.Foreign:
+    """The weights there, by the first network that recognises them."""
+    importers = {name: networks.find(name).importer for name in networks.names()}
+    for importer in filter(None, importers.values()):
+        if (found := plugins.find("networks", importer)(path)) is not None:
+            return found
+    known = ", ".join(name for name, importer in importers.items() if importer) or "none"
+    raise ValueError(f"{path} holds no weights of a network that can be imported ({known}); see docs/training.md")
+
+
 def with_adapters(source: Path, base: str, output: Path) -> None:
     """Write the weights of `base` and, next to them, the LoRA adapters of `source`."""
     found = loading.find_weights(base)
     model = found.config.model
-    if model.variant != "wan" or model.lora.rank:
-        raise ValueError(f"--base {base} must be a Wan without LoRA adapters; import or export one first")
+    if not model.network.adapters or model.lora.rank:
+        raise ValueError(
+            f"--base {base} must be a network that adapters can be imported for, without any; it is {model.variant} "
+            f"with model.lora.rank={model.lora.rank}; import or export the weights first"
+        )
     parallel.init()
-    rank, adapters = wan_folder.updates_in(source, model)
+    rank, adapters = plugins.find("networks", model.network.adapters)(source, model)
     weights = whole_weights(found)
     both = exported.Lazy([*weights, *adapters], lambda name: adapters[name] if name in adapters else weights[name])
     model.lora.rank, model.lora.alpha = rank, float(rank)
@@ -99,17 +111,12 @@ def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
         return Path(output)
     if read.suffix == ".safetensors":
         raise ValueError(f"{read} must be LoRA adapters, which need --base, the imported weights that they are of")
-    if wan := wan_folder.is_wan(read):
-        settings, manifest = wan_folder.settings_of(read), wan_folder.manifest_of(read)
-    else:
-        weights = nemo_dfm.read_source(read)
-        settings, manifest = nemo_dfm.settings_of(weights), nemo_dfm.manifest_of()
+    foreign = recognised(read)
     named = {"tokenizer": asked.tokenizer, "text_encoder": asked.text_encoder}
-    manifest |= {kind: {"name": name} for kind, name in named.items() if name}
-    resolved = cfg.resolve(None, overrides=[*settings, "mixed_precision=bf16", *asked.settings])
-    model = resolved.config.model
+    manifest = foreign.manifest | {kind: {"name": name} for kind, name in named.items() if name}
+    resolved = cfg.resolve(None, overrides=[*foreign.settings, "mixed_precision=bf16", *asked.settings])
     parallel.init()
-    tensors = wan_folder.read_weights(read, model) if wan else nemo_dfm.read_weights(weights, model, read)
+    tensors = foreign.tensors(resolved.config.model)
     parallel.shutdown()
     files = {"manifest.json": json.dumps(manifest).encode(), "config.yaml": cfg.to_yaml(resolved).encode()}
     exported.write(file, tensors, files)

@@ -144,22 +144,7 @@ def tiny_checkpoint(make_once, tiny_data):
     """A run folder with untrained weights."""
     from tests import tiny_run
 
-    off = ["train.eval_interval=1", "train.eval_iters=0"]  # no validation: these data have no split for it
-    return make_once("tiny-run", lambda run: tiny_run.train(tiny_data, run, *off))
-
-
-@pytest.fixture(scope="session")
-def tiny_wan(make_once, tiny_data):
-    """The same of Wan, by flow matching."""
-    from tests import tiny_run
-
-    return make_once("tiny-wan", lambda run: tiny_run.train(tiny_data, run, *tiny_run.VARIANTS["wan"]))
-
-
-@pytest.fixture(scope="module", params=["tiny_checkpoint", "tiny_wan"], ids=["dit", "wan"])
-def each_checkpoint(request):
-    """Both of them, one after the other."""
-    return request.getfixturevalue(request.param)
+    return tiny_run.checkpoint_of("dit", make_once, tiny_data)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.conftest import run_ranks
+from tests.tiny_run import VARIANTS, checkpoint_of
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +26,11 @@ def draw(run, layout: tuple[int, int, int], batch_sizes: tuple[int, ...]) -> lis
     requests = [Request(p, index=i, **FAST) for i, p in enumerate(PROMPTS)]
     mine = requests[mpu.get_data_parallel_rank() :: mpu.get_data_parallel_world_size()]
     return [{mine[i].index: g.latent for i, g in pipe.run(mine, size)} for size in batch_sizes]
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def each_checkpoint(request, make_once, tiny_data):
+    return checkpoint_of(request.param, make_once, tiny_data)
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ zero), everything else is real.
 from pathlib import Path
 
 from tests.conftest import run_ranks
+from tests.networks import cases
 
-VARIANTS = {"dit": [], "wan": ["model.variant=wan", "model.adaln_lora_dim=null", "model.text_padding=14"]}
+VARIANTS = cases("TINY", {"dit": []})
 WIDTH = ["model.hidden_size=48", "model.num_attention_heads=4"]
 SIZE = [
     *WIDTH,
@@ -39,6 +40,12 @@ def train(data: Path, run: Path, *overrides: str) -> Path:
     argv = ["--recipe", "demo", "--dataset-path", str(data), "--run-dir", str(run), *SIZE, *overrides]
     assert run_ranks(1, _train, argv) == [0]
     return run
+
+
+def checkpoint_of(variant: str, make_once, data: Path) -> Path:
+    """A run folder with untrained weights."""
+    off = ["train.eval_interval=1", "train.eval_iters=0"]  # no validation: these data have no split for it
+    return make_once(f"tiny-{variant}", lambda run: train(data, run, *VARIANTS[variant], *off))
 
 
 def _train(argv: list[str]) -> int:

@@ -50,8 +50,8 @@ from dfm_nb.base.options import Field, Options, fields
 
 BUILT_IN = {
     "sources": ("drawings", "folder", "smithsonian_butterflies", "synthetic", "table"),
-    "tokenizers": ("cosmos_cv", "pca", "residual", "wan_vae"),
-    "text_encoders": ("minilm", "t5", "umt5"),
+    "tokenizers": ("cosmos_cv", "pca", "residual"),
+    "text_encoders": ("minilm", "t5"),
 }
 """By kind, the modules of `dfm_nb/data/<kind>/`; they also work in a checkout without entry points."""
 PASSED: dict[str, list[str]] = {"sources": [], "tokenizers": ["device"], "text_encoders": ["device", "max_tokens"]}

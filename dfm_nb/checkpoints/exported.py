@@ -18,9 +18,9 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, StringConstraints, ValidationError
@@ -29,6 +29,7 @@ from torch import Tensor
 from dfm_nb.base.files import replacing
 from dfm_nb.checkpoints import tensor_files
 from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy, bytes_of, open_safetensors, reason
+from dfm_nb.config.schema import ModelConfig
 
 KEY, BYTES = "dfm_nb", "file."
 TEXT, BINARY = r"^\w+\.(json|yaml)$", r"^\w+\.safetensors$"
@@ -45,6 +46,14 @@ class About(BaseModel, strict=True, extra="forbid"):
     def json_text(self) -> str:
         """One way to write it, as a checksum covers it."""
         return json.dumps(dict(self), sort_keys=True)
+
+
+class Foreign(NamedTuple):
+    """Weights of another tool: settings as overrides, what a manifest says of their data, and `tensors(model)`."""
+
+    settings: list[str]
+    manifest: dict[str, Any]
+    tensors: Callable[[ModelConfig], Mapping[str, Tensor]]
 
 
 def as_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Mapping[str, Tensor]:

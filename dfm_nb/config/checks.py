@@ -26,7 +26,6 @@ from dfm_nb.base.pretrained import names, packaged
 from dfm_nb.base.run import is_iteration, written_path
 from dfm_nb.config import notation
 from dfm_nb.config.schema import FIELDS, Config
-from dfm_nb.config.sizes import SUGGESTED, VARIANTS
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,8 @@ def value_faults(error: ValidationError, values: Mapping[str, Any], origin: Mapp
 
 
 def _fix(field: Field, value: Any) -> str:
+    if field is FIELDS["model.variant"]:
+        return "install the package that adds this network, or choose one of those"
     default = f"the default is {notation.write_value(field.default)}"
     return meant(value, field.limits.get("choices", ()), default, 0.4) if isinstance(value, str) else default
 
@@ -121,23 +122,15 @@ def _fault(config: Config, key: str, must: str, fix: str, *also: str) -> Fault:
 
 def _network(config: Config) -> Iterator[Fault]:
     model, fault = config.model, partial(_fault, config)
-    width, heads, variant = model.hidden_size, model.num_attention_heads, model.variant
+    width, heads = model.hidden_size, model.num_attention_heads
     if width % (2 * heads):  # RoPE and the sine-cosine embedding use pairs of channels
         must = f"must divide model.hidden_size = {width} into an even number of channels per head"
         fix = f"hidden_size {geometry.nearest_multiples(width, 2 * heads)}"
         if width % 2 == 0:
             fix = f"heads {_nearest_divisors(width // 2, heads)}, or {fix}"
         yield fault("model.num_attention_heads", must, fix, "model.hidden_size")
-    fixed: dict[str, Any] = {f"model.{k}": v for k, v in VARIANTS.get(variant, {}).items() if k not in SUGGESTED}
-    fixed |= {key: f.default for key, f in FIELDS.items() if variant not in f.marks.get("variants", (variant,))}
-    for key, value in fixed.items():
-        given = attrgetter(key)(config)
-        if given != value and not (variant == "dfm" and key == "model.adaln_lora_dim" and given):  # any rank is allowed
-            must = f"must be {notation.write_value(value)} with model.variant={variant}"
-            yield fault(key, must, "leave it out", "model.variant")
-    if variant == "dfm" and (width % 16 or width < 256):
-        must = "must be a multiple of 16, 256 or more, with model.variant=dfm"
-        yield fault("model.hidden_size", must, "for example 384", "model.variant")
+    for name, must, fix in model.network.broken():
+        yield fault(f"model.{name}", f"{must} with model.variant={model.variant}", fix, "model.variant")
     if model.lora.alpha is not None and model.lora.rank is None:
         yield fault("model.lora.alpha", "needs model.lora.rank", "set that to 16, for example", "model.lora.rank")
 

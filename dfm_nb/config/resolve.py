@@ -23,14 +23,14 @@ from dfm_nb.base.nearest import meant, nearest
 from dfm_nb.base.options import Field
 from dfm_nb.base.pretrained import weights_path
 from dfm_nb.base.run import written_path
-from dfm_nb.config import notation, sizes
+from dfm_nb.config import networks, notation, sizes
 from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
 from dfm_nb.config.schema import FIELDS, CheckpointConfig, Config, ModelConfig
 
 __all__ = ["DERIVED", "FIELDS", "Config", "ConfigError", "Fault", "ModelConfig", "Resolved"]
 __all__ += ["describe_limits", "flatten", "from_yaml", "print_config", "recipes", "resolve", "text_type", "to_yaml"]
 
-RECIPES = Path(__file__).parent / "recipes"
+RECIPES = {p.stem: p for p in Path(__file__).parents[1].rglob("recipes/*.yaml")}
 DEFAULT, COMMAND_LINE = "default", "command line"
 DERIVED, WEIGHTS = "derived", "weights of"
 MODULES = {"generation.sampler", "logger.report_to"}  # keys that may be `module:name`
@@ -63,7 +63,7 @@ class ConfigError(ValueError):
 
 def recipes() -> list[str]:
     """Names of the packaged recipes."""
-    return sorted(p.stem for p in RECIPES.glob("*.yaml"))
+    return sorted(RECIPES)
 
 
 @cache
@@ -195,8 +195,8 @@ def _leaves(tree: Mapping[Any, Any], words: Mapping[Any, Any]) -> dict[str, Any]
 
 def _recipe_file(recipe: str) -> Path:
     """The file of a packaged recipe by its name, or of another recipe by its path."""
-    if recipe in recipes():
-        return RECIPES / f"{recipe}.yaml"
+    if recipe in RECIPES:
+        return RECIPES[recipe]
     if recipe.endswith((".yaml", ".yml")):
         return Path(recipe)
     fix = meant(recipe, recipes(), "or pass the path of a .yaml file")
@@ -295,8 +295,9 @@ def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], di
             return found, origin, [Fault("model.size", must, shown(name), fix, origin=layer)]
         found["model.size"], size = row, sizes.SIZES[row]
     variant = leaves.get("model.variant", size.get("variant"))
+    settings = networks.find(variant).settings if variant in networks.names() else {}
     implied: dict[str, Mapping[str, Any]] = {
-        f"variant {variant} ({layer})": sizes.VARIANTS.get(str(variant), {}),
+        f"variant {variant} ({layer})": settings,
         f"size {found.get('model.size')} ({layer})": size,
     }
     for source, keys in implied.items():

@@ -1,20 +1,21 @@
 """The typed settings: one pydantic model per group, one `option(...)` per key with its default, help text and limits.
 
 Add a setting by adding one line here and reading it where it is used: forms, `--print-config`, the checks and
-fine-tuning follow. A setting of `model` that not every network reads has `variants`, the networks that do; others
-accept only its default. `tests/model/test_dit.py` finds a setting without it.
+fine-tuning follow. A network that does not read a setting of `model` fixes its value (`networks.Network.settings`);
+`tests/model/test_dit.py` finds a setting that it forgets.
 Limits on one key are here; rules between several keys are in `checks`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from pydantic import Field as PydanticField
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from dfm_nb.base.options import Field, fields, option
+from dfm_nb.config import networks
 
 INT_LIMIT = 2**31
 """Upper limit of integers: larger ones are typing errors, and the rules between keys factor these numbers."""
@@ -46,6 +47,10 @@ Text = Annotated[str, BeforeValidator(_text)]
 # Below 12^-0.5, the relative width of the mean over all steps: no average of `model.ema` is wider.
 SigmaRel = Annotated[float, PydanticField(gt=0, lt=0.2886)]
 LatentSize = Annotated[list[Annotated[Int, PydanticField(ge=1)]], PydanticField(min_length=3, max_length=3)]
+if TYPE_CHECKING:
+    Variant = str
+else:
+    Variant = Literal[networks.names()]
 Precision = Annotated[Literal["auto", "fp32", "bf16"], BeforeValidator(_precision)]
 
 
@@ -71,10 +76,8 @@ class ModelConfig(Group):
     which belong to the data or the run. Settings with `shape=True` define the weights and cannot differ.
     """
 
-    size: Text | None = option(None, "a row of sizes.py (DiT-S, DiT-B, ..., Wan-14B): sets layers, width and heads")
-    variant: Literal["dit", "dfm", "wan"] = option(
-        "dit", "the network: ours, NeMo DFM's or Wan 2.1's (sets the keys in which it differs)", shape=True
-    )
+    size: Text | None = option(None, "a row of sizes.py or of a network (DiT-S, ...): sets layers, width and heads")
+    variant: Variant = option("dit", "the network, found by name (sets the keys in which it differs)", shape=True)
     num_layers: Int = option(12, "transformer layers", ge=1, shape=True)
     hidden_size: Int = option(384, "width of the residual stream", ge=8, shape=True)
     num_attention_heads: Int = option(6, "attention heads; must divide hidden_size", ge=1, shape=True)
@@ -83,9 +86,7 @@ class ModelConfig(Group):
     text_dim: Int | None = option(None, "width of the text; null: the data set's", ge=1, shape=True, network=False)
     patch_spatial: Int = option(2, "latent pixels per token along height and along width", ge=1, shape=True)
     patch_temporal: Int = option(1, "latent frames per token", ge=1, shape=True)
-    adaln_lora_dim: Int | None = option(  # Wan's modulation is a table
-        None, "rank of the adaLN modulation; null: full rank", ge=1, shape=True, variants=("dit", "dfm")
-    )
+    adaln_lora_dim: Int | None = option(None, "rank of the adaLN modulation; null: full rank", ge=1, shape=True)
     qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head")
     rope: bool = option(False, "RoPE in self attention, in addition to the sine-cosine embedding", shape=True)
     layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation layer", gt=0, lt=1)
@@ -125,6 +126,11 @@ class ModelConfig(Group):
     )
     vae_cache_folder: Text | None = option(None, "the tokenizer's folder, for validation samples", network=False)
     lora: LoraConfig = LoraConfig()
+
+    @property
+    def network(self) -> networks.Network:
+        """What is known of it by its variant."""
+        return networks.find(self.variant)(self)
 
 
 class TrainConfig(Group):

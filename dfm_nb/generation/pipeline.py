@@ -110,10 +110,9 @@ class Pipeline:
         self.channels, self.sigma_data = m.in_channels, m.sigma_data
         self.device = parallel.device()
         self.manifest = folders.read_manifest(folder)
-        # an imported Wan has no stored empty caption, and was trained with UMT5's
-        encoded = m.variant == "wan" and not (folder / EMPTY_TEXT).is_file()
+        encoded = m.network.encodes_empty_caption and not (folder / EMPTY_TEXT).is_file()
         self.empty_text = None if encoded else read_empty_text(folder, m.text_dim)
-        self.statistics = folders.read_statistics(folder).used_by(m.variant)
+        self.statistics = folders.read_statistics(folder).used_by(m.network)
         self._tokenizer_path, self._text_encoder_path = tokenizer_path, text_encoder_path
         if guide is not None:
             self.check_same_data(guide)

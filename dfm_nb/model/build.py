@@ -9,14 +9,9 @@ import torch
 from dfm_nb import parallel
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.model.attention import pick_backend
-from dfm_nb.model.dfm import NeMoDiT
-from dfm_nb.model.dit import DiT, DiTConfig, init_weights, transformer_config
+from dfm_nb.model.dit import DiT, DiTConfig, init_weights, network_class, transformer_config
 from dfm_nb.model.linear import freeze_base
-from dfm_nb.model.wan import Wan
 from dfm_nb.parallel.groups import mpu
-
-NETWORKS = {"dit": DiT, "dfm": NeMoDiT, "wan": Wan}
-"""By `model.variant`."""
 
 ALONE = {
     "tensor_model_parallel_size": 1,
@@ -31,7 +26,7 @@ ALONE = {
 def on_meta(model: ModelConfig) -> DiT:
     """The complete network without memory for its float32 weights: names, shapes and places."""
     with torch.device("meta"):
-        return NETWORKS[model.variant](transformer_config(model.model_copy(update=ALONE)))
+        return network_class(model)(transformer_config(model.model_copy(update=ALONE)))
 
 
 def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **overrides: Any) -> tuple[DiTConfig, list[DiT]]:
@@ -43,7 +38,7 @@ def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **override
     chunks = []
     for v in stages:  # several with VPP: with 4 layers, PP 2 and VPP 2, rank 0 has layers 0 and 2
         vp_stage = v if config.virtual_pipeline_model_parallel_size else None
-        chunk = NETWORKS[model.variant](
+        chunk = network_class(model)(
             config,
             pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),

@@ -2,7 +2,7 @@
 
 Every sample of a pack has its own conditioning row (noise level, fps, pooled text), positions and text. A new model
 outputs zero. Its weights depend on (seed, parameter name), not on the layout.
-`config.counts` has the table of its linear layers; tests keep the two equal. `dfm` and `wan` are variants of it.
+`config.networks` has the table of its linear layers; tests keep the two equal. Other networks are subclasses.
 
 Shapes, also in the names of tensors: S tokens of this rank, R conditioning rows of the pack, K text tokens, h hidden,
 p = channels * patch volume, H heads of this tp rank, d channels of a head; 1 is megatron-core's batch.
@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import torch
 import torch.nn as nn
@@ -41,8 +42,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from megatron.core.utils import make_viewless_tensor
 
+from dfm_nb.base import plugins
 from dfm_nb.base.seeds import generator_for
-from dfm_nb.config.counts import SINUSOID_DIM, VECTORS_PER_LAYER, patch_dim
+from dfm_nb.config.networks import SINUSOID_DIM, Network
+from dfm_nb.config.schema import ModelConfig
 from dfm_nb.model.adaln import RowMap, add_gated, modulated_norm
 from dfm_nb.model.attention import PackedAttention, SegmentParams
 from dfm_nb.model.linear import A, B, ColumnLinear, RowLinear
@@ -205,6 +208,22 @@ class TextCrossAttention(CrossAttention):
         return query.view(shape), key, value
 
 
+class NormedCrossAttention(TextCrossAttention):
+    """Cross attention with a norm of the queries and keys of each head."""
+
+    norm: type = RMSNorm
+
+    def __init__(self, config: DiTConfig, submodules, *args, **kwargs):
+        super().__init__(config, submodules, *args, **kwargs)
+        width = self.hidden_size_per_attention_head
+        self.q_layernorm = self.norm(width, config, config.layernorm_epsilon)
+        self.k_layernorm = self.norm(width, config, config.layernorm_epsilon)
+
+    def get_query_key_value_tensors(self, hidden_states, key_value_states, *args, **kwargs):
+        query, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
+        return self.q_layernorm(query), self.k_layernorm(key), value
+
+
 @dataclass
 class LayerContext:
     """The inputs of each `DiTLayer` in addition to hidden states and text, passed through megatron-core's block.
@@ -241,7 +260,7 @@ class DiTLayer(TransformerLayer):
 
     def __init__(self, config, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
-        self.adaln = AdaLN(config, VECTORS_PER_LAYER, config.adaln_lora_dim)
+        self.adaln = AdaLN(config, Network.vectors_per_layer, config.adaln_lora_dim)
         for p in self.adaln.parameters():  # under SP each tp rank sees its own tokens only: sum the gradients over tp
             p.sequence_parallel = config.sequence_parallel
 
@@ -317,6 +336,8 @@ class DiT(MegatronModule):
     # attributes that megatron-core needs: how many tensors a stage passes on, and whether two stages share a weight
     model_type = ModelType.encoder_or_decoder
     share_embeddings_and_output_weights = False
+    fields: ClassVar[dict[str, Any]] = {}
+    """Fields of `DiTConfig` that the network sets."""
     sigma_embedder: nn.Module
     fps_embedder: nn.Module
     text_embedder: nn.Module
@@ -346,7 +367,7 @@ class DiT(MegatronModule):
         if post_process:
             self.add_output()
 
-    # ---- overridden by variants (`dfm`, `wan`): layers, conditioning, positions, output ----------------------------
+    # ---- overridden by other networks: layers, conditioning, positions, output ----------------------------
 
     def spec(self) -> ModuleSpec:
         return layer_spec(RMSNorm if self.config.qk_layernorm else IdentityOp)
@@ -388,7 +409,7 @@ class DiT(MegatronModule):
         normed = modulated_norm(hidden, shift, scale, RowMap(part.row), self.config.layernorm_epsilon)
         return self.final(normed)[:, 0]
 
-    # ---- shared by all variants -------------------------------------------------------------------------------
+    # ---- shared by all networks -------------------------------------------------------------------------------
 
     def set_input_tensor(self, tensor) -> None:
         self.decoder.set_input_tensor(tensor[0] if isinstance(tensor, list) else tensor)
@@ -452,7 +473,7 @@ def _initial_value(name: str, shape: list[int], generator: torch.Generator) -> t
         return torch.ones(shape)
     if name.endswith(A):
         return (torch.rand(shape, generator=generator) * 2 - 1) * shape[1] ** -0.5
-    if name.endswith("_table"):  # Wan's modulations
+    if name.endswith("_table"):  # modulations that are a parameter
         return torch.randn(shape, generator=generator) * shape[1] ** -0.5
     if name.endswith(B) or ".up." in name or name.startswith(("final.", "final_adaln.up.")):
         return torch.zeros(shape)
@@ -462,6 +483,11 @@ def _initial_value(name: str, shape: list[int], generator: torch.Generator) -> t
     return (torch.rand(shape, generator=generator) * 2 - 1) * bound
 
 
+def network_class(model: ModelConfig) -> type[DiT]:
+    """The network that `model.variant` names."""
+    return plugins.find("networks", model.network.transformer)
+
+
 def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdpa", **overrides) -> DiTConfig:
     """megatron-core's configuration for a resolved `config.model` group (with `in_channels` and `text_dim` set)."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[mixed_precision]
@@ -469,7 +495,7 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
     # fields with the same name: sizes, degrees of parallelism, ...
     own = {f.name for f in fields(DiTConfig)} - {"attention_backend"}
     settings = {name: value for name, value in dict(model).items() if name in own} | dict(
-        patch_dim=patch_dim(model),
+        patch_dim=model.network.patch_dim,
         lora_rank=model.lora.rank,
         lora_alpha=model.lora.alpha,
         packed_attention_backend=backend,
@@ -477,10 +503,7 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         overlap_p2p_comm=vpp is not None,
         batch_p2p_comm=vpp is None,
         normalization="RMSNorm",
-        add_bias_linear=model.variant != "dfm",
-        # If true, gradients of the norms are summed over tp; but tp splits Wan's norms.
-        qk_layernorm=model.qk_layernorm and model.variant != "wan",
-        activation_func=functools.partial(F.gelu, approximate="tanh") if model.variant == "wan" else F.gelu,
+        activation_func=F.gelu,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,
@@ -495,7 +518,7 @@ def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdp
         recompute_num_layers=1 if model.recompute_granularity == "full" else None,
         recompute_modules=["core_attn"] if model.recompute_granularity == "selective" else None,
     )
-    return DiTConfig(**(settings | overrides))
+    return DiTConfig(**(settings | network_class(model).fields | overrides))
 
 
 def _leave(weight: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,17 @@
-"""Position embeddings: factorised sin-cos and rotary angles."""
+"""Embeddings of numbers and positions: sinusoids, factorised sin-cos and rotary angles."""
 
 from __future__ import annotations
 
 import math
 
 import torch
+
+
+def sinusoids(value: torch.Tensor, dim: int, shift: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[N] -> [N, dim]: sines, then cosines, of angular frequencies 1e4^(-i / (dim / 2 - shift))."""
+    exponent = torch.arange(dim // 2, device=value.device, dtype=dtype) / (dim // 2 - shift)
+    angle = value[:, None].to(dtype) * torch.exp(-math.log(1e4) * exponent)
+    return torch.cat((angle.sin(), angle.cos()), -1)
 
 
 def factorised_sincos(positions: torch.Tensor, dim: int, max_period: float = 1e4) -> torch.Tensor:

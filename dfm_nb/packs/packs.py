@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from dfm_nb.base.records import EncodedClip
 from dfm_nb.base.seeds import generator_for
+from dfm_nb.config.networks import Network
 from dfm_nb.config.schema import Config, ModelConfig
 from dfm_nb.diffusion import edm
 from dfm_nb.packs.patches import check_divides, grid_positions, patchify
@@ -66,11 +67,11 @@ class LatentStatistics:
         mean, std = (torch.tensor(manifest[k]).float() for k in ("latent_mean", "latent_std"))
         return cls(mean, std.clamp_min(1e-6))
 
-    def used_by(self, variant: str) -> LatentStatistics:
-        """The normalisation for a network on these data: NeMo DFM's only multiplies latents by sigma_data."""
-        if variant == "dfm":
-            return LatentStatistics(torch.zeros_like(self.mean), torch.ones_like(self.std))
-        return self
+    def used_by(self, network: Network) -> LatentStatistics:
+        """The normalisation for a network on these data."""
+        if network.standardised:
+            return self
+        return LatentStatistics(torch.zeros_like(self.mean), torch.ones_like(self.std))
 
     def to_model(self, latent: torch.Tensor, sigma_data: float) -> torch.Tensor:
         """[C, T, H, W] as stored -> float32, normalised."""
@@ -112,8 +113,7 @@ def sample_segment(
     rows = [Row((t - clean_frames) * h * w, sigma, fps)]
     if clean_frames:
         rows.insert(0, Row(clean_frames * h * w, CLEAN_SIGMA, fps, noisy=False))
-    # NeMo DFM's network and Wan measure positions from the picture's corner, ours from its centre.
-    return Segment(grid_positions(grid, centred=model.variant == "dit"), text, rows)
+    return Segment(grid_positions(grid, centred=model.network.centred), text, rows)
 
 
 @dataclass

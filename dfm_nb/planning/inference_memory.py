@@ -56,7 +56,7 @@ def sampling_bytes(
     # Every layer's text keys and values are kept after the first call.
     per_text_token = h + layers * counts.text_width(model) // tp
     text = clips * halves * text_tokens * per_text_token * e
-    return {"activations": activations, "text": text, "state": clips * each * counts.patch_dim(model) * 8 * STATES}
+    return {"activations": activations, "text": text, "state": clips * each * model.network.patch_dim * 8 * STATES}
 
 
 def cosmos_bytes(latent_frames: int, area: int, bytes_per_number: int) -> int:

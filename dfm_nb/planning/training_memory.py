@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dfm_nb.config import counts
+from dfm_nb.config.networks import SINUSOID_DIM
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.planning.layouts import GpuLayout, Load
 
@@ -66,10 +67,7 @@ def layer_saved_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> int:
     t, outside = plan.local_tokens(load), plan.outside_tokens(load)
     if plan.recompute == "full":  # only the layer's input
         return outside * h * e
-    # Each of the three branches keeps its norm's input, the norm's result (for the gradient of the scale), the shifted
-    # and scaled result (the product's input), and its own result (for the gradient of the gate). Wan's cross attention
-    # has neither scale nor gate, and keeps the first and the third.
-    kept = (10 if model.variant == "wan" else 12) * outside * h * e
+    kept = model.network.residual_tensors * outside * h * e
     # Mean and inverse deviation of each norm; float32 on GPUs.
     kept += 3 * 2 * outside * (e if load.cpu else 4)
     # Inside the branches tensors are split over TP. A product's result is kept by the next operation, attention or
@@ -90,11 +88,9 @@ def _attention_saved_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> i
     if model.qk_layernorm:
         # The norms keep unit vectors and their scales in float32; attention keeps the norms' results. The three thirds
         # of the joint projection are also kept, because the values are a view of it.
-        unit = 4 * (width + heads)
-        if model.variant == "wan":  # one scale for all heads; with TP a trained norm keeps its input too
-            unit = 4 * (width * (2 if plan.tp > 1 and not model.lora.rank else 1) + 1)
+        unit = model.network.norm_bytes(plan.tp)
         kept += 2 * t * (unit + width * e)
-        if model.variant != "dit":  # cross attention has both norms too; its raw queries are not kept
+        if model.network.cross_norms:  # its raw queries are not kept
             kept += t * unit + load.text * (unit + width * e)
     if plan.recompute == "selective":  # attention is recomputed in backward and keeps nothing
         return kept
@@ -110,12 +106,12 @@ def _attention_saved_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> i
 
 def _outside_bytes(model: ModelConfig, plan: GpuLayout, load: Load, stage: int) -> int:
     """Bytes that a pack in flight keeps outside of the layers: embedders, final layer, loss."""
-    h, e, t, p = model.hidden_size, load.bytes_per_number, plan.local_tokens(load), counts.patch_dim(model)
+    h, e, t, p = model.hidden_size, load.bytes_per_number, plan.local_tokens(load), model.network.patch_dim
     assert model.text_dim is not None
     frozen = bool(model.lora.rank)  # then embedders have no backward, and the layers keep only the text embedding
-    # Text embedder: its input and result, and between them the input of DiT's norm or both sides of Wan's activation.
-    kept = load.text * (h if frozen else (3 if model.variant == "wan" else 2) * h + model.text_dim) * e
-    kept += load.rows * (9 * h + 2 * counts.SINUSOID_DIM) * e  # embedders of noise level and frame rate
+    # Text embedder: its input, and what the network keeps of its result.
+    kept = load.text * (h if frozen else model.network.text_tensors * h + model.text_dim) * e
+    kept += load.rows * (9 * h + 2 * SINUSOID_DIM) * e  # embedders of noise level and frame rate
     kept += load.rows * load.text * e  # weights of the pooled text
     if model.rope:  # cosines and sines, which layers share
         kept += 2 * 4 * t * h // model.num_attention_heads * (model.num_attention_heads // plan.tp if load.cpu else 1)

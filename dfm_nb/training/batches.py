@@ -65,7 +65,7 @@ def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
     if split == "val" and not held_out:
         split = "train"
     store = ShardStore(folder, split, progress=parallel.rank() == 0, remote=remote)
-    store.statistics = store.statistics.used_by(config.model.variant)
+    store.statistics = store.statistics.used_by(config.model.network)
     return store
 
 

@@ -28,6 +28,7 @@ from dfm_nb.checkpoints import folders, loading, saving
 from dfm_nb.config import counts
 from dfm_nb.data.edits import LEFT_OUT
 from dfm_nb.data.stores import SampleStore, usual_sizes
+from dfm_nb.model.dit import network_class
 from dfm_nb.packs.packs import LatentStatistics, Pack
 from dfm_nb.parallel.groups import everyones, layout_of
 from dfm_nb.training import dial
@@ -210,7 +211,7 @@ class Training:
     def _normalise_by(self, statistics: LatentStatistics | None) -> None:
         """Weights keep what they were trained with, whatever data come after: the same colour is the same input."""
         if statistics is not None:
-            self.store.statistics = statistics.used_by(self.config.model.variant)
+            self.store.statistics = statistics.used_by(self.config.model.network)
 
     def run(self) -> int:
         """Train to `train.train_iters`, or until a signal or `train.exit_duration_s`; the last state is saved.
@@ -413,8 +414,8 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
         run.save_config(cfg.to_yaml(resolved))
     run.tell("building the model")
     training = Training(resolved, run, store)
-    model, kind = config.model, "Wan" if config.model.variant == "wan" else "DiT"
-    what = f"{kind} of {counts.parameter_count(model) / 1e6:.1f} M parameters"
+    model = config.model
+    what = f"{network_class(model).__name__} of {counts.parameter_count(model) / 1e6:.1f} M parameters"
     where = f"{layout_of(model)} on {dist.get_world_size()} process(es)"
     log.info("%s, %s, %s, %d samples", what, where, config.mixed_precision, len(store))
     if rank := model.lora.rank:

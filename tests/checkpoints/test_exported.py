@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from dfm_nb import export
 from dfm_nb.checkpoints import exported, folders, loading, tensor_files
-from dfm_nb.checkpoints.torch_dist import CheckpointError
+from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.generation.pipeline import Pipeline
 from tests.attacks.checkpoint_files import NAME
 

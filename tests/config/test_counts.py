@@ -6,10 +6,10 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from dfm_nb.config import ModelConfig, counts, resolve, sizes
 from dfm_nb.model.attention import SegmentBounds, SegmentParams, cumulative
-from dfm_nb.model.build import NETWORKS
-from dfm_nb.model.dit import DiT, transformer_config
+from dfm_nb.model.dit import DiT, network_class, transformer_config
 from dfm_nb.model.linear import freeze_base, is_lora
 from dfm_nb.model.pack_slice import PackSlice
+from tests.networks import cases
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 GIVEN = ["model.in_channels=16", "model.text_dim=4096"]
@@ -18,8 +18,7 @@ VARIANTS = [
     ["model.adaln_lora_dim=16"],
     ["model.qk_layernorm=false", "model.pooled_text=false"],
     ["model.ffn_hidden_size=96", "model.in_channels=8", "model.text_dim=40", "model.patch_temporal=2"],
-    ["model.variant=dfm", "model.hidden_size=256"],
-    ["model.variant=wan", "model.ffn_hidden_size=96"],
+    *cases("COUNTED", {}).values(),
     ["model.lora.rank=8"],
 ]
 
@@ -27,7 +26,7 @@ VARIANTS = [
 def build(size: str, *overrides: str, device: str = "meta") -> tuple[DiT, ModelConfig]:
     model = resolve(None, overrides=[f"model.size={size}", *GIVEN, *overrides]).config.model
     with torch.device(device):
-        return NETWORKS[model.variant](transformer_config(model, backend="sdpa")), model
+        return network_class(model)(transformer_config(model, backend="sdpa")), model
 
 
 @pytest.mark.parametrize(
@@ -46,9 +45,9 @@ def test_parameters_are_those_of_the_network(size, extra):
 @pytest.mark.parametrize("extra", VARIANTS, ids=str)
 def test_linear_layers_are_those_of_the_network(extra):
     network, model = build("tiny", *extra)
-    table = {x.name: x for x in counts.outer_linears(model)}
+    table = {x.name: x for x in model.network.outer_linears()}
     for i in range(model.num_layers):
-        table |= {f"decoder.layers.{i}.{x.name}": x for x in counts.layer_linears(model)}
+        table |= {f"decoder.layers.{i}.{x.name}": x for x in model.network.layer_linears()}
     weighted = {n: m for n, m in network.named_modules() if getattr(m, "weight", None) is not None}
     modules = {n: m for n, m in weighted.items() if m.weight.dim() == 2}
     assert table.keys() == modules.keys()
@@ -83,7 +82,7 @@ def forward_of_zeros(network: DiT, model: ModelConfig, q_lens: list[int], kv_len
         cross_layout=SegmentParams(SegmentBounds(cu_q, cu_kv)),
         device=torch.device("cpu"),
     )
-    return network(torch.zeros(video, counts.patch_dim(model)), torch.zeros(n), part)
+    return network(torch.zeros(video, model.network.patch_dim), torch.zeros(n), part)
 
 
 @pytest.mark.parametrize("extra", VARIANTS[:-1], ids=str)
@@ -105,7 +104,7 @@ def test_flops_are_those_that_torch_counts(extra):
 
 def test_flops_of_low_rank_updates_leave_out_gradients_of_frozen_weights():
     """Embedders, which have no backward, and the updates' own products are 1 % of eight layers."""
-    network, model = build("Wan-tiny", "model.num_layers=8", "model.lora.rank=1", device="cpu")
+    network, model = build("tiny", "model.num_layers=8", "model.lora.rank=1", device="cpu")
     freeze_base(network)
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     attention = {CPU_ATTENTION: cpu_attention_flops, backward: lambda _, *qkv, **kw: 2 * cpu_attention_flops(*qkv)}

@@ -19,6 +19,7 @@ from dfm_nb.config.checks import layout_faults
 from dfm_nb.config.schema import FIELDS
 from dfm_nb.train import TrainOptions
 from tests.attacks.checkpoint_files import copy_run
+from tests.networks import cases
 
 REFERENCE = Path(__file__).parent / "dit_pretrain.yaml"
 
@@ -236,9 +237,9 @@ FAULTS = [
     ("dataset.mock=true dataset.path=/x", "dataset.path"),
     ("model.patch_temporal=2 dataset.condition_frames_prob=0.5", "dataset.condition_frames_prob"),
     ("validation.prompts=[a", "validation.prompts"),
-    ("model.variant=wan model.pooled_text=true", "model.pooled_text"),
-    ("model.variant=dfm model.hidden_size=192", "model.hidden_size"),
     ("model.lora.alpha=4", "model.lora.rank"),
+    ("model.variant=none", "model.variant"),
+    *cases("REFUSED", {}).values(),
 ]
 
 
@@ -448,9 +449,9 @@ def test_a_run_keeps_what_the_package_has_changed_since_and_nothing_else(monkeyp
     stored.write_text(C.to_yaml(C.resolve("demo", overrides=given)))
     monkeypatch.setitem(sizes.SIZES, "tiny", sizes.SIZES["tiny"] | {"adaln_lora_dim": 8, "hidden_size": 128})
     module = sys.modules[C.resolve.__module__]
-    recipe = (module.RECIPES / "demo.yaml").read_text().replace("P_mean: -0.4", "P_mean: 3.0")
+    recipe = module.RECIPES["demo"].read_text().replace("P_mean: -0.4", "P_mean: 3.0")
     (tmp_path / "demo.yaml").write_text(recipe)
-    monkeypatch.setattr(module, "RECIPES", tmp_path)
+    monkeypatch.setitem(module.RECIPES, "demo", tmp_path / "demo.yaml")
     asked = ["model.size=tiny", "optimizer.lr=0.25", "model.P_std=2"]
     now, kept = (C.resolve("demo", overrides=asked, run_dir=run_dir) for run_dir in (None, tmp_path))
     begun = C.resolve("demo", overrides=[*asked, f"checkpoint.load_checkpoint={tmp_path}"])

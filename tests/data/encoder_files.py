@@ -19,8 +19,14 @@ import json
 import warnings
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
+from PIL import Image
 from torch import nn
+
+NAMES = ("Aholibah Underwing", "Grass Jewel", "Lilac-bordered Copper", "Blue Morpho", "Monarch", "Painted Lady")
 
 
 class CosmosEncoder(nn.Module):
@@ -112,27 +118,16 @@ def save_t5(folder: Path, d_model: int = 1024, seed: int = 0) -> Path:
     return folder
 
 
-def save_wan_vae(folder: Path) -> Path:
-    """Wan 2.1's autoencoder at a twelfth of its width, in vae/ as in the published folder."""
-    from diffusers import AutoencoderKLWan
-
-    torch.manual_seed(0)
-    AutoencoderKLWan(base_dim=8, num_res_blocks=1).save_pretrained(folder / "vae")
-    return folder
-
-
-def save_umt5(folder: Path) -> Path:
-    """A small UMT5 encoder and its tokenizer: both in alone/; in wan/ as in Wan's published folder."""
-    import shutil
-
-    from transformers import AutoTokenizer, UMT5Config, UMT5EncoderModel
-
-    words = AutoTokenizer.from_pretrained(save_t5(folder / "t5", 64))
-    torch.manual_seed(3)
-    shape = {"d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    network = UMT5EncoderModel(UMT5Config(vocab_size=len(words), **shape))
-    for weights, pieces in (("alone", "alone"), ("wan/text_encoder", "wan/tokenizer")):
-        network.save_pretrained(folder / weights)
-        words.save_pretrained(folder / pieces)
-    shutil.rmtree(folder / "t5")
-    return folder
+def make_small_hub(folder: Path) -> None:
+    """cosmos/, t5/ and butterflies/ in the formats that the hub has them in."""
+    cosmos, t5, butterflies = (folder / name for name in ("cosmos", "t5", "butterflies"))
+    for place in (cosmos, t5, butterflies):
+        place.mkdir(parents=True)
+    save_cosmos(cosmos)
+    save_t5(t5)
+    pixels = np.random.default_rng(0).integers(0, 255, (len(NAMES), 9, 9, 3), dtype=np.uint8)
+    files = [butterflies / f"{i}.jpg" for i in range(len(NAMES))]
+    for i, file in enumerate(files):
+        Image.fromarray(pixels[i]).resize([(640, 530), (520, 700), (512, 512)][i % 3]).save(file)
+    table = pa.table({"image_url": [f.as_uri() for f in files], "name": NAMES, "scientific_name": NAMES})
+    pq.write_table(table, butterflies / "train-00000-of-00001.parquet")

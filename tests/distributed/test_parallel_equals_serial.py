@@ -11,21 +11,17 @@ import pytest
 from dfm_nb.model.linear import is_lora
 from tests.conftest import run_ranks
 from tests.distributed.layouts import LAYOUTS, MUON, largest_relative_difference, losses_and_gradients
-from tests.tiny_run import VARIANTS
+from tests.networks import cases
 
 pytestmark = pytest.mark.slow
 
-LORA = ["model.lora.rank=3", "model.lora.alpha=6"]
-DFM = ["model.variant=dfm", "model.rope=false", "model.hidden_size=256", "model.num_attention_heads=4"]
 NETWORKS = {
     # name: (settings, tensors with gradients, layouts)
     "dit": ([], 95, [name for name in LAYOUTS if name not in ("TP2", "CP2", "PP2")]),
-    "dfm": (DFM, 64, ["TP2+SP", "PP2 virtual", "CP2"]),
-    "wan": (VARIANTS["wan"], 99, ["TP2+SP", "PP2 virtual", "CP2", "recompute selective"]),
-    "lora": (LORA, 0, ["TP2+SP", "PP2", "DP2 distributed optimizer"]),
-    "wan lora": ([*LORA, *VARIANTS["wan"]], 0, ["TP2+SP"]),
+    "lora": (["model.lora.rank=3", "model.lora.alpha=6"], 0, ["TP2+SP", "PP2", "DP2 distributed optimizer"]),
     "muon": (MUON, 95, ["TP2+SP", "PP2 virtual", "DP2", "TP2xPP2"]),
 }
+NETWORKS = cases("PARALLEL", NETWORKS)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from dfm_nb.model import attention
 from dfm_nb.planning.layouts import GpuLayout
 from dfm_nb.planning.training_memory import parameters
 from tests.conftest import run_ranks
+from tests.networks import cases
 from tests.planning.test_training_memory import NETWORKS, estimated_layer, model_of, one_layer
 
 pytestmark = pytest.mark.slow
@@ -23,17 +24,13 @@ def on_this_rank(layout: GpuLayout, overrides: list[str]) -> tuple[int, tuple[in
     return (one_layer(asked, "bf16") if layout.pp == 1 else 0), (held, trained)
 
 
+PLANNED = cases("PLANNED", {"dit": [GpuLayout(tp=2, sp=True)]})
+
+
 @pytest.mark.parametrize(
-    "layout, network",
-    [
-        (GpuLayout(tp=2, sp=True), "dit"),
-        (GpuLayout(tp=2, sp=True), "wan lora"),
-        (GpuLayout(cp=2), "wan"),
-        (GpuLayout(pp=2), "wan lora"),
-    ],
-    ids=str,
+    "network, layout", [(network, layout) for network, layouts in PLANNED.items() for layout in layouts], ids=str
 )
-def test_parallel_layers_keep_and_hold_what_is_estimated(layout, network):
+def test_parallel_layers_keep_and_hold_what_is_estimated(network, layout):
     _, overrides = NETWORKS[network]
     model = model_of("model.num_layers=2", *overrides)
     for rank, (counted, held) in enumerate(run_ranks(2, on_this_rank, layout, overrides)):

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from dfm_nb.base import video
 from dfm_nb.butterflies import synthetic
 from dfm_nb.data import shards
+from tests.data.encoder_files import make_small_hub
 from tests.docs.docs_pages import Page, desk
-from tests.nemo_dfm.conftest import make_small_hub
 
 PAGE = Page("docs/prepare.md")
 

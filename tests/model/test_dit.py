@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dfm_nb import config as cfg
-from dfm_nb.config import counts
+from dfm_nb.config import counts, networks
 from dfm_nb.config.resolve import IMPLIED
 from dfm_nb.config.schema import marked
 from dfm_nb.data.stores import MockStore
@@ -69,13 +69,14 @@ def test_each_setting_of_the_network_is_a_field_of_its_config_or_read_elsewhere(
 
 
 @pytest.mark.parametrize("name", NETWORK)
-@pytest.mark.parametrize("variant", ["model.variant=dit model.rope=true", "model.variant=dfm", "model.variant=wan"])
+@pytest.mark.parametrize("variant", networks.names())
 def test_a_setting_changes_the_network_or_is_refused(one_rank, variant, name):
-    """A key that fails here is not read by this variant: give its `option` the mark `variants`.
+    """A key that fails here is not read by this network, which must fix it (`Network.settings`).
 
     What it changed is in use: every weight gets a gradient, and is counted.
     """
-    base = [*variant.split(), "model.hidden_size=256"]
+    rope = networks.find(variant).settings.get("rope", True)  # without it, its backward changes nothing
+    base = [f"model.variant={variant}", f"model.rope={str(rope).lower()}", "model.hidden_size=256"]
     before, held = make(*base), getattr(model_config(*base), name)
     other = not held if isinstance(held, bool) else 2 * (held or 8)
     try:

@@ -9,6 +9,7 @@ from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model import attention
 from dfm_nb.planning.layouts import RECOMPUTE, GpuLayout, Load
 from dfm_nb.planning.training_memory import layer_saved_bytes, training_bytes
+from tests.networks import cases
 
 WIDTH = ["model.hidden_size=48", "model.num_attention_heads=4", "model.in_channels=4", "model.text_dim=6"]
 SAMPLES, TEXT = 6, 8
@@ -59,15 +60,8 @@ def estimated_layer(layout: GpuLayout, overrides: list[str], precision: str) -> 
     return layer_saved_bytes(model_of(*overrides), layout, load)
 
 
-WAN = ["model.variant=wan", "model.ffn_hidden_size=160"]
 LORA = ["model.lora.rank=4"]
-NETWORKS = {
-    "dit": ("fp32", ["model.rope=true"]),
-    "dit lora": ("bf16", LORA),
-    "dfm": ("bf16", ["model.variant=dfm", "model.hidden_size=256"]),
-    "wan": ("bf16", WAN),
-    "wan lora": ("fp32", [*WAN, *LORA]),
-}
+NETWORKS = cases("MEMORY", {"dit": ("fp32", ["model.rope=true"]), "dit lora": ("bf16", LORA)})
 
 
 @pytest.mark.parametrize("precision, overrides", NETWORKS.values(), ids=NETWORKS)
@@ -85,7 +79,7 @@ def test_a_trainer_holds_what_is_estimated(one_rank, precision, lora):
     from dfm_nb.checkpoints.state import make_optimizer_state
     from dfm_nb.training.trainer import Trainer
 
-    asked = ["dataset.mock=true", f"mixed_precision={precision}", "model.num_layers=2", *WIDTH, *WAN, *lora]
+    asked = ["dataset.mock=true", f"mixed_precision={precision}", "model.num_layers=2", *WIDTH, *lora]
     config = cfg.resolve(None, overrides=asked).config
     trainer = Trainer(config)
     make_optimizer_state(trainer.optimizer)

@@ -1,6 +1,6 @@
 """Wan 2.1 as diffusers keeps it: a folder with transformer/, scheduler/ and vae/, and files of low-rank updates.
 
-Weights are read and written one tensor at a time, by `model.wan_names`. Updates are written by the names of Wan's own
+Weights are read and written one tensor at a time, by `names`. Updates are written by the names of Wan's own
 code, which diffusers and ComfyUI load; those and diffusers' are read.
 """
 
@@ -19,18 +19,19 @@ from torch import Tensor
 
 from dfm_nb.base.files import read_json, write_atomically
 from dfm_nb.checkpoints import tensor_files
-from dfm_nb.checkpoints.exported import check_shapes
+from dfm_nb.checkpoints.consolidated import without_updates
+from dfm_nb.checkpoints.exported import Foreign, as_dtype, check_shapes
 from dfm_nb.checkpoints.folders import read_object
 from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy
-from dfm_nb.config.schema import ModelConfig
+from dfm_nb.config.schema import Config, ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS
 from dfm_nb.data.prepared_folder import STATISTICS, lacking
+from dfm_nb.integrations.wan.names import Place, places
 from dfm_nb.model.build import on_meta
 from dfm_nb.model.linear import A, B
-from dfm_nb.model.wan_names import Place, places
 
 CLASS, SCHEDULER = "WanTransformer3DModel", "UniPCMultistepScheduler"
-STEM = "diffusion_pytorch_model"
+STEM, LORA_FILE = "diffusion_pytorch_model", "pytorch_lora_weights.safetensors"
 SHARD_BYTES = 5 * 10**9
 PARTS = {
     "vae": ["diffusers", "AutoencoderKLWan"],
@@ -59,15 +60,19 @@ FIXED: dict[str, Any] = {
     "added_kv_proj_dim": None,
     "pos_embed_seq_len": None,
 }
-"""Keys that have one value in `model.wan`, which is also diffusers' default; image to video has others."""
+"""Keys that have one value in `transformer`, which is also diffusers' default; image to video has others."""
 UNUSED = {"attention_head_dim", "rope_max_seq_len", "_diffusers_version", "_name_or_path"}
 """Keys that are read elsewhere, or change nothing."""
 FIRST_SIGMA = 1e6
 """Where Wan's scheduler starts: at t = 1 - 1e-6."""
 
 
-def is_wan(folder: Path) -> bool:
-    return (folder / "transformer" / "config.json").is_file()
+def read(path: Path) -> Foreign | None:
+    """A folder of diffusers, or its transformer/, if it is one."""
+    folder = path.parent if path.name == "transformer" else path
+    if not (folder / "transformer" / "config.json").is_file():
+        return None
+    return Foreign(settings_of(folder), manifest_of(folder), functools.partial(read_weights, folder))
 
 
 def settings_of(folder: Path) -> list[str]:
@@ -194,6 +199,22 @@ def write_folder(folder: Path, ours: Mapping[str, Tensor], model: ModelConfig, s
     for name, value in files.items():
         version = {"_diffusers_version": diffusers.__version__} if "_class_name" in value else {}
         write_atomically(folder / name, json.dumps(value | version, indent=2).encode())
+
+
+def write(output: Path, ours: Mapping[str, Tensor], config: Config, lora: str, dtype: torch.dtype | None) -> None:
+    """The folder of a Wan, or its LoRA adapters alone."""
+    model = config.model
+    if model.objective != "flow":
+        raise ValueError(f"--format diffusers needs model.objective=flow; got {model.objective}")
+    if model.lora.rank and lora == "apart":
+        output.mkdir(parents=True, exist_ok=True)
+        adapters = {n: t.to(dtype or t.dtype) for n, t in updates_out(ours, model).items()}
+        tensor_files.write(output / LORA_FILE, adapters, {"format": "pt"})
+        print(f"[INFO] wrote {output / LORA_FILE}: {len(adapters)} tensors")
+        return
+    whole = without_updates(ours, model)
+    write_folder(output, as_dtype(whole, dtype), model, config.generation.shift)
+    print(f"[INFO] wrote {output}: {len(whole)} tensors")
 
 
 # ---- low-rank updates -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from dfm_nb.base.argv import guard
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.video import read_video
 from tests.data import encoder_files
-from tests.nemo_dfm.conftest import SMALL, run
+from tests.integrations.nemo_dfm.conftest import SMALL, run
 from tests.processes import commands
 
 pytestmark = pytest.mark.slow

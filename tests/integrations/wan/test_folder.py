@@ -17,7 +17,7 @@ from dfm_nb.checkpoints import loading
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import requests_of_keywords
-from tests.model.wan_folder import save_wan
+from tests.integrations.wan.pipeline_folder import save_wan
 
 SIZE = dict(height=32, width=48, num_frames=5)
 PROMPT = "a blue butterfly over a meadow"
@@ -123,9 +123,9 @@ def test_export_gives_back_the_bits_that_were_imported(wan, ours, tmp_path):
 
 @pytest.mark.slow
 def test_several_files_with_an_index(wan, ours, tmp_path, monkeypatch):
-    from dfm_nb.checkpoints import wan_folder
+    from dfm_nb.integrations.wan import folder
 
-    monkeypatch.setattr(wan_folder, "SHARD_BYTES", 100_000)
+    monkeypatch.setattr(folder, "SHARD_BYTES", 100_000)
     back = export(ours, tmp_path / "back")
     files = sorted(p.name for p in (back / "transformer").glob("*.safetensors"))
     assert len(files) > 3 and files[0] == f"diffusion_pytorch_model-00001-of-{len(files):05d}.safetensors"

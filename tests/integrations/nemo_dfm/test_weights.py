@@ -16,7 +16,7 @@ from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.parallel.megatron_cpu import STAND_IN
 from tests.attacks.checkpoint_files import Evil
 from tests.distributed.layouts import make_trainer
-from tests.model.nemo_dfm import random_network
+from tests.integrations.nemo_dfm.reference import random_network
 
 TINY = ["--tokenizer", "residual", "--text-encoder", "minilm"]
 SIZE = dict(height=32, width=48, num_video_frames=5, num_steps=3, guidance=2.0)

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from dfm_nb.data.text_encoders import umt5
-from tests.data import encoder_files
+from dfm_nb.integrations.wan import umt5
+from tests.integrations.wan.pipeline_folder import save_umt5
 
 CAPTIONS = ["a blue butterfly", "a red morpho over a meadow, wings spread", ""]
 
 
 @pytest.fixture(scope="module")
 def folder(make_once):
-    return make_once("umt5", encoder_files.save_umt5)
+    return make_once("umt5", save_umt5)
 
 
 @pytest.mark.parametrize("layout", ["alone", "wan"])

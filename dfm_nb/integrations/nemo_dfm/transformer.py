@@ -7,26 +7,18 @@ attention normalises queries and keys; sinusoids, widths of the embedders and po
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from dfm_nb.config.counts import SINUSOID_DIM
-from dfm_nb.model.dit import DiT, DiTConfig, RMSNorm, TextCrossAttention, TwoLayers, layer_spec
+from dfm_nb.config.networks import SINUSOID_DIM
+from dfm_nb.model.dit import DiT, DiTConfig, NormedCrossAttention, RMSNorm, TwoLayers, layer_spec
 from dfm_nb.model.pack_slice import PackSlice
+from dfm_nb.model.positions import sinusoids
 
 POSITIONS = (34, 40, 40)
 """Frames, rows and columns of its table of positions (max_frames 34, max_img_h and max_img_w 80, patches of 2 x 2)."""
-
-
-def sinusoids(value: torch.Tensor, dim: int, shift: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """[N] -> [N, dim]: sines, then cosines, of angular frequencies 1e4^(-i / (dim / 2 - shift))."""
-    exponent = torch.arange(dim // 2, device=value.device, dtype=dtype) / (dim // 2 - shift)
-    angle = value[:, None].to(dtype) * torch.exp(-math.log(1e4) * exponent)
-    return torch.cat((angle.sin(), angle.cos()), -1)
 
 
 def position_embedding(positions: torch.Tensor, dim: int) -> torch.Tensor:
@@ -54,22 +46,6 @@ class Embedder(TwoLayers):
         return super().forward(sinusoids(value, self.fc1.in_features, self.shift))
 
 
-class NormedCrossAttention(TextCrossAttention):
-    """Cross attention with a norm of the queries and keys of each head."""
-
-    norm: type = RMSNorm
-
-    def __init__(self, config: DiTConfig, submodules, *args, **kwargs):
-        super().__init__(config, submodules, *args, **kwargs)
-        width = self.hidden_size_per_attention_head
-        self.q_layernorm = self.norm(width, config, config.layernorm_epsilon)
-        self.k_layernorm = self.norm(width, config, config.layernorm_epsilon)
-
-    def get_query_key_value_tensors(self, hidden_states, key_value_states, *args, **kwargs):
-        query, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
-        return self.q_layernorm(query), self.k_layernorm(key), value
-
-
 class PlainTextCrossAttention(NormedCrossAttention):
     """Keys and values directly from the text."""
 
@@ -89,6 +65,8 @@ class PlainTextCrossAttention(NormedCrossAttention):
 
 class NeMoDiT(DiT):
     """See the module."""
+
+    fields = {"add_bias_linear": False}
 
     def spec(self) -> ModuleSpec:
         return layer_spec(RMSNorm, PlainTextCrossAttention)

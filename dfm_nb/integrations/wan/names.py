@@ -1,4 +1,4 @@
-"""Weights of `model.wan` by diffusers' names (`WanTransformer3DModel`), both ways and one at a time.
+"""Weights of `transformer.Wan` by diffusers' names (`WanTransformer3DModel`), both ways and one at a time.
 
 A `Place` is one of our tensors, with the diffusers tensors that it consists of. Queries, keys and values are one matrix
 here, head by head; our rotations act on other pairs of channels; the numbers of an output patch have another order. All

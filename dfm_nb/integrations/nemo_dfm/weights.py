@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ import torch
 from torch import Tensor
 
 from dfm_nb.base.run import iteration_folders
-from dfm_nb.checkpoints.exported import check_shapes
+from dfm_nb.checkpoints.exported import Foreign, check_shapes
 from dfm_nb.checkpoints.tensor_files import CheckpointError, reason
-from dfm_nb.checkpoints.torch_dist import load_foreign
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS
+from dfm_nb.integrations.nemo_dfm.torch_dist import load_foreign
+from dfm_nb.integrations.nemo_dfm.transformer import POSITIONS, position_embedding
 from dfm_nb.model.build import on_meta
-from dfm_nb.model.dfm import POSITIONS, position_embedding
 from dfm_nb.packs.patches import grid_positions
 
 RENAMED = (
@@ -47,15 +48,21 @@ TABLE, UNUSED = "pos_embedder.pos_embedding.weight", "affline_norm.weight"
 """The table of positions, which is computed here, and a weight that no forward pass of NeMo DFM uses."""
 
 
+def read(path: Path) -> Foreign | None:
+    """A file, or a folder with a checkpoint in torch_dist (.metadata, or iter_*/)."""
+    place = path
+    if path.is_dir() and not (path / ".metadata").is_file():
+        if not (folders := iteration_folders(path)):
+            return None
+        place = folders[-1][1]
+    weights = read_source(place)
+    return Foreign(settings_of(weights), manifest_of(), partial(read_weights, weights, path))
+
+
 def read_source(path: Path) -> dict[str, Tensor]:
     """Weights by NeMo DFM's names, layers numbered, without the wrappers' `module.`."""
     if path.is_dir():
-        folders = [path] if (path / ".metadata").is_file() else [p for _, p in iteration_folders(path)]
-        if not folders:
-            raise FileNotFoundError(f"{path} holds no checkpoint in torch_dist (.metadata, or iter_*/)")
-        found: Mapping = load_foreign(folders[-1])
-    elif not path.is_file():
-        raise FileNotFoundError(f"{path} must be a file or a folder; there is none, or a pipe or a device")
+        found: Mapping = load_foreign(path)
     else:
         try:
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -133,7 +140,7 @@ def converted(weights: Mapping[str, Tensor], patch: int) -> dict[str, Tensor]:
     return out
 
 
-def read_weights(weights: Mapping[str, Tensor], model: ModelConfig, source: Path) -> dict[str, Tensor]:
+def read_weights(weights: Mapping[str, Tensor], source: Path, model: ModelConfig) -> dict[str, Tensor]:
     """Our tensors by our names; ValueError naming what is missing, unknown or of another shape."""
     check_positions(weights[TABLE], model.hidden_size)
     out = converted(weights, model.patch_spatial)

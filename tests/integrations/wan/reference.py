@@ -1,4 +1,4 @@
-"""Small Wan networks as diffusers makes them, and their samples."""
+"""Small Wan networks as diffusers makes them."""
 
 from types import SimpleNamespace
 
@@ -20,18 +20,6 @@ def random_network(seed: int = 0, heads: int = 4, head: int = 16, layers: int = 
             scale = p[0].numel() ** -0.5 if wide else 0.3
             p.copy_(torch.randn(p.shape, generator=g) * scale + float("norm" in name and name.endswith("weight")))
     return network.eval()
-
-
-def samples(grids=GRIDS, text_dim: int = TEXT_DIM) -> list[SimpleNamespace]:
-    """What `noised` takes, one of each grid, with noise levels from weak to strong."""
-    g = torch.Generator().manual_seed(4)
-    out = []
-    for i, grid in enumerate(grids):
-        x, noise = torch.randn(2, 16, *grid, generator=g)
-        text = torch.randn(3 + i, text_dim, generator=g)
-        sigma, fps = (0.3, 2.0, 20.0, 0.05)[i], (24.0, 30.0, 12.0, 8.0)[i]
-        out.append(SimpleNamespace(key=f"{i}", latent=x, noise=noise, text=text, sigma=sigma, fps=fps))
-    return out
 
 
 def reference_output(network: WanTransformer3DModel, d: SimpleNamespace, rows: int = 512) -> torch.Tensor:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dfm_nb.data.tokenizers import wan_vae
-from tests.data import encoder_files
+from dfm_nb.integrations.wan import vae
+from tests.integrations.wan.pipeline_folder import save_wan_vae
 
 
 @pytest.fixture(scope="module")
 def folder(make_once):
-    return make_once("wan-vae", encoder_files.save_wan_vae)
+    return make_once("wan-vae", save_wan_vae)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def theirs(folder):
 
 @pytest.mark.parametrize("frames", [1, 9])
 def test_latents_and_pixels_are_diffusers(folder, theirs, frames):
-    ours = wan_vae.build(folder)
+    ours = vae.build(folder)
     video = torch.rand(2, 3, frames, 32, 48, generator=torch.Generator().manual_seed(1)) * 2 - 1
     with torch.no_grad():
         latents = theirs.encode(video).latent_dist.mode()
@@ -34,11 +34,11 @@ def test_latents_and_pixels_are_diffusers(folder, theirs, frames):
 
 
 def test_identity_tells_other_weights_and_another_configuration(folder, tmp_path):
-    first = wan_vae.build(folder).identity()
+    first = vae.build(folder).identity()
     other = shutil.copytree(folder, tmp_path / "other")
     path = next(other.rglob("*.safetensors"))
     save_file({name: t + 1e-3 for name, t in load_file(path).items()}, path)
-    assert first["name"] == "wan_vae" and wan_vae.build(other).identity()["sha256"] != first["sha256"]
+    assert first["name"] == "wan_vae" and vae.build(other).identity()["sha256"] != first["sha256"]
 
 
 def test_wrong_files_are_named(folder, tmp_path):
@@ -46,7 +46,7 @@ def test_wrong_files_are_named(folder, tmp_path):
 
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=tmp_path.name):
-        wan_vae.build(tmp_path)
+        vae.build(tmp_path)
     AutoencoderKLWan(base_dim=8, num_res_blocks=1, z_dim=8).save_pretrained(tmp_path / "small")
     with pytest.raises(ValueError, match="16 channels.* 8"):
-        wan_vae.build(tmp_path / "small")
+        vae.build(tmp_path / "small")

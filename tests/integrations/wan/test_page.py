@@ -7,7 +7,7 @@ from dfm_nb.base.video import read_video, write_mp4
 from dfm_nb.butterflies import synthetic
 from dfm_nb.checkpoints import loading
 from tests.docs.docs_pages import Page, desk
-from tests.model.wan_folder import save_wan
+from tests.integrations.wan.pipeline_folder import save_wan
 
 PAGE = Page("docs/wan.md")
 SHORT = {"train.train_iters": 2, "dataset.task_encoder_seq_length": 160}

@@ -1,4 +1,4 @@
-"""The variant `wan` against diffusers' `WanTransformer3DModel`: outputs and gradients, alone, packed and in layouts."""
+"""The network against diffusers' `WanTransformer3DModel`: outputs and gradients, alone, packed and in layouts."""
 
 from types import SimpleNamespace
 
@@ -8,22 +8,22 @@ from diffusers import WanTransformer3DModel
 
 from dfm_nb import Pipeline, export, parallel
 from dfm_nb import config as cfg
-from dfm_nb.checkpoints import wan_folder
 from dfm_nb.checkpoints.loading import load_whole
 from dfm_nb.diffusion.objective import Flow
 from dfm_nb.generation.request import Request
+from dfm_nb.integrations.wan import folder
+from dfm_nb.integrations.wan.names import places
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import PackDenoiser, forward
-from dfm_nb.model.wan_names import places
 from dfm_nb.packs.packs import PackSettings, noised, pack_draws, pack_layout, sample_segment
 from dfm_nb.packs.patches import patchify, unpatchify
 from dfm_nb.parallel.groups import layout_of
 from tests import tiny_run
 from tests.conftest import run_ranks
 from tests.distributed.layouts import LAYOUTS
-from tests.model.wan import TEXT_DIM, random_network, reference_output, samples
+from tests.integrations.wan.reference import GRIDS, TEXT_DIM, random_network, reference_output
+from tests.networks import samples
 from tests.test_train import losses
-from tests.tiny_run import VARIANTS
 
 
 def settings_of(network, *more: str):
@@ -53,7 +53,7 @@ def test_outputs_and_gradients_are_those_of_diffusers(one_rank, sizes, rows):
     config = settings_of(network, f"model.text_padding={rows}")
     _, (chunk,) = build_chunks(config.model, "fp32", seed=3)
     assert chunk.load_state_dict(weights_of(network, config.model))
-    draws, settings = samples(), PackSettings(config)
+    draws, settings = samples(GRIDS, TEXT_DIM), PackSettings(config)
     segments = [noised(config.model, **vars(d)) for d in draws]
     pack = pack_draws(segments, settings, capacity=120)  # 100 tokens and padding
     output, loss_of = forward(chunk, pack, Flow(), torch.device("cpu"))
@@ -88,7 +88,7 @@ def denoised(overrides: list[str], sigma: float) -> list[torch.Tensor]:
     parallel.init(layout)
     _, chunks = build_chunks(config.model, "fp32", seed=3)
     load_whole(chunks, None, weights_of(network, config.model))
-    m, draws = config.model, samples()
+    m, draws = config.model, samples(GRIDS, TEXT_DIM)
     grids = [(t, h // 2, w // 2) for t, h, w in (d.latent.shape[1:] for d in draws)]
     segments = [sample_segment(m, g, d.text, 1.0, 16.0) for g, d in zip(grids, draws)]
     pack = pack_layout(segments, m, layout.token_multiple(), layout.text_multiple())
@@ -105,19 +105,22 @@ def denoised(overrides: list[str], sigma: float) -> list[torch.Tensor]:
 def test_every_layout_denoises_as_diffusers(name):
     world, overrides = LAYOUTS[name]
     network, sigma = random_network(layers=4), 0.7
-    for got, d in zip(run_ranks(world, denoised, overrides, sigma)[0], samples(), strict=True):
+    for got, d in zip(run_ranks(world, denoised, overrides, sigma)[0], samples(GRIDS, TEXT_DIM), strict=True):
         v = reference_output(network, SimpleNamespace(**vars(d) | {"sigma": sigma})).double()
         x = d.latent + sigma * d.noise
         close(got, (x - sigma * v) / (1 + sigma))
 
 
 @pytest.mark.slow
-def test_low_rank_updates_go_on_and_are_exported(one_rank, tiny_data, tiny_wan, tmp_path):
+def test_low_rank_updates_go_on_and_are_exported(one_rank, make_once, tiny_data, tmp_path):
     """Merged or apart they are the same network, which is not the base."""
+    tiny_wan = tiny_run.checkpoint_of("wan", make_once, tiny_data)
     lora = ["model.lora.rank=4", "train.train_iters=4", "checkpoint.save_interval=2"]
     run = tiny_run.train(tiny_data, tmp_path / "run", f"checkpoint.pretrained={tiny_wan}", *lora)
     start = run / "checkpoints" / "iter_0000002"
-    resumed = tiny_run.train(tiny_data, tmp_path / "on", *VARIANTS["wan"], *lora, f"checkpoint.load_checkpoint={start}")
+    resumed = tiny_run.train(
+        tiny_data, tmp_path / "on", *tiny_run.VARIANTS["wan"], *lora, f"checkpoint.load_checkpoint={start}"
+    )
     assert losses(resumed) == {i: loss for i, loss in losses(run).items() if i > 2} and len(losses(run)) == 4
 
     files = {"base": tiny_wan}
@@ -143,5 +146,5 @@ def test_names_and_shapes_of_a_published_size_are_those_of_diffusers(one_rank, s
         network = WanTransformer3DModel(**PUBLISHED[size], attention_head_dim=128, text_dim=4096)
     asked = [f"model.size={size}", "model.in_channels=16", "model.text_dim=4096"]
     model = cfg.resolve(None, overrides=asked).config.model
-    assert all(getattr(model, ours) == network.config[theirs] for theirs, ours in wan_folder.SIZES.items())
-    assert wan_folder._shapes(model) == {name: list(t.shape) for name, t in network.state_dict().items()}
+    assert all(getattr(model, ours) == network.config[theirs] for theirs, ours in folder.SIZES.items())
+    assert folder._shapes(model) == {name: list(t.shape) for name, t in network.state_dict().items()}

@@ -1,19 +1,19 @@
-"""The variant `dfm` against an independent implementation of NeMo DFM's DiT, from its state dict on."""
+"""The network against an independent implementation of NeMo DFM's DiT, from its state dict on."""
 
 import pytest
 import torch
 
 from dfm_nb import config as cfg
-from dfm_nb.checkpoints.nemo_dfm import check_positions, converted, settings_of
 from dfm_nb.diffusion.objective import EDM
+from dfm_nb.integrations.nemo_dfm.weights import check_positions, converted, settings_of
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
 from dfm_nb.packs.packs import PackSettings, noised, pack_draws
 from dfm_nb.packs.patches import unpatchify
 from dfm_nb.training.batches import open_store
 from tests.conftest import STORED
-from tests.model.nemo_dfm import random_network
-from tests.model.wan import samples
+from tests.integrations.nemo_dfm.reference import random_network
+from tests.networks import samples
 
 DFM_TEXT = 512
 GRIDS = [(1, 8, 6), (3, 4, 8), (2, 6, 4), (1, 4, 90)]  # the last is 45 patches wide, where its table of 40 wraps

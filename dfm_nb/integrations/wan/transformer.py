@@ -6,7 +6,7 @@ a layer's six modulations are its own table plus a projection of the time that a
 zero rows that are attended to (`model.text_padding`); no frame rate, no pooled text. The noise input is 1000 t with
 t = sigma / (1 + sigma), whatever the objective.
 
-Rotations act on the pairs (i, i + d/2) of a head here, and on (2i, 2i + 1) there; `wan_names` reorders the weights.
+Rotations act on the pairs (i, i + d/2) of a head here, and on (2i, 2i + 1) there; `names` reorders the weights.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import make_viewless_tensor
 
-from dfm_nb.config.counts import SINUSOID_DIM
+from dfm_nb.config.networks import SINUSOID_DIM
 from dfm_nb.model.adaln import RowMap, add_gated, modulated_norm
-from dfm_nb.model.dfm import NormedCrossAttention, sinusoids
-from dfm_nb.model.dit import DiT, DiTConfig, RMSNorm, TwoLayers, layer_spec, with_bias
+from dfm_nb.model.dit import DiT, DiTConfig, NormedCrossAttention, RMSNorm, TwoLayers, layer_spec, with_bias
 from dfm_nb.model.pack_slice import PackSlice
+from dfm_nb.model.positions import sinusoids
 
 THETA = 10_000.0
+GELU = partial(F.gelu, approximate="tanh")
 
 
 def axial_angles(positions: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -119,11 +120,14 @@ class TimeEmbedder(TwoLayers):
 class TextEmbedder(TwoLayers):
     """Two layers over the text encoder's states."""
 
-    activation = staticmethod(partial(F.gelu, approximate="tanh"))
+    activation = staticmethod(GELU)
 
 
 class Wan(DiT):
     """See the module."""
+
+    # With `qk_layernorm` megatron-core sums gradients of the norms over tp; but tp splits these norms.
+    fields = {"qk_layernorm": False, "activation_func": GELU}
 
     def spec(self) -> ModuleSpec:
         return layer_spec(IdentityOp, HeadsNormedCrossAttention, WanLayer)

@@ -10,9 +10,9 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
-from dfm_nb.checkpoints import torch_dist
 from dfm_nb.checkpoints.tensor_files import CheckpointError
-from dfm_nb.checkpoints.torch_dist import load_foreign
+from dfm_nb.integrations.nemo_dfm import torch_dist
+from dfm_nb.integrations.nemo_dfm.torch_dist import load_foreign
 from tests.attacks.checkpoint_files import Evil
 
 WEIGHT = "decoder.layers.weight"

@@ -1,0 +1,1 @@
+"""NeMo DFM's DiT: its network, and weights that were trained there."""
