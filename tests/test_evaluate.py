@@ -158,7 +158,7 @@ def test_stored_latents_are_those_of_one_size(tiny_data):
 
 
 def test_a_source_is_drawn_from_by_the_seed_alone():
-    source = reference.RawSource("synthetic", 32)
+    source = reference.SourceReference("synthetic", 32)
     drawn = [reference.choose(source, 3, 1, 5, seed) for seed in (4, 4, 5)]
     captions = [[r.caption for r in images + clips] for images, clips, failed in drawn]
     assert captions[0] == captions[1] != captions[2] and all(failed == 0 for *_, failed in drawn)
