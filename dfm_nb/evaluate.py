@@ -83,6 +83,7 @@ def measure(options: EvaluateOptions) -> EvaluationResult:
 
 
 NOT_MEASURED = {
+    "kernel_distance": "distances need 4 or more real samples: raise --num-prompts or --num-clips, or add samples",
     "retrieval": f"retrieval needs {WAYS} samples: raise --num-prompts or --num-clips",
     "memorised": "copies are told by two or more held-out samples of one size: a prepared folder, --split val or test",
 }

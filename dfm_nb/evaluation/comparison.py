@@ -32,7 +32,8 @@ def against(
 ) -> tuple[dict[str, Any], list[Any]]:
     """Distances to real samples of one kind, and the generated ones.
 
-    The captions of one half of the real samples are sampled, and distances are to the other half.
+    The captions of one half of the real samples are sampled, and distances are to the other half. Of fewer than four,
+    all captions are sampled and nothing is compared.
 
     Parameters
     ----------
@@ -40,13 +41,14 @@ def against(
     judged : what a judge finds of the attributes asked for in videos.
     round_trip : a video through the model's tokenizer.
     """
-    if len(real) < 4:
-        raise ValueError(f"distances need 4 or more images or clips; got {len(real)}; use --split train, or ask for 0")
-    asked, others = real[: len(real) // 2], real[len(real) // 2 :]
+    half = len(real) // 2 if len(real) >= 4 else len(real)  # a distance needs two of each
+    asked, others = real[:half], real[half:]
     samples = generate(asked)
     videos = [s.frames for s in samples]
     found: dict[str, Any] = {"samples": len(videos), "real_samples": len(others), "network": features.NAME}
     found |= judged(videos, [r.attributes for r in asked])
+    if not others:
+        return found, samples
     sets = (videos, *([r.frames for r in some] for some in (asked, others)), [round_trip(r.frames) for r in asked])
     return found | compare(*([network(v) for v in some] for some in sets)), samples
 
