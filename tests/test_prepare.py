@@ -15,6 +15,7 @@ from dfm_nb.base.argv import guard
 from dfm_nb.data import preparation, shards
 from dfm_nb.data.edits import Edit, write_edit
 from dfm_nb.data.prepared_folder import PreparedFolder
+from dfm_nb.data.text_encoders import minilm
 from dfm_nb.inspect import inspect_dataset
 from tests.processes import commands
 
@@ -266,6 +267,16 @@ def test_resuming_with_other_encoders_is_refused(prepared, tmp_path, capsys):
     assert "text_encoder" in capsys.readouterr().err
 
 
+def test_a_finished_folder_is_complete_with_the_same_encoders_alone(prepared, tmp_path, capsys, monkeypatch):
+    shutil.copytree(prepared, tmp_path / "d")
+    (tmp_path / "d" / ".dfm" / "encoders.json").unlink()  # the manifest has them too
+    weights = str(minilm.find_weights())
+    assert run(tmp_path / "d", "--text-encoder-path", weights) == 0
+    monkeypatch.setattr(minilm, "_checksum", lambda file: "0" * 64)
+    assert run(tmp_path / "d", "--text-encoder-path", weights) == 2
+    assert "text_encoder" in capsys.readouterr().err
+
+
 def test_a_file_system_without_locks_is_prepared_on(tmp_path, monkeypatch):
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
     with PreparedFolder(tmp_path).turn():
@@ -275,6 +286,7 @@ def test_a_file_system_without_locks_is_prepared_on(tmp_path, monkeypatch):
 def test_second_preparation_waits_for_the_first(tmp_path):
     code = f"""
 from dfm_nb.data.prepared_folder import PreparedFolder
+from dfm_nb.data.text_encoders import minilm
 with PreparedFolder({str(tmp_path)!r}).turn():
     print("in")
 """

@@ -27,6 +27,7 @@ from pydantic import model_validator
 
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import NPROC
+from dfm_nb.base.files import read_json
 from dfm_nb.base.log import log, silent
 from dfm_nb.base.options import Options, fields, option
 from dfm_nb.base.progress import tqdm
@@ -208,7 +209,9 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
             with silent(ranks.rank > 0):  # what fails here leaves the folder as it was
                 preparation = Preparation(config, opened(), folder, ranks, plan)
             done = ranks.first(lambda: claim(plan))
-            if not done:
+            if done:
+                ranks.first(lambda: folder.agree_on_encoders(preparation.identities()))
+            else:
                 preparation.run()
         if done and ranks.rank == 0:
             log.info("%s is already complete", folder.path)
@@ -218,6 +221,8 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
 
 def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None = None) -> dict[str, Any] | None:
     """Before any work by `world` processes: the plan, or None when the folder already holds all of it.
+
+    With other paths of encoders it is the plan in any case: they are loaded to be compared.
 
     Raises
     ------
@@ -233,7 +238,9 @@ def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None
     plan = config.plan(source, began)
     if texts := held.get("texts", 0) + config.texts_only:
         plan["texts"] = texts  # a shard whose record says fewer has older captions
-    return None if folder.check(plan, config.resume, config.overwrite, config.texts_only) else plan
+    made = (read_json(folder.manifest) or {}).get("arguments", {})
+    same = all(getattr(config, path) == made.get(path) for path in ("tokenizer_path", "text_encoder_path"))
+    return None if folder.check(plan, config.resume, config.overwrite, config.texts_only) and same else plan
 
 
 class Preparation:
@@ -283,11 +290,11 @@ class Preparation:
                 held_out, share = len(self.plans.items_of("val")), self.plan["val_fraction"]
                 log.info("%d of them are held out for validation; --val-fraction %g is the default", held_out, share)
         self.ranks.first(self._provide_tokenizer)
-        self.ranks.first(lambda: self.folder.agree_on_encoders(self._identities()))
+        self.ranks.first(lambda: self.folder.agree_on_encoders(self.identities()))
         self._encode()
         self.ranks.first(self._complete)
 
-    def _identities(self) -> dict[str, dict]:
+    def identities(self) -> dict[str, dict]:
         """By the names that were asked for, with which they are found again."""
         named = {"tokenizer": self.config.tokenizer, "text_encoder": self.config.text_encoder}
         return {kind: getattr(self, kind).identity() | {"name": name} for kind, name in named.items()}
@@ -359,7 +366,7 @@ class Preparation:
         arguments = self.config.model_dump(exclude={"options", "table"}, exclude_none=True) | self.config.options
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
         manifest = totals.manifest(
-            {"source": self.plan["source"], **self._identities()},
+            {"source": self.plan["source"], **self.identities()},
             self.plans.num_items,
             self._psnr(),
             own | {"arguments": arguments},

@@ -179,10 +179,11 @@ class PreparedFolder:
         more = _differences(_but_captions(held), _but_captions(plan))
         if differ := more if texts_only else _differences(held, plan):
             fix = "choose another --output-dir or pass --overwrite"
-            raise FileExistsError(
-                f"{self.path} already holds another data set ({differ}); "
-                + (fix if more else f"pass --texts-only, as captions alone differ, or {fix}")
-            )
+            if "contents_sha256" in plan.get("source", {}).keys() - held.get("source", {}).keys():
+                fix = f"an older version made it and recorded no contents to compare; train on it as it is, or {fix}"
+            elif not more:
+                fix = f"pass --texts-only, as captions alone differ, or {fix}"
+            raise FileExistsError(f"{self.path} already holds another data set ({differ}); {fix}")
         finished = self.manifest.is_file() and (self.path / CHECKSUMS).is_file() and not texts_only
         if not (finished or resume or texts_only):
             raise FileExistsError(f"{self.path} is unfinished; pass --resume to continue or --overwrite to start again")
@@ -221,11 +222,11 @@ class PreparedFolder:
             yield
 
     def agree_on_encoders(self, identities: dict[str, dict]) -> None:
-        """The encoders of a resumed preparation must be those it began with; `identities` are by kind."""
+        """The encoders must be those that the preparation began with; `identities` are by kind."""
         path = self.records / "encoders.json"
         now = json.loads(json.dumps(identities))
-        held = read_json(path)
-        if held is None:
+        held = read_json(path) or {k: v for k, v in (read_json(self.manifest) or {}).items() if k in now}
+        if not held:
             write_atomically(path, json.dumps(now).encode())
         elif differ := _differences(held, now):
             raise ValueError(f"{self.path} was begun with other encoders ({differ}); pass the same or --overwrite")
