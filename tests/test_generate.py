@@ -158,19 +158,9 @@ def _folder_of(folder: Path, stills: int, clips: dict[int, int]) -> None:
         (folder / f"{i}.txt").write_text(f"moth {i}")
 
 
-@pytest.mark.parametrize(
-    "stills, clips, first, still_fps, clip_fps",
-    [
-        (4, {}, (1, 32, 32, 1.0), 1.0, 1.0),
-        (0, {25: 2, 10: 3}, (5, 32, 32, 10.0), 10.0, 10.0),
-        (5, {25: 3, 10: 1}, (1, 32, 32, 1.0), 1.0, 25.0),
-        (2, {25: 3}, (5, 32, 32, 25.0), 1.0, 25.0),
-    ],
-    ids=["stills", "clips of two rates", "both, most stills", "both, most clips"],
-)
-def test_a_request_is_told_what_most_training_samples_of_its_kind_were(
-    tmp_path, capsys, stills, clips, first, still_fps, clip_fps
-):
+def test_a_request_is_told_what_most_training_samples_of_its_kind_were(tmp_path, capsys):
+    """Which are most, of stills and clips of several rates: tests/data/test_stores.py."""
+    stills, clips, first, still_fps, clip_fps = 5, {25: 3, 10: 1}, (1, 32, 32, 1.0), 1.0, 25.0
     _folder_of(tmp_path / "own", stills, clips)
     size = "--tokenizer pca --short-side 32 --val-fraction 0".split()
     argv = ["--source", f"folder:{tmp_path / 'own'}", *size, "--output-dir", str(tmp_path / "data")]

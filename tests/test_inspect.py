@@ -33,13 +33,6 @@ def test_table_and_contact_sheet_of_a_prepared_folder(folder, capsys):
     assert sheet.shape[0] > 200 and sheet.std() > 20
 
 
-def test_what_samples_lack_is_counted_and_named(folder):
-    found = inspect.inspect_dataset(folder, samples=0)
-    found["lost"] = [{"key": f"sample-{i}", "reason": "text_cut", "detail": "long"} for i in range(4)]
-    found["counts"]["lost_by_reason"] = {"text_cut": 4}
-    assert "text_cut: 4 (sample-0, sample-1, sample-2 and 1 more)" in repr(found)
-
-
 def test_changed_missing_surplus_and_cut_shards_are_found(folder, capsys):
     (folder / "rank0-000001.tar").rename(folder / "other.tar")
     tar = folder / "rank0-000000.tar"

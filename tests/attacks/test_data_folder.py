@@ -102,13 +102,6 @@ def test_energons_files_that_are_damaged_are_one_sentence(data, content):
         index_dataset(data)
 
 
-def test_folder_of_an_older_format_says_what_reads_it(data):
-    (data / "checksums.json").unlink()
-    manifest(format_version=1, files={})(data / "manifest.json")
-    with pytest.raises(ValueError, match="d3d8367"):
-        ShardStore(data)
-
-
 def test_damage_in_the_middle_of_a_tar_costs_one_sample(data):
     """The headers of one sample are overwritten: the others are read where they are."""
     tar = data / "rank0-000000.tar"

@@ -7,15 +7,12 @@ import torch
 
 from dfm_nb import inspect
 from dfm_nb.base.argv import guard
-from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.records import SampleError
-from dfm_nb.checkpoints import folders
 from dfm_nb.data import shards
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.evaluation.reference import ShardReference, choose
 from dfm_nb.training.batches import packed_loader
 from dfm_nb.training.loop import BadSamples
-from tests import tiny_run
 from tests.attacks.sample_files import CONTROLS, MARK, UNUSABLE, good_parts, spoil
 from tests.distributed.layouts import make_trainer
 from workbench.browser import DatasetBrowser
@@ -151,14 +148,3 @@ def test_others_stay_where_they_are(trainer, tmp_path):
     assert packs(bad) == whole
     assert [a + b for a, b in zip(packs(bad, 0, 2), packs(bad, 1, 2))] == whole
     assert packs(bad, skip=2)[:2] == whole[2:]
-
-
-@pytest.mark.slow
-def test_real_run_ends_well_and_its_log_names_it(tmp_path):
-    (key,) = spoil(tmp_path / "data", 0, UNUSABLE["code in pth"])
-    run = tiny_run.train(tmp_path / "data", tmp_path / "run")
-    log = (run / "log.txt").read_text()
-    assert f"sample {key}" in log and log.count("sample left out") == 1
-    records = read_metrics(run / "metrics.jsonl")
-    assert [r["iteration"] for r in records] == [1, 2, 3] and all(r["loss"] > 0 for r in records)
-    assert len(folders.whole_checkpoints(run / "checkpoints")) == 1

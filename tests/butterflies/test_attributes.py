@@ -5,9 +5,8 @@ import pytest
 
 from dfm_nb.base.intervals import wilson
 from dfm_nb.butterflies import captions, synthetic, wordings
-from dfm_nb.butterflies.attributes import MEASURED, TOGETHER, is_pair, score, share, shares, unseen_attributes
+from dfm_nb.butterflies.attributes import MEASURED, is_pair, score, share, shares, unseen_attributes
 from dfm_nb.butterflies.judge import HEADS
-from dfm_nb.evaluation.results import table
 
 
 def test_wilson_interval_is_the_published_one():
@@ -69,13 +68,6 @@ def test_score_counts_what_is_found_and_what_is_found_surely():
     assert out["pairs"] == pytest.approx({"samples": 2, **share(np.array([True, False]))})
     assert out["triples"]["share"] == 0.5 and "wing_motion" not in out
     assert sum(sum(saw.values()) for saw in out["colour"]["found"].values()) == 4
-    out["real_renders"] = {
-        name: {m: {how: share(np.ones(9, bool)) for how in ("argmax", "sure")} for m in (*MEASURED, *TOGETHER)}
-        for name in ("as_drawn", "decoded")
-    }
-    text = table({"images": out})
-    assert "| 4 images | pattern | 50.0% (15.0% - 85.0%) | 100.0% | 100.0% | 75.0% | 10.0% | 25.0% |" in text
-    assert "| 2 images | all three, unseen pairs | 50.0% (9.5% - 90.5%) |" in text
 
 
 def test_a_name_that_is_not_the_likeliest_is_not_sure_however_low_the_threshold():

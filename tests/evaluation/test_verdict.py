@@ -5,7 +5,6 @@ import pytest
 
 from dfm_nb.evaluation import verdict
 from dfm_nb.evaluation.distance import difference, kernel_estimate, kernel_influences
-from dfm_nb.evaluation.results import rows, table
 
 
 def pictures(n: int, seed: int) -> list[np.ndarray]:
@@ -69,15 +68,3 @@ def test_differences_of_distances_to_the_same_set_are_narrower():
     one, other = kernel_estimate(near, y), kernel_estimate(x, y)
     assert found.value == pytest.approx(one.value - other.value)
     assert found.high - found.low < 0.3 * (one.high - one.low)
-
-
-def test_the_table_and_the_picture_have_a_row_or_panel_for_each_figure(judge, tmp_path):
-    train, held_out = pictures(12, 0), pictures(12, 6)
-    found = [judge.figures(i, held_out, train) | {"val_loss": loss} for i, loss in ((1000, 0.5), (2000, None))]
-    found = [r | {"drift": judge.drift(train, train)} for r in found]
-    values = {"checkpoints": found, "verdict": judge.verdict(found)}
-    assert {(r["iteration"], r["measure"]) for r in rows(values)} >= {(1000, "copies"), (2000, "drift")}
-    said = table(values)
-    assert "| 1000 | " in said and "| real pictures | " in said and "Verdict: take " in said and "| 0.5000 |" in said
-    verdict.plot(values, tmp_path / "v.png")
-    assert (tmp_path / "v.png").read_bytes().startswith(b"\x89PNG")

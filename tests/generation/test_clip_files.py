@@ -155,16 +155,6 @@ def test_skip_existing_draws_what_is_missing(tiny_checkpoint, tmp_path, capsys):
     assert generate(tiny_checkpoint, tmp_path / "o.mp4", *prompts, "--skip-existing", "--seed", 2) == 2
 
 
-def test_torchrun_names_by_index_and_rank(tiny_checkpoint, tmp_path):
-    argv = ["--checkpoint-path", str(tiny_checkpoint), "--video-save-path", str(tmp_path / "o.mp4"), *SMALL]
-    for p in "abc":
-        argv += ["--prompt", p]
-    done = commands().run("torchrun", "--standalone", "--nproc-per-node=2", "-m", "dfm_nb.generate", *argv)
-    assert done.returncode == 0, done.stdout + done.stderr
-    names = [f"idx={i}_rank={i % 2}_o.png" for i in range(3)]
-    assert sorted(p.name for p in tmp_path.glob("*.png")) == names
-
-
 def test_interrupt_keeps_and_names_finished_clips(tiny_checkpoint, tmp_path):
     """By SIGTERM; that Ctrl-C keeps them too is `test_generate`'s."""
     words = ["--checkpoint-path", tiny_checkpoint, "--video-save-path", tmp_path / "o.mp4", *SMALL]

@@ -103,10 +103,6 @@ def test_every_field_of_a_request_can_be_set_by_a_flag(tmp_path, monkeypatch):
     assert r.init_video == str(tmp_path / "v.mp4"), "a sidecar means the same file in any folder"
 
 
-def test_steps_of_upstream_are_a_float():
-    assert [r.num_steps for r in requests_of(*arguments("--prompt", "p", "--num_steps", "35.0"))] == [35]
-
-
 def test_frames_are_rounded_to_what_a_tokenizer_codes_and_that_is_said_once(caplog, tmp_path):
     flags = ["--num-video-frames", "250", "--prompt", "a", "--prompt", "b"]
     assert [r.num_video_frames for r in requests_of(*arguments(*flags))] == [249, 249]

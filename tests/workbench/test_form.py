@@ -113,11 +113,6 @@ def test_changed_value_offers_the_recipes():
     assert (form.controls["model.num_layers"].value, form.controls["model.hidden_size"].value) == (3, 768)
 
 
-def test_form_tells_parameters_and_memory():
-    form = ConfigForm(["model.size", "train.train_iters"], recipe="demo", nproc=2)
-    assert "4.1 M" in form._summary.value and "GiB" in form._summary.value
-
-
 def test_command_and_call_are_there_to_copy():
     form = ConfigForm(["train.train_iters"], {"train.train_iters": 20}, recipe="demo", nproc=2, run_dir="runs/a b")
     assert form.command() == ("dfm pretrain --recipe demo --nproc-per-node 2 --run-dir 'runs/a b' train.train_iters=20")

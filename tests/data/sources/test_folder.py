@@ -177,12 +177,6 @@ def test_an_absolute_path_inside_is_that_file_and_accents_may_be_in_either_form(
     assert str(tmp_path / "b.png") in outside, "as it was written"
 
 
-def test_a_text_beside_a_picture_has_its_suffix_in_any_case_and_its_encoding_by_its_mark(tmp_path):
-    picture(tmp_path / "X.PNG")
-    (tmp_path / "X.TXT").write_bytes("ein F\xe4lter\r\n".encode("utf-16"))
-    assert folder.build(str(tmp_path)).captions(0)[0] == ["ein F\xe4lter"]
-
-
 def test_a_list_of_captions_is_bounded(tmp_path):
     (tmp_path / "captions.csv").touch()
     os.truncate(tmp_path / "captions.csv", folder.LARGEST_LIST + 1)
@@ -191,12 +185,6 @@ def test_a_list_of_captions_is_bounded(tmp_path):
 
 
 # ---- pictures -----------------------------------------------------------------------------------------------------
-
-
-def test_a_broken_link_is_called_that(tmp_path):
-    (tmp_path / "a.png").symlink_to("/nowhere/b.png")
-    error = fault(folder.build(str(tmp_path)))
-    assert error.reason == "missing_file" and "/nowhere/b.png" in error.detail
 
 
 def test_hidden_and_foreign_files_are_no_items(tmp_path, caplog):

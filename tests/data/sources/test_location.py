@@ -3,7 +3,6 @@
 import json
 import shutil
 from functools import partial
-from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -38,25 +37,9 @@ def photos(tmp_path):
     return root
 
 
-class Handler(Quiet):
-    """A folder with pages of links, without ranges of files; and its folders as buckets of S3, whose list it gives."""
-
-    def do_GET(self):
-        if "list-type=2" not in self.path:
-            return super().do_GET()
-        bucket = Path(self.directory, self.path.strip("/").partition("?")[0])
-        files = [(p.relative_to(bucket).as_posix(), p.stat().st_size) for p in bucket.rglob("*") if p.is_file()]
-        entry = "<Contents><Key>{}</Key><Size>{}</Size><ETag>x</ETag></Contents>"
-        body = f"<ListBucketResult>{''.join(entry.format(*file) for file in files)}</ListBucketResult>".encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
 @pytest.fixture
 def http(photos):
-    with serving(partial(Handler, directory=str(photos.parent))) as httpd:
+    with serving(partial(Quiet, directory=str(photos.parent))) as httpd:
         yield httpd.url
 
 
@@ -204,18 +187,3 @@ def test_tables_of_other_columns_are_not_joined(tmp_path):
     pq.write_table(pa.table({"image": [b"x"], "caption": ["x"]}), tmp_path / "b.parquet")
     with pytest.raises(ValueError, match="caption"):
         table.build(str(tmp_path))
-
-
-@pytest.mark.slow
-def test_s3_is_read_by_its_driver(photos, http, monkeypatch):
-    """`Handler` answers what an anonymous reader of a public bucket asks of S3."""
-    s3fs = pytest.importorskip("s3fs")
-    keys = {"ACCESS_KEY_ID": "nobody", "SECRET_ACCESS_KEY": "nothing", "DEFAULT_REGION": "us-east-1"}
-    for name, value in {"ENDPOINT_URL_S3": http, **keys}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    try:
-        assert same(table.build(str(photos / "t.csv")), table.build("s3://photos/t.csv"))
-        assert same(folder.build(str(photos)), folder.build("s3://photos"))
-    finally:
-        s3fs.S3FileSystem.clear_instance_cache()
