@@ -89,7 +89,7 @@ def wandb(run: Run, config: LoggerConfig, settings: Mapping[str, object]) -> Gen
             id=run.id,
             resume="allow",
         )
-    except wandb.Error as error:
+    except (wandb.Error, OSError, ValueError) as error:  # the last two: it checks names and the run's id
         why = str(error).splitlines()[0]
         log.warning("no Weights & Biases for this run: %s; set WANDB_API_KEY, or logger.wandb_mode=offline", why)
         return
