@@ -317,7 +317,7 @@ class Launcher(Live):
 
         self._refresh()
         monitor.finish(self.run_dir)
-        if self.state in ("failed", "lost"):
+        if self.state in ("failed", "lost", "not started"):  # the last: a run from a terminal was first
             raise RunFailed(self.failure())
         if self.state == "stopped":
             at = f" after iteration {last}" if (last := self._checkpointed()) else ""

@@ -41,7 +41,7 @@ class Panel:
     def __init__(self, launcher: Any):
         import ipywidgets as w
 
-        self.launcher, self.message, self.stopping, self.asked = launcher, "", False, ""
+        self.launcher, self.message, self.note, self.stopping, self.asked = launcher, "", "", False, ""
         self._follower: threading.Thread | None = None
         self.buttons = {}
         for name, (icon, style) in self.LOOKS.items():
@@ -72,12 +72,13 @@ class Panel:
         self._try(functools.partial(action, confirm=asked == name))
 
     def _try(self, action: Callable[[], object]) -> None:
-        """Run a button's action and show its exception."""
-        self.message = ""
+        """Run a button's action and show its exception; that another starter was first is no fault."""
+        self.message = self.note = ""
         try:
             action()
         except Exception as error:
-            self.message = str(error) or type(error).__name__
+            first = isinstance(error, FileExistsError) and self.launcher.state == "running"
+            setattr(self, "note" if first else "message", str(error) or type(error).__name__)
         self.refresh()
 
     def _follow(self) -> None:
@@ -112,8 +113,8 @@ class Panel:
             f'<b style="color:{colour}" aria-hidden="true">{_MARKS[state]}</b> {state}{pid}</span>'
         )
         notes = [f"<b>{name}</b> {html.escape(text)}." for name, text in offers.items()]
-        difference = html.escape(self.launcher.difference())
-        notes += [f"{difference[0].upper()}{difference[1:]}."] if difference else []
+        told = [html.escape(text) for text in (self.note if running else "", self.launcher.difference()) if text]
+        notes += [f"{text[0].upper()}{text[1:]}." for text in told]
         cause, now = job.cause(), self.launcher.followed
         if cause and not now:
             notes.append(f"The last run here {state} on {job.ended()}: {html.escape(cause)}")

@@ -21,6 +21,7 @@ import psutil
 
 from dfm_nb.base import process
 from dfm_nb.base.files import read_json, write_atomically
+from dfm_nb.base.run import Run
 
 RECORD = "launch.json"
 SETTLE_S = 0.3
@@ -50,6 +51,8 @@ def supervise(folder: Path) -> None:
         code = 127
     if (read_json(here / RECORD) or {}).items() >= own.items():  # no other supervisor's record is ended
         write_record(here, record | {"exit_code": code, "stopped": bool(asked)})
+        if code and Run(here).owner():  # a run from a terminal was first: the folder is its, and this one never began
+            (here / RECORD).unlink()
 
 
 def watch(agent: psutil.Popen, asked: list[int]) -> int:

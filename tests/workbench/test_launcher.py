@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import workbench
+from dfm_nb.base.run import Run
 from tests.processes import alive, wait_until
 from workbench import supervisor
 from workbench.job import Job, RunFailed
@@ -172,6 +173,23 @@ def test_of_two_starters_one_starts_and_the_other_is_refused(sleeping, tmp_path,
     refused = [str(error) for start in starts if (error := start.exception())]
     assert len(refused) == 3 and all(f"process {job.record['pid']} " in why for why in refused)
     assert job.state == "running" and len(list(tmp_path.glob("before-*"))) == over
+
+
+def test_a_start_that_came_second_is_no_failure(sleeping, front_end, tmp_path):
+    job, record = sleeping
+    panel = panel_of(workbench.Launcher(job.folder, ["--mock"]))
+    wait = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nexit(2)"
+    job.start(record | {"command": [sys.executable, "-c", wait]})
+    panel._try(lambda: job.start(record))
+    assert panel.alert.value == "" and f"rocess {job.pid} " in panel.says.value
+    terminal = Run.create(job.folder)
+    terminal.claim()
+    try:
+        (tmp_path / "go").touch()
+        wait_until(lambda: not job.record, "the supervisor withdraws its record")
+        assert job.state == "running" and job.pid == os.getpid()
+    finally:
+        terminal.release()
 
 
 def test_a_supervisor_ends_the_record_of_its_own_folder(sleeping, tmp_path):
