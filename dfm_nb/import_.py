@@ -36,8 +36,8 @@ class ImportOptions(Options):
     )
     output: str = option(help="folder for model.safetensors, or FILE.safetensors or FILE.pth", output=True)
     base: str | None = option(None, "the imported weights that LoRA adapters belong to")
-    tokenizer: str | None = option(None, "tokenizer of the data it was trained on: wan_vae, and NeMo DFM cosmos_cv")
-    text_encoder: str | None = option(None, "text encoder of the data it was trained on: umt5, and NeMo DFM t5")
+    tokenizer: str | None = option(None, "tokenizer of the data it was trained on; default: the published one")
+    text_encoder: str | None = option(None, "text encoder of the data it was trained on; default: the published one")
     settings: Overrides = option([], "that differ from the published model's", positional=True, metavar="KEY=VALUE")
 
 

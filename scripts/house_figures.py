@@ -1,10 +1,11 @@
 """The budget: code lines per room, compared with `[tool.dfm_nb.budget]` in pyproject.toml.
 
-    python scripts/house_figures.py [--root CHECKOUT] [--record]
+    python scripts/house_figures.py [--root CHECKOUT] [--record] [--without INTEGRATION]
 
 A code line is not blank, not only a comment and not part of a docstring; `ruff format` decides where lines end, so
 dense code gains nothing. The exit code is 1 if a room is above its budget or has none. `--record` adds the row of
-docs/log for this checkout: settings, flags and words.
+docs/log for this checkout: settings, flags and words. `--without wan` lists what goes with dfm_nb/integrations/wan:
+files, and lines elsewhere that name it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def rooms(root: Path) -> Counter[str]:
             lines, parts = code_lines(path.read_text(encoding="utf-8")), path.relative_to(root).parts
             found[tree] += lines
             if tree == "dfm_nb":
-                found[f"dfm_nb/{parts[1] if len(parts) > 2 else 'verbs'}"] += lines
+                depth = 3 if parts[1] == "integrations" and len(parts) > 3 else 2  # each integration is a room
+                found["/".join(parts[:depth]) if len(parts) > 2 else "dfm_nb/verbs"] += lines
     return found
 
 
@@ -71,11 +73,38 @@ def record(root: Path) -> str:
     return f"{settings} settings, {flags()} flags, {words:,} words in docs"
 
 
+def without(root: Path, name: str) -> list[str]:
+    """Files with an integration's name as a word of their path, and lines of others that name one of its parts."""
+    files = subprocess.run(["git", "ls-files"], cwd=root, text=True, capture_output=True).stdout.splitlines()
+    word = re.compile(rf"(^|[-_/.]){name.replace('_', '[-_]')}([-_/.]|$)")
+    gone = [file for file in files if word.search(file)]
+    sources = [(root / file).read_text(encoding="utf-8") for file in gone if re.search(r"network\.py$|\.txt$", file)]
+    parts = [f"model.variant={n}" for n in re.findall(r"^(\w+) = .*network:", "\n".join(sources), re.M)]
+    parts += re.findall(r"^(\w+) = (?!.*network:)", "\n".join(sources), re.M)  # tokenizers, text encoders
+    parts += re.findall(r'"([\w.-]+)": size_row', "\n".join(sources))
+    parts += [Path(file).stem if "/recipes/" in file or file.endswith(".ipynb") else file for file in gone]
+    parts += [Path(file).name for file in gone if file.endswith(".md")] + [f"[{name}]", f"{name} = ["]
+    lines = [
+        f"{file}:{i}: {line.strip()[:100]}"
+        for file in files
+        if file not in gone
+        and Path(file).suffix in (".py", ".md", ".toml", ".ipynb", ".yaml")
+        and file != "CHANGELOG.md"
+        for i, line in enumerate((root / file).read_text(encoding="utf-8").splitlines(), 1)
+        if any(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", line) for part in parts)
+    ]
+    return [*gone, *lines]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the checkout to count")
     parser.add_argument("--record", action="store_true", help="count settings, flags and words of the docs too")
+    parser.add_argument("--without", metavar="INTEGRATION", help="list what to remove with it")
     args = parser.parse_args()
+    if args.without:
+        print(*without(args.root, args.without), sep="\n")
+        return 0
     budget = tomllib.loads((args.root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["dfm_nb"]["budget"]
     found = rooms(args.root)
     for room, lines in sorted(found.items()):

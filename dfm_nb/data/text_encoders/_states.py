@@ -25,7 +25,7 @@ class Words:
         if len(tokens) > self.max_tokens:
             found["text_cut"] = f"its text of {len(tokens)} tokens is cut at {self.max_tokens}; shorten it"
         if unknown:
-            said = f"{unknown} of {own} tokens of its text are unknown to the text encoder; umt5 knows most scripts"
+            said = f"{unknown} of {own} tokens of its text are unknown to the text encoder; choose another"
             found["unknown_text" if 2 * unknown > own else "unknown_tokens"] = said
         return found
 
