@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dfm_nb.base import plugins
-from dfm_nb.base.log import start_logging
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import option
+from dfm_nb.base.verb import Report, Verb
 from dfm_nb.data.adoption import adopt_dataset
 from dfm_nb.data.prepared_folder import summary
 
 __all__ = ["adopt_dataset", "main"]
 
 
-class AdoptOptions(Options):
+class AdoptOptions(Verb):
     """Add what is missing to a folder of third-party shards."""
 
-    prog = "dfm adopt"
+    prog, logs = "dfm adopt", True
 
     folder: str = option(help="folder with .tar shards; they are not changed", positional=True)
     tokenizer: str = option(help="of the latents: " + ", ".join(plugins.names("tokenizers")))
@@ -28,14 +26,11 @@ class AdoptOptions(Options):
     val_fraction: float = option(0.0, "share of the samples for validation, in complete shards", ge=0, lt=1)
     device: str = option("cpu", "where the encoders run")
 
+    def run(self) -> None:
+        adopt_dataset(**self.model_dump(exclude={"as_json"}))
 
-def result(argv: list[str]) -> dict[str, Any]:
-    """The object that `--json` prints."""
-    return summary(AdoptOptions.parse(argv).folder)
+    def report(self, result: None) -> Report:
+        return Report(summary(self.folder))
 
 
-def main(argv: list[str] | None = None) -> int:
-    options = AdoptOptions.parse(argv)
-    start_logging()
-    adopt_dataset(**dict(options))
-    return 0
+main = AdoptOptions.main

@@ -8,19 +8,17 @@ Other packages add verbs, as the workbench does, by an entry point that names a 
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from dfm_nb.base.argv import TOLD, guard, mistake, pop_nproc, usage
+from dfm_nb.base.argv import TOLD, guard, mistake, usage
 from dfm_nb.base.installed import entry_points
-from dfm_nb.base.torchrun import run_under_torchrun
 
 VERBS: dict[str, tuple[str, str]] = {
     # verb: (module with `main`, one line of help)
@@ -38,9 +36,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("dfm_nb.plan", "layouts that fit a model on some GPUs, with memory and relative time"),
     "doctor": ("dfm_nb.doctor", "check this machine: what it has and what is missing"),
 }
-UNDER_TORCHRUN = {"prepare", "pretrain", "generate", "evaluate"}
-PREFLIGHT = {"prepare", "pretrain"}
-"""Verbs whose module has `preflight(argv, nproc)`, cheap enough to run before the processes start."""
 
 
 def verbs() -> dict[str, tuple[str, str]]:
@@ -59,69 +54,50 @@ def verbs() -> dict[str, tuple[str, str]]:
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    try:
-        return _main(argv)
-    except Exception as error:
-        if "--json" in argv:
-            text = mistake(error)
-            answer = {"exit_code": 1 if text is None else 2, "error": text or f"{type(error).__name__}: {error}"}
-            print(json.dumps(answer, ensure_ascii=False), flush=True)
-        raise
+    return _in_json(argv) if "--json" in argv and not {"-h", "--help"} & {*argv} else _run(argv)
 
 
-def _main(argv: list[str]) -> int:
+def _run(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(usage("dfm VERB", verbs()))
-        print("\n--json, with any verb but lab: one JSON object on stdout, and everything else on stderr")
         return 0
     if argv[0] == "--version":
         from dfm_nb.base.version import __version__
 
         print(__version__)
         return 0
-    verb, rest = argv[0], list(argv[1:])
-    known = VERBS if verb in VERBS else verbs()
-    if verb not in known:
+    known = VERBS if argv[0] in VERBS else verbs()
+    if argv[0] not in known:
         from dfm_nb.base.nearest import meant
 
-        raise ValueError(f"there is no verb {verb!r}; {meant(verb, known, 'see dfm --help')}")
-    module, _ = known[verb]
-    if "--json" not in rest or {"-h", "--help"} & {*rest}:
-        return _run(verb, module, rest)
-    result = None
-    if hasattr(found := _imported(module), "result"):
-        rest.remove("--json")  # the other verbs have the flag, and print their object
-        nproc, words = pop_nproc(rest)
-        result = functools.partial(found.result, words, *([nproc] if verb == "pretrain" else []))
-    return _in_json(lambda: _run(verb, module, rest), result)
+        raise ValueError(f"there is no verb {argv[0]!r}; {meant(argv[0], known, 'see dfm --help')}")
+    return _imported(known[argv[0]][0]).main(list(argv[1:]))
 
 
-def _in_json(run: Callable[[], int], result: Callable[[], dict] | None) -> int:
-    """Print one object: `exit_code`, and what is on the disk now or the verb prints. The rest goes to stderr."""
-    import tempfile
+def _in_json(argv: list[str]) -> int:
+    """Print one object: the verb's answer or its error, and `exit_code`.
 
+    File descriptor 1 leads to stderr meanwhile, because libraries and started processes print to it.
+    """
     sys.stdout.flush()
-    out = os.dup(1)
-    with tempfile.NamedTemporaryFile() as told, tempfile.TemporaryFile("w+") as printed:
-        os.dup2(2 if result else printed.fileno(), 1)  # also of processes that are started
+    out, answer = os.dup(1), {"exit_code": 130}
+    with tempfile.NamedTemporaryFile() as told:
+        os.dup2(2, 1)
         os.environ[TOLD] = told.name
         try:
-            code = run()
-            sys.stdout.flush()
-            printed.seek(0)
-            if error := Path(told.name).read_text(encoding="utf-8"):
-                answer = {"error": error}
-            elif result:
-                answer = {} if code else result()
-            else:
-                answer, _ = json.JSONDecoder().raw_decode(printed.read() or "{}")
+            code = _run(argv)
+            answer = json.loads(Path(told.name).read_bytes() or "{}") | {"exit_code": code}
+            return code
+        except Exception as error:
+            text = mistake(error)
+            answer = {"exit_code": 1 if text is None else 2, "error": text or f"{type(error).__name__}: {error}"}
+            raise
         finally:
             del os.environ[TOLD]
             sys.stdout.flush()
             os.dup2(out, 1)
             os.close(out)
-    print(json.dumps({"exit_code": code, **answer}, ensure_ascii=False, default=str), flush=True)
-    return code
+            print(json.dumps(answer, ensure_ascii=False), flush=True)
 
 
 def _imported(module: str) -> ModuleType:
@@ -132,18 +108,6 @@ def _imported(module: str) -> ModuleType:
         gc.freeze()
         gc.enable()
     return sys.modules[module]
-
-
-def _run(verb: str, module: str, rest: list[str]) -> int:
-    if verb in UNDER_TORCHRUN:
-        nproc, rest = pop_nproc(rest)
-        if nproc is not None:
-            if verb in PREFLIGHT:
-                settled = _imported(module).preflight(rest, nproc)
-                if settled is not None:
-                    return settled
-            return run_under_torchrun([f"--nproc-per-node={nproc}", "-m", module, *rest])
-    return _imported(module).main(rest)
 
 
 def entry() -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import importlib
-import importlib.metadata
-import json
 import os
 import platform
 import shutil
@@ -18,59 +16,62 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from dfm_nb.base import plugins
 from dfm_nb.base.cpu import fast_bf16
 from dfm_nb.base.memory import GIB, available_bytes
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.verb import Report, Verb
 
 PACKAGES = {
-    "torch": ("torch", ""),
-    "megatron-core": ("dfm_nb.parallel", ""),
-    "megatron-energon": ("megatron.energon", ""),
-    "webdataset": ("webdataset", ""),
-    "transformers": ("transformers", ""),
-    "safetensors": ("safetensors", ""),
-    "av": ("av", ""),
-    "pydantic": ("pydantic", ""),
-    "skia-python": ("skia", "drawing butterflies; it needs libGL and libEGL (apt-get install libgl1 libegl1)"),
-    "flash-attn": ("flash_attn", "faster packed attention on CUDA (otherwise torch's varlen attention)"),
-    "transformer-engine": ("transformer_engine", "fused optimizer kernels on CUDA"),
-    "wandb": ("wandb", "logger.wandb_project"),
-    "jupyterlab": ("jupyterlab", "notebooks"),
-    "mediapy": ("mediapy", "looking into latents in notebook 03"),
+    **dict.fromkeys(("torch", "dfm_nb.parallel", "megatron.energon", "transformers", "av"), ""),
+    "flash_attn": "faster packed attention on CUDA (otherwise torch's varlen attention)",
+    "transformer_engine": "fused optimizer kernels on CUDA",
+    "wandb": "logger.wandb_project",
+    "jupyterlab": "notebooks",
 }
-"""By distribution: what is imported of it, since wheels also fail for want of a system library; and what it is for,
-"" where it is needed."""
+"""Modules that are imported, since wheels also fail for want of a system library; and their use, "" if required."""
 
 
 DRIVERS = {"12": "525.60.13", "13": "580.65.06"}
 """The oldest driver of a major version of CUDA (NVIDIA, CUDA Toolkit release notes, table 3)."""
 
 
-class DoctorOptions(Options):
+class DoctorOptions(Verb):
     """Check this machine: what it has and what is missing."""
 
     prog = "dfm doctor"
-    as_json: bool = option(False, "print JSON", flag="--json")
+
+    def run(self) -> list[tuple[str, str]]:
+        return list(findings())
+
+    def report(self, result: list[tuple[str, str]]) -> Report:
+        missing = [level for level, _ in result].count("MISSING")
+        end = f"{missing} thing(s) missing" if missing else "everything that is needed is here"
+        answer = {"missing": missing, "findings": [{"level": level, "text": text} for level, text in result]}
+        text = "\n".join([*(f"{level:<7} {text}" for level, text in result), "", end])
+        return Report(answer, text, int(missing > 0))
+
+
+main = DoctorOptions.main
 
 
 def findings() -> Iterator[tuple[str, str]]:
-    """(ok, note or MISSING, a sentence) of packages, the text encoder's weights, processors, disk and memory."""
-    for name, (module, use) in PACKAGES.items():
+    """(ok, note or MISSING, a sentence) of packages, plug-ins, processors, disk and memory."""
+    for name, use in PACKAGES.items():
         try:
-            importlib.import_module(module)
-            yield "ok", f"{name} {importlib.metadata.version(name)}"
+            importlib.import_module(name)
+            yield "ok", name
         except (ImportError, OSError) as error:
             yield "note" if use else "MISSING", f"{name}: {error}; {use or 'pip install -c constraints.txt -e .'}"
+    for module in (module for kind in plugins.BUILT_IN for module in plugins.load_all(kind).values()):
+        try:
+            if check := getattr(module, "check", None):
+                check()
+                yield "ok", f"{module.__name__}: all that it needs is here"
+        except (ImportError, OSError, ValueError) as error:
+            yield "MISSING" if getattr(module, "BUNDLED", False) else "note", f"{module.__name__}: {error}"
 
     import torch
 
-    from dfm_nb.data.text_encoders import minilm
-
-    try:
-        minilm.find_weights()
-        yield "ok", "text encoder minilm: weights found and checked"
-    except (FileNotFoundError, ValueError) as error:
-        yield "MISSING", str(error)
     yield "ok", f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
     for i in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(i)
@@ -115,18 +116,3 @@ def _this_place() -> Iterator[tuple[str, str]]:
         yield "ok", f"file locks work in {Path.cwd()}"
     except OSError as error:
         yield "note", f"no file locks in {Path.cwd()} ({error}): run.pid alone keeps a second writer away"
-
-
-def main(argv: list[str] | None = None) -> int:
-    asked = DoctorOptions.parse(argv)
-    missing, found = 0, []
-    for level, text in findings():
-        found.append({"level": level, "text": text})
-        if not asked.as_json:
-            print(f"{level:<7} {text}", flush=True)
-        missing += level == "MISSING"
-    if asked.as_json:
-        print(json.dumps({"missing": missing, "findings": found}, indent=1))
-    else:
-        print(f"\n{missing} thing(s) missing" if missing else "\neverything that is needed is here")
-    return int(missing > 0)

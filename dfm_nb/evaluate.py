@@ -31,6 +31,7 @@ from dfm_nb.base import video
 from dfm_nb.base.argv import NPROC, guard, quietly
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.options import option
+from dfm_nb.base.verb import Report, Verb
 from dfm_nb.butterflies.exam import EXAM_FPS, Exam
 from dfm_nb.evaluation import diversity, features, reference
 from dfm_nb.evaluation.comparison import EvaluationResult, against, copies
@@ -40,10 +41,10 @@ from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.run_verdict import MeasurementOptions, like, over_checkpoints
 
 
-class EvaluateOptions(MeasurementOptions):
+class EvaluateOptions(MeasurementOptions, Verb):
     """Measure a checkpoint against captions and real samples."""
 
-    prog, epilog = "dfm evaluate", NPROC
+    prog, epilog, module = "dfm evaluate", NPROC, "dfm_nb.evaluate"
     all_checkpoints: bool = option(False, "recommend a checkpoint of the run, measured on --dataset, a prepared folder")
     part: Literal["development", "test"] = option("development", "choose on development, report test")
     wordings: int = option(0, "images for each wording that training did not use", ge=0)
@@ -52,7 +53,19 @@ class EvaluateOptions(MeasurementOptions):
     max_frames: int = option(9, "clips of --dataset are cut to this many frames", ge=1)
     output: str | None = option(None, "JSON file", output=True)
     contact_sheet: str | None = option(None, "PNG file", output=True)
-    as_json: bool = option(False, "print JSON instead of tables", flag="--json")
+
+    @quietly()
+    def run(self) -> EvaluationResult:
+        """The requested evaluation; writes the output files."""
+        result = over_checkpoints(self) if self.all_checkpoints else one_checkpoint(self)
+        if self.contact_sheet:
+            video.write_png(self.contact_sheet, result.contact_sheet())
+        if self.output:
+            write_atomically(Path(self.output), json.dumps(result.values, indent=1).encode())
+        return result
+
+    def report(self, result: EvaluationResult) -> Report:
+        return Report(result.values, str(result))
 
 
 def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> EvaluationResult:
@@ -68,18 +81,7 @@ def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> Evaluati
 
     >>> evaluate_model("runs/pretrain", num_prompts=16, num_clips=0).table  # doctest: +SKIP
     """
-    return measure(EvaluateOptions(checkpoint_path=os.fspath(checkpoint_path), **flags))
-
-
-@quietly()
-def measure(options: EvaluateOptions) -> EvaluationResult:
-    """The requested evaluation; writes the output files."""
-    result = over_checkpoints(options) if options.all_checkpoints else one_checkpoint(options)
-    if options.contact_sheet:
-        video.write_png(options.contact_sheet, result.contact_sheet())
-    if options.output:
-        write_atomically(Path(options.output), json.dumps(result.values, indent=1).encode())
-    return result
+    return EvaluateOptions(checkpoint_path=os.fspath(checkpoint_path), **flags).run()
 
 
 NOT_MEASURED = {
@@ -135,11 +137,9 @@ def one_checkpoint(options: EvaluateOptions) -> EvaluationResult:
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = EvaluateOptions.parse(argv)
-    result = measure(options)
-    print(json.dumps(result.values, indent=1) if options.as_json else result)
+    code = EvaluateOptions.main(argv)
     parallel.shutdown()
-    return 0
+    return code
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ import torch
 from dfm_nb import parallel
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import quietly
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import option
+from dfm_nb.base.verb import Report, Verb
 from dfm_nb.checkpoints import loading
 from dfm_nb.checkpoints.consolidated import whole_weights, write_weights
 from dfm_nb.model.build import ALONE
@@ -23,7 +24,7 @@ from dfm_nb.model.build import ALONE
 DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-class ExportOptions(Options):
+class ExportOptions(Verb):
     """Write consolidated weights."""
 
     prog = "dfm export"
@@ -36,8 +37,16 @@ class ExportOptions(Options):
     overwrite: bool = option(False, "replace existing files")
     dtype: Literal["fp32", "bf16"] | None = option(None, "of the stored weights; default: fp32, or an exported file's")
 
+    def run(self) -> Path:
+        return _export(self)
 
-@quietly()
+    def report(self, result: Path) -> Report:
+        return Report({"output": self.output})
+
+
+main = ExportOptions.main
+
+
 def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags: Any) -> Path:
     """Consolidated weights of a run or checkpoint in one file, whose path is returned.
 
@@ -47,7 +56,11 @@ def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
 
     >>> export_weights("runs/pretrain", "model.safetensors")  # doctest: +SKIP
     """
-    asked = ExportOptions(source=os.fspath(source), output=os.fspath(output), **flags)
+    return ExportOptions(source=os.fspath(source), output=os.fspath(output), **flags).run()
+
+
+@quietly()
+def _export(asked: ExportOptions) -> Path:
     file, dtype = Path(asked.output), DTYPES[asked.dtype]
     if asked.format == "dfm" and file.suffix not in (".safetensors", ".pth"):
         raise ValueError(f"--output must end in .safetensors or .pth; got {file}")
@@ -76,13 +89,3 @@ def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
         plugins.find("networks", exporters[asked.format])(file, tensors, weights.config, asked.lora, dtype)
     parallel.shutdown()
     return file
-
-
-def result(argv: list[str]) -> dict[str, Any]:
-    """The object that `--json` prints."""
-    return {"output": ExportOptions.parse(argv).output}
-
-
-def main(argv: list[str] | None = None) -> int:
-    export_weights(**dict(ExportOptions.parse(argv)))
-    return 0

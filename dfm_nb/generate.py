@@ -17,8 +17,9 @@ from typing import Any
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base import pretrained
-from dfm_nb.base.argv import NPROC, guard
+from dfm_nb.base.argv import NPROC, ArgumentParser, guard
 from dfm_nb.base.options import option
+from dfm_nb.base.verb import Report, Verb
 from dfm_nb.checkpoints import folders, loading
 from dfm_nb.generation import clip_files
 from dfm_nb.generation.pipeline import ModelOptions
@@ -26,10 +27,10 @@ from dfm_nb.generation.request import FLAGS, Request, check_sampler, described, 
 from dfm_nb.parallel.groups import Layout, is_first_of_model, mpu
 
 
-class GenerateOptions(ModelOptions):
+class GenerateOptions(ModelOptions, Verb):
     """Generate clips with a trained DiT."""
 
-    prog, epilog = "dfm generate", NPROC
+    prog, epilog, module = "dfm generate", NPROC, "dfm_nb.generate"
     checkpoint_path: str | None = option(
         None, f"run folder, iter_* folder, exported file or packaged model; default: the packaged {pretrained.DEFAULT}"
     )
@@ -49,124 +50,129 @@ class GenerateOptions(ModelOptions):
     overwrite: bool = option(False, "replace existing files")
     skip_existing: bool = option(False, "skip what an interrupted run has finished")
     no_memory_check: bool = option(False, "generate even if memory seems too small")
+    shared: dict[str, Any] = option({}, "settings of `Request` that all prompts share", python_only=True)
+
+    def __init__(self, /, **values: Any):
+        shared = {name: value for name in FLAGS if (value := values.pop(name, None)) is not None}
+        super().__init__(**{"shared": shared, **values})
+
+    @classmethod
+    def parser(cls) -> ArgumentParser:
+        parser = super().parser()
+        Request.add_flags(parser, FLAGS)
+        return parser
 
     def find_weights(self) -> loading.Weights:
         """The checkpoint's; a wrong path is said before anything starts."""
         usual = pretrained.packaged(pretrained.DEFAULT) or pretrained.DEFAULT
         return loading.find_weights(self.checkpoint_path or usual)
 
+    def requests(self, config: cfg.Config | None = None) -> list[Request]:
+        """Prompts of the command line, then those of the file; a line of a file may set any field of `Request`.
 
-def parse(argv: list[str] | None) -> tuple[GenerateOptions, dict[str, Any]]:
-    """The options of the command, and the settings of `Request` that all prompts share."""
-    parser = GenerateOptions.parser()
-    Request.add_flags(parser, FLAGS)
-    args = vars(parser.parse_args(argv))
-    shared = {name: value for name in FLAGS if (value := args.pop(name)) is not None}
-    return GenerateOptions(**args), shared
+        config : the checkpoint's, for what neither sets.
+        """
+        shared = self.shared
+        lines: list[tuple[str, dict]] = [("", {"prompt": p}) for p in self.prompt]
+        if self.prompts_file:
+            lines += read_prompts(Path(self.prompts_file))
+        if not lines:
+            raise ValueError("there is nothing to generate: give --prompt TEXT or --prompts-file FILE")
+        requests = []
+        for i, (where, line) in enumerate(lines):
+            try:
+                # a line counts above the flags, so the same module must be named there
+                check_sampler(line, "the file", shared if line.get("sampler") == shared.get("sampler") else {})
+                request = Request(**{**shared, "index": i, **line})
+                requests.append(request.completed(config) if config else request)
+                request.check()
+            except (ValueError, FileNotFoundError) as error:
+                kind = ValueError if isinstance(error, ValueError) else FileNotFoundError
+                raise kind(f"{where}: {error}" if where else str(error)) from None
+        uses = Counter(r.index for r in requests)
+        if (twice := next((i for i, count in uses.items() if count > 1), None)) is not None:
+            raise ValueError(
+                f"two prompts have index {twice}, which names their files and their noise; make them differ"
+            )
+        return requests
 
-
-def requests_of(asked: GenerateOptions, shared: dict[str, Any], config: cfg.Config | None = None) -> list[Request]:
-    """Prompts of the command line, then those of the file; a line of a file may set any field of `Request`.
-
-    config : the checkpoint's, for what neither sets.
-    """
-    lines: list[tuple[str, dict]] = [("", {"prompt": p}) for p in asked.prompt]
-    if asked.prompts_file:
-        lines += read_prompts(Path(asked.prompts_file))
-    if not lines:
-        raise ValueError("there is nothing to generate: give --prompt TEXT or --prompts-file FILE")
-    requests = []
-    for i, (where, line) in enumerate(lines):
+    def run(self) -> list[Request]:
+        if self.overwrite and self.skip_existing:
+            raise ValueError("give --overwrite or --skip-existing, not both")
+        base = clip_files.output_name(self.video_save_path).absolute()
+        self.requests()  # a wrong flag is said before the checkpoint is read, which takes time if it is large
+        weights = self.find_weights()
+        if self.tokenizer_model:
+            # cosmos_cv: Cosmos-0.1-Tokenizer-CV4x8x8
+            name = folders.read_manifest(weights.folder)["tokenizer"]["name"]
+            if not all(word in self.tokenizer_model.lower() for word in name.split("_")):
+                given = f"got {self.tokenizer_model!r}; leave it out"
+                raise ValueError(f"--tokenizer-model must be {name}, the tokenizer of the checkpoint; {given}")
+        requests = self.requests(weights.config)
+        layout = Layout(self.tp_size, self.pp_size, self.cp_size)
+        weaker = loading.find_weights(self.autoguidance_checkpoint) if self.autoguidance_checkpoint else None
+        guide = weaker.identity if weaker else None
+        made_by = {"checkpoint": weights.identity, "ema": self.average, "autoguidance_checkpoint": guide}
+        sidecar = Path(self.prompts_file) if self.prompts_file and self.prompts_file.endswith(".json") else None
+        if sidecar:
+            clip_files.check_replay(sidecar, requests[-1], made_by)
+        parallel.init(layout)
+        if not self.checkpoint_path and parallel.rank() == 0:
+            print(f"[INFO] no --checkpoint-path: generating with {pretrained.DEFAULT}, which comes with the package")
+        if parallel.rank() == 0:
+            own, taken = weights.config.generation, " and ".join(dict.fromkeys(map(described, requests)))
+            known = " and ".join(dict.fromkeys(map(described, (own, own.other)))) if own.other.num_video_frames else ""
+            print(f"[INFO] generating {taken}" + (f"; most training samples are {known}" if known else ""))
+        dp_rank, dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+        writes = is_first_of_model()
+        base.parent.mkdir(parents=True, exist_ok=True)
+        many = len(requests) > 1 or "RANK" in os.environ
+        work = [(clip_files.output_path(base, r, many), r) for r in requests[dp_rank::dp_size]]
+        if self.skip_existing:
+            work = [(p, r) for p, r in work if not clip_files.finished_before(p, r, made_by)]
+        existing = [f for p, _ in work for f in clip_files.files_of(p, self.save_latents) if f.exists()]
+        if existing and not self.overwrite:
+            raise FileExistsError(
+                f"{existing[0]} exists; pass --overwrite, --skip-existing or another --video-save-path"
+            )
+        for path, _ in work:
+            clip_files.check_sidecar(path)
+        pipe = self.open(weights, layout, weaker)
+        pipe.memory_check = not self.no_memory_check
+        finished = []
+        before = signal.getsignal(signal.SIGTERM)
+        with contextlib.suppress(ValueError):  # only the main thread may set a handler
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun sends it to those that are left
         try:
-            # a line counts above the flags, so the same module must be named there
-            check_sampler(line, "the file", shared if line.get("sampler") == shared.get("sampler") else {})
-            request = Request(**{**shared, "index": i, **line})
-            requests.append(request.completed(config) if config else request)
-            request.check()
-        except (ValueError, FileNotFoundError) as error:
-            kind = ValueError if isinstance(error, ValueError) else FileNotFoundError
-            raise kind(f"{where}: {error}" if where else str(error)) from None
-    uses = Counter(r.index for r in requests)
-    if (twice := next((i for i, count in uses.items() if count > 1), None)) is not None:
-        raise ValueError(f"two prompts have index {twice}, which names their files and their noise; make them differ")
-    return requests
-
-
-def result(argv: list[str]) -> dict[str, Any]:
-    """What `--json` prints: the files of these prompts, whichever process wrote them."""
-    asked, shared = parse(argv)
-    base = clip_files.output_name(asked.video_save_path).absolute()
-    found: list[dict[str, Any]] = []
-    # which may recommend clips; large weights take long to find
-    config = None if "num_video_frames" in shared else asked.find_weights().config
-    for r in requests_of(asked, shared, config):
-        files = [f for many in (False, True) for f in clip_files.of_any_process(clip_files.output_path(base, r, many))]
-        found += [{"index": r.index, "prompt": r.prompt, "file": str(f)} for f in files]
-    return {"clips": found}
-
-
-def main(argv: list[str] | None = None) -> int:
-    asked, shared = parse(argv)
-    if asked.overwrite and asked.skip_existing:
-        raise ValueError("give --overwrite or --skip-existing, not both")
-    base = clip_files.output_name(asked.video_save_path).absolute()
-    requests_of(asked, shared)  # a wrong flag is said before the checkpoint is read, which takes time if it is large
-    weights = asked.find_weights()
-    if asked.tokenizer_model:
-        name = folders.read_manifest(weights.folder)["tokenizer"]["name"]  # cosmos_cv: Cosmos-0.1-Tokenizer-CV4x8x8
-        if not all(word in asked.tokenizer_model.lower() for word in name.split("_")):
-            given = f"got {asked.tokenizer_model!r}; leave it out"
-            raise ValueError(f"--tokenizer-model must be {name}, the tokenizer of the checkpoint; {given}")
-    requests = requests_of(asked, shared, weights.config)
-    layout = Layout(asked.tp_size, asked.pp_size, asked.cp_size)
-    weaker = loading.find_weights(asked.autoguidance_checkpoint) if asked.autoguidance_checkpoint else None
-    guide = weaker.identity if weaker else None
-    made_by = {"checkpoint": weights.identity, "ema": asked.average, "autoguidance_checkpoint": guide}
-    sidecar = Path(asked.prompts_file) if asked.prompts_file and asked.prompts_file.endswith(".json") else None
-    if sidecar:
-        clip_files.check_replay(sidecar, requests[-1], made_by)
-    parallel.init(layout)
-    if not asked.checkpoint_path and parallel.rank() == 0:
-        print(f"[INFO] no --checkpoint-path: generating with {pretrained.DEFAULT}, which comes with the package")
-    if parallel.rank() == 0:
-        own, taken = weights.config.generation, " and ".join(dict.fromkeys(map(described, requests)))
-        known = " and ".join(dict.fromkeys(map(described, (own, own.other)))) if own.other.num_video_frames else ""
-        print(f"[INFO] generating {taken}" + (f"; most training samples are {known}" if known else ""))
-    dp_rank, dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
-    writes = is_first_of_model()
-    base.parent.mkdir(parents=True, exist_ok=True)
-    many = len(requests) > 1 or "RANK" in os.environ
-    work = [(clip_files.output_path(base, r, many), r) for r in requests[dp_rank::dp_size]]
-    if asked.skip_existing:
-        work = [(p, r) for p, r in work if not clip_files.finished_before(p, r, made_by)]
-    existing = [f for p, _ in work for f in clip_files.files_of(p, asked.save_latents) if f.exists()]
-    if existing and not asked.overwrite:
-        raise FileExistsError(f"{existing[0]} exists; pass --overwrite, --skip-existing or another --video-save-path")
-    for path, _ in work:
-        clip_files.check_sidecar(path)
-    pipe = asked.open(weights, layout, weaker)
-    pipe.memory_check = not asked.no_memory_check
-    finished = []
-    before = signal.getsignal(signal.SIGTERM)
-    with contextlib.suppress(ValueError):  # only the main thread may set a handler
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun sends it to those that are left
-    try:
-        for i, result in pipe.run([r for _, r in work], asked.batch_size, progress=parallel.rank() == 0):
+            for i, result in pipe.run([r for _, r in work], self.batch_size, progress=parallel.rank() == 0):
+                if writes:
+                    path = result.save(work[i][0], self.save_latents)
+                    finished.append(path)
+                    print(
+                        f"[INFO] wrote {path}{clip_files.replay_verdict(sidecar, path) if sidecar else ''}", flush=True
+                    )
+        except KeyboardInterrupt:
             if writes:
-                path = result.save(work[i][0], asked.save_latents)
-                finished.append(path)
-                print(f"[INFO] wrote {path}{clip_files.replay_verdict(sidecar, path) if sidecar else ''}", flush=True)
-    except KeyboardInterrupt:
-        if writes:
-            names = ", ".join(p.name for p in finished) or "none"
-            kept = f"{len(finished)} of {len(work)} clips are finished and kept: {names}"
-            print(f"interrupted: {kept}; run the same command with --skip-existing for the rest", flush=True)
-        return 130
-    finally:
-        with contextlib.suppress(ValueError):
-            signal.signal(signal.SIGTERM, before)
-    parallel.shutdown()
-    return 0
+                names = ", ".join(p.name for p in finished) or "none"
+                kept = f"{len(finished)} of {len(work)} clips are finished and kept: {names}"
+                text = f"interrupted: {kept}; run the same command with --skip-existing for the rest"
+                raise KeyboardInterrupt(text) from None
+            raise
+        finally:
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGTERM, before)
+        parallel.shutdown()
+        return requests
+
+    def report(self, result: list[Request]) -> Report:
+        """The files of these prompts, whichever process wrote them."""
+        base = clip_files.output_name(self.video_save_path).absolute()
+        paths = [(r, clip_files.output_path(base, r, many)) for r in result for many in (False, True)]
+        found = [(r, file) for r, path in paths for file in clip_files.of_any_process(path)]
+        return Report({"clips": [{"index": r.index, "prompt": r.prompt, "file": str(file)} for r, file in found]})
+
+
+main = GenerateOptions.main
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import quietly
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import option
 from dfm_nb.base.pretrained import EXPORTED
+from dfm_nb.base.verb import Report, Verb
 from dfm_nb.checkpoints import exported, loading
 from dfm_nb.checkpoints.consolidated import whole_weights, write_weights
 from dfm_nb.config import networks
@@ -25,7 +26,7 @@ from dfm_nb.config.notation import Overrides
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # ./DIR and ../DIR are paths
 
 
-class ImportOptions(Options):
+class ImportOptions(Verb):
     """Import weights of other tools."""
 
     prog = "dfm import"
@@ -39,6 +40,15 @@ class ImportOptions(Options):
     tokenizer: str | None = option(None, "tokenizer of the data it was trained on; default: the published one")
     text_encoder: str | None = option(None, "text encoder of the data it was trained on; default: the published one")
     settings: Overrides = option([], "that differ from the published model's", positional=True, metavar="KEY=VALUE")
+
+    def run(self) -> Path:
+        return _import(self)
+
+    def report(self, result: Path) -> Report:
+        return Report({"output": self.output})
+
+
+main = ImportOptions.main
 
 
 def located(source: str) -> Path:
@@ -87,7 +97,6 @@ def with_adapters(source: Path, base: str, output: Path) -> None:
     parallel.shutdown()
 
 
-@quietly()
 def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags: Any) -> Path:
     """Third-party weights in one file; returns `output`, which `Pipeline` and `checkpoint.pretrained` accept.
 
@@ -98,7 +107,11 @@ def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
 
     >>> import_weights("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "wan-imported")  # doctest: +SKIP
     """
-    asked = ImportOptions(source=os.fspath(source), output=os.fspath(output), **flags)
+    return ImportOptions(source=os.fspath(source), output=os.fspath(output), **flags).run()
+
+
+@quietly()
+def _import(asked: ImportOptions) -> Path:
     read, file = located(asked.source), Path(asked.output)
     if file.suffix not in (".safetensors", ".pth"):
         file = file / EXPORTED
@@ -108,7 +121,7 @@ def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
     file.parent.mkdir(parents=True, exist_ok=True)
     if asked.base is not None:
         with_adapters(read, asked.base, file)
-        return Path(output)
+        return Path(asked.output)
     if read.suffix == ".safetensors":
         raise ValueError(f"{read} must be LoRA adapters, which need --base, the imported weights that they are of")
     foreign = recognised(read)
@@ -120,14 +133,4 @@ def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
     parallel.shutdown()
     files = {"manifest.json": json.dumps(manifest).encode(), "config.yaml": cfg.to_yaml(resolved).encode()}
     exported.write(file, tensors, files)
-    return Path(output)
-
-
-def result(argv: list[str]) -> dict[str, Any]:
-    """The object that `--json` prints."""
-    return {"output": ImportOptions.parse(argv).output}
-
-
-def main(argv: list[str] | None = None) -> int:
-    import_weights(**dict(ImportOptions.parse(argv)))
-    return 0
+    return Path(asked.output)

@@ -6,7 +6,6 @@ contact sheet is written.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,23 +13,38 @@ from typing import Any
 
 from dfm_nb.base import video
 from dfm_nb.base.log import legible
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import option
+from dfm_nb.base.verb import Report, Verb
 from dfm_nb.data.inspection import InspectedShards
 from dfm_nb.data.prepared_folder import said_psnr
 from dfm_nb.data.shards import how_to_adopt
 
 
-class InspectOptions(Options):
+class InspectOptions(Verb):
     """Show and check a folder of shards, or one shard."""
 
     prog = "dfm inspect"
     folder: str = option(help="folder, or a .tar", positional=True)
-    as_json: bool = option(False, "print JSON instead of a table", flag="--json")
     verify: bool = option(False, "decode every sample and recheck every checksum")
     contact_sheet: str | None = option(None, "PNG to write; default contact_sheet.png in the folder", output=True)
     samples: int = option(24, "pictures on the contact sheet; 0 for none", ge=0)
     tokenizer: str | None = option(None, "tokenizer that decodes the latents, for shards without a manifest")
     tokenizer_path: str | None = option(None, "its file or folder", flags=("--tokenizer-cache-dir",))
+
+    def run(self) -> Inspection:
+        found = InspectedShards(Path(self.folder).expanduser(), progress=not self.as_json)
+        about = Inspection(found.describe(), verified=self.verify)
+        faults = found.faults + (found.verify() if self.verify else [])
+        if self.verify or faults:
+            about["faults"] = faults
+        about["contact_sheet"] = _draw(self, found)
+        return about
+
+    def report(self, result: Inspection) -> Report:
+        return Report(result, repr(result), int(bool(result.get("faults"))))
+
+
+main = InspectOptions.main
 
 
 class Inspection(dict):
@@ -90,14 +104,7 @@ def inspect_dataset(folder: str | os.PathLike, **flags: Any) -> Inspection:
 
     >>> inspect_dataset("data", verify=True, samples=0)  # doctest: +SKIP
     """
-    asked = InspectOptions(folder=os.fspath(folder), **flags)
-    found = InspectedShards(Path(asked.folder).expanduser(), progress=not asked.as_json)
-    about = Inspection(found.describe(), verified=asked.verify)
-    faults = found.faults + (found.verify() if asked.verify else [])
-    if asked.verify or faults:
-        about["faults"] = faults
-    about["contact_sheet"] = _draw(asked, found)
-    return about
+    return InspectOptions(folder=os.fspath(folder), **flags).run()
 
 
 def _draw(asked: InspectOptions, found: InspectedShards) -> str:
@@ -122,10 +129,3 @@ def _draw(asked: InspectOptions, found: InspectedShards) -> str:
             raise
         return f"none, as {found.folder} cannot be written; pass --contact-sheet OUT.png"
     return str(target) + (f" (in false colours: {why})" if tokenizer is None else "")
-
-
-def main(argv: list[str] | None = None) -> int:
-    asked = InspectOptions.parse(argv)
-    found = inspect_dataset(**dict(asked))
-    print(json.dumps(found, indent=1, ensure_ascii=False) if asked.as_json else found)
-    return 1 if found.get("faults") else 0

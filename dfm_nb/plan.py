@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dfm_nb import config as cfg
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import option
+from dfm_nb.base.verb import Report, Verb
 from dfm_nb.config import sizes
 from dfm_nb.config.notation import Overrides
 from dfm_nb.planning.layouts import GpuLayout, Load
@@ -19,7 +20,7 @@ _USUAL = cfg.Config()
 MachineName = Literal["a100-80", "h100", "h200", "b200", "gb200", "gb300"]
 
 
-class PlanOptions(Options):
+class PlanOptions(Verb):
     """Layouts of a model on a number of GPUs: memory per GPU and time of a step."""
 
     prog = "dfm plan"
@@ -32,7 +33,6 @@ class PlanOptions(Options):
     global_batch_size: int = option(_USUAL.train.global_batch_size, "packs of a step")
     samples: int = option(Load.samples, "samples in a pack", gt=0)
     text_tokens: int = option(Load.text_tokens, "of a caption, without model.text_padding", gt=0)
-    as_json: bool = option(False, "every layout as JSON", flag="--json")
     overrides: Overrides = option([], "as for dfm pretrain", positional=True, metavar="group.key=value")
 
     def hardware(self) -> Machine:
@@ -52,6 +52,22 @@ class PlanOptions(Options):
         config = fed(cfg.resolve(None, overrides=[*asked, *self.overrides]))
         return config, Load.of(config, self.samples, self.text_tokens)
 
+    def run(self) -> Ranking:
+        return rank(*self.workload(), self.gpus, self.hardware())
+
+    def report(self, result: Ranking) -> Report:
+        config, load = self.workload()
+        count, trained = parameters(config.model, GpuLayout())
+        text = (
+            f"{config.model.size}, {count / 1e6:,.0f} M parameters, {trained / 1e6:,.1f} M trained, packs of "
+            f"{load.tokens} tokens, {load.packs} a step, {config.mixed_precision}, on GPUs of "
+            f"{result.gpu_memory_gib:g} GiB ({MARGIN:.0%} left free)\n{result}"
+        )
+        return Report({"layouts": json.loads(result.to_frame().to_json(orient="records"))}, text)
+
+
+main = PlanOptions.main
+
 
 def plan_layouts(model: str, **flags: Any) -> Ranking:
     """Every legal layout of a model on some GPUs: the shortest step first, and of equal ones the one of least memory.
@@ -68,22 +84,4 @@ def plan_layouts(model: str, **flags: Any) -> Ranking:
 
     >>> plan_layouts("DiT-S", gpus=2, overrides={"model.num_layers": 4}).to_frame()  # doctest: +SKIP
     """
-    asked = PlanOptions(model=model, **flags)
-    return rank(*asked.workload(), asked.gpus, asked.hardware())
-
-
-def main(argv: list[str] | None = None) -> int:
-    asked = PlanOptions.parse(argv)
-    config, load = asked.workload()
-    found = rank(config, load, asked.gpus, asked.hardware())
-    if asked.as_json:
-        print(json.dumps({"layouts": json.loads(found.to_frame().to_json(orient="records"))}, indent=1))
-        return 0
-    count, trained = parameters(config.model, GpuLayout())
-    print(
-        f"{config.model.size}, {count / 1e6:,.0f} M parameters, {trained / 1e6:,.1f} M trained, packs of {load.tokens} "
-        f"tokens, {load.packs} a step, {config.mixed_precision}, on GPUs of {found.gpu_memory_gib:g} GiB "
-        f"({MARGIN:.0%} left free)"
-    )
-    print(found)
-    return 0
+    return PlanOptions(model=model, **flags).run()

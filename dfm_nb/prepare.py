@@ -9,35 +9,12 @@ import sys
 import typing
 from pathlib import Path
 
-from dfm_nb.base import plugins
-from dfm_nb.base.argv import ArgumentParser, guard
-from dfm_nb.base.files import local
-from dfm_nb.base.log import silent, start_logging
+from dfm_nb.base.argv import guard
 from dfm_nb.base.torchrun import launch
-from dfm_nb.data.preparation import PrepareConfig, check, prepare
-from dfm_nb.data.prepared_folder import summary
+from dfm_nb.data.preparation import PrepareConfig
 
 if typing.TYPE_CHECKING:
     import pandas as pd
-
-
-def parser() -> ArgumentParser:
-    """A flag for each field of `PrepareConfig`, and those that the plugins bring along."""
-    p = PrepareConfig.parser()
-    for kind in plugins.BUILT_IN:
-        group = p.add_argument_group(f"flags of {kind.replace('_', ' ')}: {', '.join(plugins.names(kind))}")
-        plugins.all_flags().add_flags(group, plugins.flags(kind))
-    return p
-
-
-def parse(argv: list[str] | None) -> PrepareConfig:
-    return PrepareConfig(**vars(parser().parse_args(argv)))
-
-
-def preflight(argv: list[str], nproc: int) -> None:
-    """Report mistakes once, before torchrun starts processes."""
-    with silent():
-        check(parse(argv), nproc)
 
 
 class PreparedDataset(dict):
@@ -93,25 +70,15 @@ def prepare_dataset(
     name = source if isinstance(source, str) else "table"
     config = PrepareConfig(source=name, output_dir=output_dir, table=table, **flags)
     if num_processes == 1:
-        return PreparedDataset(output_dir, prepare(config))
+        return PreparedDataset(output_dir, config.run())
     if table is not None:
         raise ValueError("a DataFrame is in this process alone; save it as .parquet and give source='table:FILE'")
-    with silent():
-        check(config, num_processes)
+    config.preflight(num_processes)
     launch("prepare", config.words(), num_processes)
     return PreparedDataset(output_dir, json.loads((Path(output_dir).expanduser() / "manifest.json").read_text()))
 
 
-def result(argv: list[str]) -> dict[str, typing.Any]:
-    """The object that `--json` prints."""
-    return summary(local(parse(argv).output_dir))
-
-
-def main(argv: list[str] | None = None) -> int:
-    config = parse(argv)
-    start_logging(rank=int(os.environ.get("RANK", 0)))
-    prepare(config)
-    return 0
+main = PrepareConfig.main
 
 
 if __name__ == "__main__":

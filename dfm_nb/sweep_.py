@@ -23,9 +23,10 @@ from dfm_nb.base import process
 from dfm_nb.base.files import local, write_atomically
 from dfm_nb.base.options import option, plain
 from dfm_nb.base.run import Run, iteration_folders
+from dfm_nb.base.verb import Report
 from dfm_nb.config import notation
 from dfm_nb.runs import compare, page
-from dfm_nb.train import TrainOptions, show
+from dfm_nb.train import TrainOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +71,8 @@ def _grid_words(grid: str | Iterable[str] | Mapping[str, Iterable[Any]]) -> list
 class SweepOptions(TrainOptions):
     """Train every combination of settings; the flags of dfm pretrain hold for all. A second call resumes."""
 
-    prog, epilog = "dfm sweep", "For example: --grid optimizer.lr=1e-3,3e-3 optimizer.weight_decay=0,0.1"
+    prog, module = "dfm sweep", None
+    epilog = "For example: --grid optimizer.lr=1e-3,3e-3 optimizer.weight_decay=0,0.1"
     aliases = {"num_processes": "nproc_per_node"}
     grid: Annotated[list[str], BeforeValidator(_grid_words)] = option(
         help="settings to combine; a single value applies to all", metavar="group.key=A,B,C"
@@ -82,16 +84,70 @@ class SweepOptions(TrainOptions):
     def points(self) -> dict[str, TrainOptions]:
         """The training of each combination by its name, `optimizer.lr=0.001`; keys of one value are in no name."""
         grid, points = parse_grid(self.grid, cfg.text_type), dict[str, TrainOptions]()
-        common = {name: getattr(self, name) for name in TrainOptions.model_fields}
+        common = {name: value for name, value in self.chosen.items() if name in TrainOptions.model_fields}
         for values in itertools.product(*grid.values()):
             chosen = dict(zip(grid, values))
             words = [f"{key}={value}" for key, value in chosen.items() if len(grid[key]) > 1]
             name = re.sub(r"[^\w.=,+-]", "_", ",".join(words))[:120] or "run"
             name = name if name not in points else f"{name}-{len(points)}"
             overrides = [*self.overrides, *(f"{key}={value}" for key, value in chosen.items())]
-            own = {"run_dir": f"{local(self.run_dir) / name}", "overrides": overrides}
+            own = {"run_dir": f"{local(self.run_dir) / name}", "overrides": overrides, "as_json": False}
             points[name] = TrainOptions(**common | own)
         return points
+
+    def run(self) -> Any:
+        points, folder, errors = self.points(), local(self.run_dir), dict[str, str]()
+        if self.print_config:
+            return next(iter(points.values())).preflight(self.nproc_per_node)
+        todo = {name: point for name, point in points.items() if not _is_finished(point, self.nproc_per_node)}
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in [name for name in points if name not in todo]:
+            print(f"-- {name} is finished", flush=True)
+        pretrain = [*process.python_module("dfm_nb"), "pretrain"]
+        pretrain += [f"--nproc-per-node={self.nproc_per_node}"] * (self.nproc_per_node > 1)
+        for name, error, _ in run_all({n: [*pretrain, *p.words()] for n, p in todo.items()}, folder, self.jobs):
+            if error:
+                errors[name] = error
+            _write(folder, points, errors)
+        return _write(folder, points, errors)
+
+    def report(self, result: Any) -> Report:
+        if self.print_config:
+            return super().report(result)
+        folder, failed = local(self.run_dir), int((result["state"] == "failed").sum())
+        shown = result.loc[:, result.notna().any()].to_string(float_format="{:.5g}".format)
+        done = f"{len(result) - failed} of {len(result)} done"
+        text = f"{shown}\n== {done}; {folder / 'index.html'} and results.csv"
+        rows = json.loads(result.reset_index().to_json(orient="records"))
+        return Report({"run_dir": str(folder), "page": str(folder / "index.html"), "runs": rows}, text, int(failed > 0))
+
+
+main = SweepOptions.main
+
+
+def sweep(
+    grid: Mapping[str, Iterable[Any]] | Iterable[str], *, run_dir: str | os.PathLike | None = None, **flags: Any
+) -> pd.DataFrame:
+    """Train every combination of settings, or resume the unfinished ones.
+
+    Parameters
+    ----------
+    grid : {"optimizer.lr": [1e-3, 3e-3], ...} or ["optimizer.lr=1e-3,3e-3", ...].
+    run_dir : gets a run folder for each combination, `results.csv` and `index.html`.
+    **flags : `jobs` (runs at a time), `num_processes` (of each run), and what `train_model` takes for all of them.
+
+    Returns
+    -------
+    The table of `compare`, with the column `error`.
+
+    Raises
+    ------
+    ConfigError, ValueError : some combination is wrong; nothing has started.
+
+    >>> sweep({"optimizer.lr": [1e-3, 3e-3]}, dataset_path="data", run_dir="runs/lr", recipe="demo")  # doctest: +SKIP
+    """
+    named: dict[str, Any] = {"grid": grid, "run_dir": run_dir, **flags}
+    return SweepOptions(**named).run()
 
 
 def run_all(
@@ -140,46 +196,6 @@ def _last_line(log: Path) -> str:
     return said[-1].removeprefix("error: ") if said else ""
 
 
-def sweep(
-    grid: Mapping[str, Iterable[Any]] | Iterable[str], *, run_dir: str | os.PathLike | None = None, **flags: Any
-) -> pd.DataFrame:
-    """Train every combination of settings, or resume the unfinished ones.
-
-    Parameters
-    ----------
-    grid : {"optimizer.lr": [1e-3, 3e-3], ...} or ["optimizer.lr=1e-3,3e-3", ...].
-    run_dir : gets a run folder for each combination, `results.csv` and `index.html`.
-    **flags : `jobs` (runs at a time), `num_processes` (of each run), and what `train_model` takes for all of them.
-
-    Returns
-    -------
-    The table of `compare`, with the column `error`.
-
-    Raises
-    ------
-    ConfigError, ValueError : some combination is wrong; nothing has started.
-
-    >>> sweep({"optimizer.lr": [1e-3, 3e-3]}, dataset_path="data", run_dir="runs/lr", recipe="demo")  # doctest: +SKIP
-    """
-    named: dict[str, Any] = {"grid": grid, "run_dir": run_dir, **flags}
-    return _sweep(SweepOptions(**named))
-
-
-def _sweep(asked: SweepOptions) -> pd.DataFrame:
-    points, folder, errors = asked.points(), local(asked.run_dir), dict[str, str]()
-    todo = {name: point for name, point in points.items() if not _is_finished(point, asked.nproc_per_node)}
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in [name for name in points if name not in todo]:
-        print(f"-- {name} is finished", flush=True)
-    pretrain = [*process.python_module("dfm_nb"), "pretrain"]
-    pretrain += [f"--nproc-per-node={asked.nproc_per_node}"] * (asked.nproc_per_node > 1)
-    for name, error, _ in run_all({n: [*pretrain, *p.words()] for n, p in todo.items()}, folder, asked.jobs):
-        if error:
-            errors[name] = error
-        _write(folder, points, errors)
-    return _write(folder, points, errors)
-
-
 def _is_finished(point: TrainOptions, nproc: int) -> bool:
     """Whether the run has its last checkpoint, with these settings; ConfigError where they are wrong."""
     resolved, run = point.resolve(nproc), Run(Path(point.run_dir))
@@ -202,24 +218,3 @@ def _write(folder: Path, points: Mapping[str, TrainOptions], errors: Mapping[str
     write_atomically(folder / "results.csv", table.to_csv().encode())
     write_atomically(folder / "index.html", page(f"Sweep {folder.name}", [table.reset_index()], runs).encode())
     return table
-
-
-def result(argv: list[str]) -> dict[str, Any]:
-    """The object that `--json` prints."""
-    import pandas as pd
-
-    folder = local(SweepOptions.parse(argv).run_dir)
-    rows = json.loads(pd.read_csv(folder / "results.csv").to_json(orient="records"))
-    return {"run_dir": str(folder), "page": str(folder / "index.html"), "runs": rows}
-
-
-def main(argv: list[str] | None = None) -> int:
-    asked = SweepOptions.parse(argv)
-    if asked.print_config:
-        nproc = asked.nproc_per_node
-        return show(next(iter(asked.points().values())).resolve(nproc), nproc)
-    table = _sweep(asked)
-    print(table.loc[:, table.notna().any()].to_string(float_format="{:.5g}".format))
-    failed = int((table["state"] == "failed").sum())
-    print(f"== {len(table) - failed} of {len(table)} done; {local(asked.run_dir) / 'index.html'} and results.csv")
-    return int(failed > 0)

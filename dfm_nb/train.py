@@ -19,19 +19,62 @@ from dfm_nb.base.argv import NPROC, guard, quietly, world_size_from_env
 from dfm_nb.base.files import local
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import read_metrics, read_table
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import option
 from dfm_nb.base.run import iteration_folders
 from dfm_nb.base.torchrun import launch
+from dfm_nb.base.verb import Report, Verb
 from dfm_nb.config.notation import Overrides, write_value
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-class TrainOptions(Options):
+def _settings_of(weights: str) -> dict[str, Any]:
+    """`checkpoints.loading.settings_of`; only a training that starts from weights needs torch to be settled."""
+    from dfm_nb.checkpoints.loading import settings_of
+
+    return settings_of(weights)
+
+
+def _dialled(resolved: cfg.Resolved, world_size: int) -> cfg.Resolved:
+    """With the settings that follow from the data set, if `train.minutes` is set."""
+    if resolved.config.train.minutes and not resolved.is_dialled and resolved.config.dataset.path:
+        from dfm_nb.training import batches, dial
+
+        log.info("Iterations, validations and checkpoints follow when a run has timed its first iterations")
+        return dial.of_data(resolved, batches.open_store(resolved.config), world_size)
+    return resolved
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run folder after training, usable as its path: `Pipeline.from_checkpoint(run)`."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """`metrics.jsonl`, a row a record."""
+        return read_table(self.path)
+
+    @property
+    def config(self) -> cfg.Resolved:
+        """The resolved configuration."""
+        return cfg.from_yaml(self.path / "config.yaml")
+
+    def __repr__(self) -> str:
+        losses = [record["loss"] for record in read_metrics(self.path) if "loss" in record]
+        last = f", last loss {losses[-1]:.4f}" if losses else ""
+        return f"TrainedRun({str(self.path)!r}: {len(losses)} iterations{last})"
+
+
+class TrainOptions(Verb):
     """Train a DiT on prepared shards. Settings: recipe < --config-file < group.key=value."""
 
-    prog, epilog = "dfm pretrain", NPROC
+    prog, epilog, module = "dfm pretrain", NPROC, "dfm_nb.train"
 
     dataset_path: str | None = option(None, "folder written by dfm prepare")
     config_file: str | None = option(None, "YAML with groups and keys")
@@ -61,91 +104,41 @@ class TrainOptions(Options):
             run_dir=self.run_dir,
         )
 
+    def preflight(self, num_processes: int) -> cfg.Resolved | None:
+        resolved = self.resolve(num_processes)
+        return _dialled(resolved, num_processes) if self.print_config else None
 
-def _settings_of(weights: str) -> dict[str, Any]:
-    """`checkpoints.loading.settings_of`; only a training that starts from weights needs torch to be settled."""
-    from dfm_nb.checkpoints.loading import settings_of
+    def run(self) -> Any:
+        world_size = world_size_from_env()
+        resolved = self.resolve(world_size)
+        if self.print_config:
+            return _dialled(resolved, world_size)
+        from dfm_nb.training import loop
 
-    return settings_of(weights)
+        loop.run(resolved, self.run_dir)
+        return TrainedRun(Path(self.run_dir).expanduser().resolve())
 
+    def report(self, result: cfg.Resolved | TrainedRun) -> Report:
+        """The settings and their layers where they were asked for, else the run's row of `dfm_nb.compare`."""
+        if isinstance(result, cfg.Resolved):
+            settled = {key: {"value": result.get(key), "from": origin} for key, origin in result.provenance.items()}
+            return Report({"settings": settled}, cfg.print_config(result))
+        if not self.as_json:
+            return Report({})
+        from dfm_nb.runs import compare
 
-def _dialled(resolved: cfg.Resolved, world_size: int) -> cfg.Resolved:
-    """With the settings that follow from the data set, if `train.minutes` is set."""
-    if resolved.config.train.minutes and not resolved.is_dialled and resolved.config.dataset.path:
-        from dfm_nb.training import batches, dial
-
-        return dial.of_data(resolved, batches.open_store(resolved.config), world_size)
-    return resolved
-
-
-def show(resolved: cfg.Resolved, world_size: int) -> int:
-    """Print every value and the layer it came from."""
-    if (settled := _dialled(resolved, world_size)) is not resolved:
-        log.info("Iterations, validations and checkpoints follow when a run has timed its first iterations")
-    print(cfg.print_config(settled))
-    return 0
-
-
-def preflight(argv: list[str], nproc: int) -> int | None:
-    """Report mistakes once, before `nproc` processes start. An exit code means that there is nothing to start."""
-    options = TrainOptions.parse(argv)
-    resolved = options.resolve(nproc)
-    return show(resolved, nproc) if options.print_config else None
-
-
-def result(argv: list[str], nproc: int | None = None) -> dict[str, Any]:
-    """What `--json` prints: the settings where they were asked for, else the run's row of `dfm_nb.compare`."""
-    options = TrainOptions.parse(argv)
-    run = local(options.run_dir)
-    if options.print_config:
-        world_size = nproc or world_size_from_env()
-        resolved = _dialled(options.resolve(world_size), world_size)
-        settled = {key: {"value": resolved.get(key), "from": origin} for key, origin in resolved.provenance.items()}
-        return {"settings": settled}
-    from dfm_nb.runs import compare
-
-    saved = iteration_folders(run / "checkpoints")
-    row = json.loads(compare([run]).iloc[0].to_json())
-    stopped_by = (read_metrics(run) or [{}])[-1].get("stopped_by")
-    return {"run_dir": str(run), **row, "stopped_by": stopped_by, "checkpoint": str(saved[-1][1]) if saved else None}
+        run = local(self.run_dir)
+        saved = iteration_folders(run / "checkpoints")
+        row = json.loads(compare([run]).iloc[0].to_json())
+        stopped_by = (read_metrics(run) or [{}])[-1].get("stopped_by")
+        row |= {"stopped_by": stopped_by, "checkpoint": str(saved[-1][1]) if saved else None}
+        return Report({"run_dir": str(run), **row})
 
 
-def main(argv: list[str] | None = None) -> int:
-    options = TrainOptions.parse(argv)
-    world_size = world_size_from_env()
-    resolved = options.resolve(world_size)
-    if options.print_config:
-        return show(resolved, world_size)
-    from dfm_nb.training import loop
-
-    return loop.run(resolved, options.run_dir)
+main = TrainOptions.main
 
 
-@dataclass(frozen=True)
-class TrainedRun:
-    """A run folder after training, usable as its path: `Pipeline.from_checkpoint(run)`."""
-
-    path: Path
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-    @property
-    def metrics(self) -> pd.DataFrame:
-        """`metrics.jsonl`, a row a record."""
-        return read_table(self.path)
-
-    @property
-    def config(self) -> cfg.Resolved:
-        """The resolved configuration."""
-        return cfg.from_yaml(self.path / "config.yaml")
-
-    def __repr__(self) -> str:
-        losses = [record["loss"] for record in read_metrics(self.path) if "loss" in record]
-        last = f", last loss {losses[-1]:.4f}" if losses else ""
-        return f"TrainedRun({str(self.path)!r}: {len(losses)} iterations{last})"
-
-
+@quietly()
 def train_model(
     *,
     dataset_path: str | os.PathLike | None = None,
@@ -177,27 +170,18 @@ def train_model(
     """
     named: dict[str, Any] = {"dataset_path": dataset_path, "run_dir": run_dir, "recipe": recipe, "overrides": overrides}
     options = TrainOptions(**named, **flags)
-    world_size = num_processes if num_processes > 1 else world_size_from_env()
-    resolved = options.resolve(world_size)
-    if options.print_config:
-        show(resolved, world_size)
-    elif num_processes > 1:
+    options.preflight(num_processes if num_processes > 1 else world_size_from_env())
+    if num_processes > 1:
         launch("pretrain", options.words(), num_processes)
-    else:
-        _train_here(resolved, options.run_dir)
-    return TrainedRun(Path(options.run_dir).expanduser().resolve())
-
-
-@quietly()
-def _train_here(resolved: cfg.Resolved, run_dir: str) -> None:
-    """In this process, which gets its signal handlers and its log back, and may train again."""
+        return TrainedRun(Path(options.run_dir).expanduser().resolve())
     from dfm_nb import parallel
     from dfm_nb.base.log import stop_logging
     from dfm_nb.training import loop
 
+    # this process gets its signal handlers and its log back, and may train again
     before = [signal.getsignal(number) for number in loop.STOPS]
     try:
-        loop.run(resolved, run_dir)
+        return options.run()
     finally:
         for number, handler in zip(loop.STOPS, before):
             if signal.getsignal(number) is not handler:

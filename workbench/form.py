@@ -327,7 +327,7 @@ class PrepareForm(Form):
 
     def checked(self) -> str:
         """Opens the source, as the command does before any work; a source that needs a download is not opened."""
-        config = self._prepare.parse(self.argv())
+        config = self._prepare.PrepareConfig.parse(self.argv())
         asked = repr((config.source, config.options, config.side_px))
         if asked != self._opened and not getattr(config.source_module, "FETCHES", False) and "://" not in config.source:
             config.open_source()

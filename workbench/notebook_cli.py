@@ -9,17 +9,30 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dfm_nb.base.argv import run_command
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import option
+from dfm_nb.base.verb import Report, Verb
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
-class NotebookOptions(Options):
+class NotebookOptions(Verb):
     """The parameters of a notebook."""
 
     prog = "dfm notebook parameters"
     notebook: str = option(help="the .ipynb; it is not changed", positional=True)
+
+    def run(self) -> Any:
+        from workbench import notebook_run as runs
+
+        return runs.parameters(self.notebook)
+
+    def report(self, result: Any) -> Report:
+        lines = [f"{p.name}: {p.type} = {p.default}  # {p.help}" for p in result.values()]
+        return Report({p.name: vars(p) for p in result.values()}, "\n".join(lines))
 
 
 class BatchOptions(NotebookOptions):
@@ -48,6 +61,18 @@ class RunOptions(BatchOptions):
     output: str = option(help="the executed notebook, OUT.ipynb; also written: OUT.html", output=True)
     quiet: bool = option(False, "do not print what the cells print")
 
+    def run(self) -> Any:
+        from workbench import notebook_run as runs
+
+        values = runs.convert(self.values, runs.parameters(self.notebook), self.notebook)
+        return runs.execute(self.notebook, self.output, values, progress=not self.quiet, report=not self.no_report)
+
+    def report(self, result: Any) -> Report:
+        if result.error:
+            print(f"error: {result.error}", file=sys.stderr, flush=True)
+        text = f"== {self.output}" + (f" and {result.report}" if result.report else "")
+        return Report({"output": self.output}, text, int(bool(result.error)))
+
 
 class SweepOptions(BatchOptions):
     """A grid of parameters, several runs at a time, a result table."""
@@ -57,60 +82,27 @@ class SweepOptions(BatchOptions):
     jobs: int = option(1, "runs at a time", ge=1)
     output_dir: str = option(help="NNN.ipynb, NNN.html, NNN.log, results.csv and index.html", output=True)
 
+    def run(self) -> pd.DataFrame:
+        from dfm_nb.sweep_ import parse_grid
+        from workbench import notebook_run as runs
+        from workbench import notebook_sweep as grids
 
-def result(argv: list[str]) -> dict[str, Any]:
-    """What `dfm notebook run` and `sweep` print with `--json`."""
-    if argv[:1] == ["run"]:
-        return {"output": RunOptions.parse(argv[1:]).output}
-    if argv[:1] != ["sweep"]:
-        return {}
-    import pandas as pd
+        known, how = runs.parameters(self.notebook), {"jobs": self.jobs, "report": not self.no_report}
+        grid = parse_grid(self.grid, lambda name: name in known and known[name].kind is str)
+        return grids.sweep(self.notebook, grid, self.output_dir, fixed=self.values, **how)
 
-    folder = Path(SweepOptions.parse(argv[1:]).output_dir)
-    rows = pd.read_csv(folder / "results.csv").to_json(orient="records")
-    return {"output_dir": str(folder), "runs": json.loads(rows)}
-
-
-def run(argv: list[str]) -> int:
-    asked = RunOptions.parse(argv)
-    from workbench import notebook_run as runs
-
-    values = runs.convert(asked.values, runs.parameters(asked.notebook), asked.notebook)
-    done = runs.execute(asked.notebook, asked.output, values, progress=not asked.quiet, report=not asked.no_report)
-    print(f"== {asked.output}" + (f" and {done.report}" if done.report else ""), flush=True)
-    if done.error:
-        print(f"error: {done.error}", file=sys.stderr, flush=True)
-    return int(bool(done.error))
-
-
-def sweep(argv: list[str]) -> int:
-    asked = SweepOptions.parse(argv)
-    from dfm_nb.sweep_ import parse_grid
-    from workbench import notebook_run as runs
-    from workbench import notebook_sweep as grids
-
-    known, output = runs.parameters(asked.notebook), asked.output_dir
-    grid = parse_grid(asked.grid, lambda name: name in known and known[name].kind is str)
-    table = grids.sweep(asked.notebook, grid, output, fixed=asked.values, jobs=asked.jobs, report=not asked.no_report)
-    print(table.loc[:, (table != "").any()].to_string(index=False, float_format="{:.5g}".format))
-    failed = int((table["state"] != "done").sum())
-    print(f"== {len(table) - failed} of {len(table)} done; {Path(output) / 'index.html'} and results.csv")
-    return int(failed > 0)
-
-
-def parameters(argv: list[str]) -> int:
-    asked = NotebookOptions.parse(argv)
-    from workbench import notebook_run as runs
-
-    for p in runs.parameters(asked.notebook).values():
-        print(f"{p.name}: {p.type} = {p.default}  # {p.help}")
-    return 0
+    def report(self, result: pd.DataFrame) -> Report:
+        failed, page = int((result["state"] != "done").sum()), Path(self.output_dir) / "index.html"
+        shown = result.loc[:, (result != "").any()].to_string(index=False, float_format="{:.5g}".format)
+        text = f"{shown}\n== {len(result) - failed} of {len(result)} done; {page} and results.csv"
+        rows = json.loads(result.to_json(orient="records"))
+        return Report({"output_dir": self.output_dir, "runs": rows}, text, int(failed > 0))
 
 
 COMMANDS = {
-    "run": (run, "one notebook with parameters, from the first cell to the last"),
-    "sweep": (sweep, "a grid of parameters, several runs at a time, a result table"),
-    "parameters": (parameters, "the parameters of a notebook"),
+    "run": (RunOptions.main, "one notebook with parameters, from the first cell to the last"),
+    "sweep": (SweepOptions.main, "a grid of parameters, several runs at a time, a result table"),
+    "parameters": (NotebookOptions.main, "the parameters of a notebook"),
 }
 
 

@@ -1,7 +1,7 @@
 """Shared parts of all command lines: flags in both spellings, short errors.
 
-A driver module has `main(argv: list[str] | None = None) -> int`, which `dfm <verb>` calls, and reads its options
-(`base.options`). One that torchrun starts ends with `if __name__ == "__main__": raise SystemExit(guard(main))`.
+A driver module has `main(argv: list[str] | None = None) -> int`, which `dfm <verb>` calls (`base.verb`). One that
+torchrun starts ends with `if __name__ == "__main__": raise SystemExit(guard(main))`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import json
 import os
 import re
 import sys
@@ -23,8 +24,8 @@ from dfm_nb.base.log import legible
 from dfm_nb.base.nearest import meant
 from dfm_nb.base.process import end_with_parent
 
-TOLD = "DFM_NB_ERROR"
-"""Environment variable: the file in which a process that `dfm --json` started leaves its user's error."""
+TOLD = "DFM_NB_ANSWER"
+"""Environment variable: the file in which `dfm --json`, or a process that it started, leaves its answer or error."""
 USER_ERRORS = (ValueError, OSError)
 """OSError: a file of the user's, or a disk or system at fault."""
 
@@ -82,8 +83,8 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
         end_with_parent()
     try:
         return main(argv)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
+    except KeyboardInterrupt as error:
+        print(str(error) or "interrupted", file=sys.stderr, flush=True)
         return 130
     except BrokenPipeError:  # the reader of our output (head, less) has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -94,7 +95,7 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
         if (text := mistake(error)) is not None:
             print(legible(f"error: {text}"), file=sys.stderr, flush=True)
             if told := os.environ.get(TOLD):
-                Path(told).write_text(text, encoding="utf-8")
+                Path(told).write_text(json.dumps({"error": text}), encoding="utf-8")
             return 2
         lost = isinstance(error, RuntimeError) and re.search(r"gloo/transport/\S+\] (.*?)(\. |$)", str(error), re.M)
         if not lost:
@@ -166,7 +167,7 @@ NPROC = "dfm also accepts --nproc-per-node N: N processes on this machine, one f
 """Epilog of the help of a verb that runs under torchrun."""
 
 
-def pop_nproc(argv: list[str]) -> tuple[int | None, list[str]]:
+def pop_nproc(argv: list[str] | None) -> tuple[int | None, list[str]]:
     """Remove `--nproc-per-node N` (either spelling, with or without `=`) from argv."""
     p = ArgumentParser(add_help=False, allow_abbrev=False)
     p.add_argument("--nproc-per-node", nargs="?", const="")

@@ -26,14 +26,15 @@ import torch
 from pydantic import model_validator
 
 from dfm_nb.base import plugins
-from dfm_nb.base.argv import NPROC
-from dfm_nb.base.files import read_json
+from dfm_nb.base.argv import NPROC, ArgumentParser
+from dfm_nb.base.files import local, read_json
 from dfm_nb.base.log import log, silent
-from dfm_nb.base.options import Options, fields, option
+from dfm_nb.base.options import fields, option
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
+from dfm_nb.base.verb import Report, Verb
 from dfm_nb.base.version import __version__
-from dfm_nb.data import shards
+from dfm_nb.data import prepared_folder, shards
 from dfm_nb.data.edits import edits_sha256, read_edits
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, reword_shard, to_pixels
 from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, said_psnr, write_empty_text, write_manifest
@@ -55,11 +56,11 @@ SMALL_VAL_FRACTION, SMALL_BELOW_ITEMS = 0.125, 1000
 # ---- settings -----------------------------------------------------------------------------------------------------
 
 
-class PrepareConfig(Options):
+class PrepareConfig(Verb):
     """Encode captioned images and clips into WebDataset shards."""
 
     # plan=True: shards depend on it, so a folder is resumed with equal values only
-    prog, epilog = "dfm prepare", NPROC
+    prog, epilog, module, logs = "dfm prepare", NPROC, "dfm_nb.prepare", True
 
     output_dir: str = option(help="folder for the shards", output=True)
     source: str = option("synthetic", "NAME or NAME:SPEC", plugins="sources")
@@ -116,6 +117,26 @@ class PrepareConfig(Options):
         if self.overwrite and (self.resume or self.texts_only):
             raise ValueError("--overwrite deletes what the folder holds; omit --resume and --texts-only")
         return self
+
+    @classmethod
+    def parser(cls) -> ArgumentParser:
+        """Also with the flags of the plug-ins, in a group for each kind."""
+        parser = super().parser()
+        for kind in plugins.BUILT_IN:
+            group = parser.add_argument_group(f"flags of {kind.replace('_', ' ')}: {', '.join(plugins.names(kind))}")
+            plugins.all_flags().add_flags(group, plugins.flags(kind))
+        return parser
+
+    def preflight(self, num_processes: int) -> None:
+        with silent():
+            check(self, num_processes)
+
+    def run(self) -> dict[str, Any]:
+        """The manifest."""
+        return prepare(self)
+
+    def report(self, result: Mapping[str, Any]) -> Report:
+        return Report(prepared_folder.summary(local(self.output_dir)))
 
     def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
         """Those of the plug-ins among them."""
@@ -363,13 +384,13 @@ class Preparation:
         splits = {split: [r["name"] for r in totals.full if r["split"] == split] for split in SPLITS}
         shards.write_energon_metadata(self.folder.path, splits)
         write_indexes(self.folder.path, splits)
-        arguments = self.config.model_dump(exclude={"options", "table"}, exclude_none=True) | self.config.options
+        arguments = self.config.model_dump(exclude={"options", "table", "as_json"}, exclude_none=True)
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
         manifest = totals.manifest(
             {"source": self.plan["source"], **self.identities()},
             self.plans.num_items,
             self._psnr(),
-            own | {"arguments": arguments},
+            own | {"arguments": arguments | self.config.options},
         )
         tars = {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in totals.full}
         write_manifest(self.folder.path, manifest, tars)

@@ -55,10 +55,8 @@ def check(words: list[str], monkeypatch, fragment: bool = False) -> None:
         assert verb in ("--help", "--version")
         return
     assert verb in cli.verbs(), f"dfm has no verb {verb}"
-    if verb in cli.UNDER_TORCHRUN:
-        _, rest = pop_nproc(rest)
     if verb == "pretrain":
-        args = train.TrainOptions.parse(rest)
+        args = train.TrainOptions.parse(pop_nproc(rest)[1])
         cfg.resolve(args.recipe, None, [*args.overrides, *([f"model.size={args.model}"] if args.model else [])])
         return
     for name in ("parse_args", "parse_intermixed_args"):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image, read_video, write_mp4
-from dfm_nb.generate import main, result
+from dfm_nb.generate import GenerateOptions, main
 from dfm_nb.generation import clip_files
 from dfm_nb.generation.request import Request
 from tests.processes import commands, wait_until
@@ -66,7 +66,8 @@ def test_brackets_in_a_name_are_no_pattern(tiny_checkpoint, tmp_path):
         (tmp_path / name).rename(tmp_path / name.replace("[1]", "1"))
     assert generate(*argv, "--skip-existing") == 0
     assert (tmp_path / "idx=0_rank=0_a[1].png").is_file()
-    files = [Path(clip["file"]).name for clip in result(["--video-save-path", str(argv[1]), *argv[2:]])["clips"]]
+    asked = GenerateOptions.parse(["--video-save-path", str(argv[1]), *argv[2:]])
+    files = [Path(clip["file"]).name for clip in asked.report(asked.requests()).answer["clips"]]
     assert files == ["idx=0_rank=0_a[1].png", "idx=1_rank=0_a[1].png"]
 
 

@@ -10,7 +10,7 @@ from dfm_nb.base.argv import guard
 from dfm_nb.checkpoints.loading import find_weights
 from dfm_nb.config.schema import Config, GenerationConfig
 from dfm_nb.diffusion import samplers
-from dfm_nb.generate import main, parse, requests_of
+from dfm_nb.generate import GenerateOptions, main
 from dfm_nb.generation.request import Request, read_prompts
 
 
@@ -35,14 +35,14 @@ def test_bad_settings_are_refused_by_name(settings, name):
 
 
 def arguments(*flags):
-    return parse(["--checkpoint-path", "x", *map(str, flags)])
+    return GenerateOptions.parse(["--checkpoint-path", "x", *map(str, flags)])
 
 
 def test_prompts_file_lines_may_set_fields(tmp_path):
     file = tmp_path / "p.jsonl"
     lines = [{"prompt": "a", "seed": 5}, {"prompt": "b", "num_video_frames": 9, "guidance_interval": [0.2, 3]}]
     file.write_text("\n\n".join(map(json.dumps, lines)))
-    r = requests_of(*arguments("--prompt", "first", "--prompts-file", file, "--guidance", "2"))
+    r = arguments("--prompt", "first", "--prompts-file", file, "--guidance", "2").requests()
     wanted = [("first", 1, 1, 2.0, 0), ("a", 5, 1, 2.0, 1), ("b", 1, 9, 2.0, 2)]
     assert [(q.prompt, q.seed, q.num_video_frames, q.guidance, q.index) for q in r] == wanted
     assert r[2].guidance_interval == (0.2, 3.0) and r[1].guidance_interval is None
@@ -64,7 +64,7 @@ def test_wrong_lines_are_named(tmp_path, line, name):
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "fine"}\n' + line + "\n")
     with pytest.raises((ValueError, FileNotFoundError), match=name):
-        requests_of(*arguments("--prompts-file", file))
+        arguments("--prompts-file", file).requests()
 
 
 def test_text_file_has_a_prompt_a_line_and_a_sidecar_is_a_prompts_file(tmp_path):
@@ -79,7 +79,7 @@ def test_text_file_has_a_prompt_a_line_and_a_sidecar_is_a_prompts_file(tmp_path)
     assert read_prompts(tmp_path / "p.jsonl")[0][1] == {"prompt": "a\u2028b"}
     sidecar = {"prompt": "a", "index": 7, "seed": 3, "guidance_interval": None, "latent_sha256": "ab", "checkpoint": {}}
     (tmp_path / "c.mp4.json").write_text(json.dumps(sidecar))
-    (request,) = requests_of(*arguments("--prompts-file", tmp_path / "c.mp4.json"))
+    (request,) = arguments("--prompts-file", tmp_path / "c.mp4.json").requests()
     assert (request.prompt, request.index, request.seed) == ("a", 7, 3)
 
 
@@ -94,7 +94,7 @@ FLAGS = (
 def test_every_field_of_a_request_can_be_set_by_a_flag(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "v.mp4").touch()
-    (r,) = requests_of(*arguments("--prompt", "p", *FLAGS.split()))
+    (r,) = arguments("--prompt", "p", *FLAGS.split()).requests()
     default = Request("p")
     same = [name for name in Request.model_fields if getattr(r, name) == getattr(default, name)]
     assert same == ["prompt", "index", "init_image"]
@@ -105,7 +105,7 @@ def test_every_field_of_a_request_can_be_set_by_a_flag(tmp_path, monkeypatch):
 
 def test_frames_are_rounded_to_what_a_tokenizer_codes_and_that_is_said_once(caplog, tmp_path):
     flags = ["--num-video-frames", "250", "--prompt", "a", "--prompt", "b"]
-    assert [r.num_video_frames for r in requests_of(*arguments(*flags))] == [249, 249]
+    assert [r.num_video_frames for r in arguments(*flags).requests()] == [249, 249]
     (said,) = (r.getMessage() for r in caplog.records if "--num-video-frames" in r.getMessage())
     assert "250" in said and "249" in said
 
@@ -118,9 +118,9 @@ def test_focused_schedule_is_centred_on_the_models_sigma_data():
 
 def test_nothing_to_draw_and_no_checkpoint_are_named(tmp_path, capsys):
     with pytest.raises(ValueError, match="--prompt"):
-        requests_of(*arguments())
+        arguments().requests()
     with pytest.raises(FileNotFoundError, match="nowhere.txt"):
-        requests_of(*arguments("--prompts-file", "nowhere.txt"))
+        arguments("--prompts-file", "nowhere.txt").requests()
     argv = ["--checkpoint-path", str(tmp_path / "none"), "--prompt", "x"]
     for flags, name in ((["--height=100"], "--height"), (["--promt=y"], "--prompt"), ([], str(tmp_path / "none"))):
         assert guard(main, argv + flags) == 2, "bad sizes are refused before the checkpoint is looked for"
@@ -137,15 +137,15 @@ def test_only_the_user_may_name_a_module_as_the_sampler(tmp_path, monkeypatch):
     named = Config(generation=GenerationConfig(sampler="my_sampler:mine"))
     for refused in (
         lambda: Request("x").completed(named),
-        lambda: requests_of(*parse(["--prompt", "x"]), named),
-        lambda: requests_of(*parse(from_file)),
-        lambda: requests_of(*parse([*from_file, "--sampler", "euler"])),
+        lambda: GenerateOptions.parse(["--prompt", "x"]).requests(named),
+        lambda: GenerateOptions.parse(from_file).requests(),
+        lambda: GenerateOptions.parse([*from_file, "--sampler", "euler"]).requests(),
     ):
         with pytest.raises(ValueError, match="--sampler my_sampler:mine"):
             refused()
     assert "my_sampler" not in sys.modules
     assert Request("x", sampler="euler").completed(named).sampler == "euler"
-    (request,) = requests_of(*parse([*from_file, "--sampler", "my_sampler:mine"]), named)
+    (request,) = GenerateOptions.parse([*from_file, "--sampler", "my_sampler:mine"]).requests(named)
     assert samplers.find(request.sampler) is samplers.SAMPLERS["euler"]
     assert samplers.evaluations(request.sampler, 3) == 3
     with pytest.raises(ValueError, match="my_sampler:none"):

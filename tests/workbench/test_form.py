@@ -68,7 +68,7 @@ def test_prepare_argv_is_what_the_command_takes():
     from dfm_nb import prepare
 
     form = PrepareForm("out", {"source": "synthetic:square", "limit": 7, "resume": True, "num_images": 3})
-    args = prepare.parse(form.argv())
+    args = prepare.PrepareConfig.parse(form.argv())
     assert (args.source, args.limit, args.resume, args.options) == ("synthetic:square", 7, True, {"num_images": 3})
     assert form.values()["num_images"] == 3 and "image_column" not in form.values()
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from dfm_nb import generate
 from dfm_nb.base import video
 from dfm_nb.config.schema import Config, GenerationConfig, TrainedSize
 from dfm_nb.diffusion import samplers
+from dfm_nb.generate import GenerateOptions
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.request import Request
 from tests.processes import wait_until
@@ -258,5 +258,5 @@ def test_the_code_makes_the_same_clip_again(tiny_pipe, tmp_path, monkeypatch):
     torch.testing.assert_close(names["clip"].latent, clip.latent, rtol=1e-4, atol=1e-4)
     assert (tmp_path / "clip.png").is_file()
     program, verb, *words = shlex.split(shell)
-    (request,) = generate.requests_of(*generate.parse(words), tiny_pipe.config)
+    (request,) = GenerateOptions.parse(words).requests(tiny_pipe.config)
     assert (program, verb) == ("dfm", "generate") and request == clip.request
