@@ -27,13 +27,12 @@ from typing import Any, Literal
 import numpy as np
 
 from dfm_nb import parallel
-from dfm_nb.base import video
+from dfm_nb.base import plugins, video
 from dfm_nb.base.argv import NPROC, guard, quietly
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
-from dfm_nb.butterflies.exam import EXAM_FPS, Exam
-from dfm_nb.evaluation import diversity, features, reference
+from dfm_nb.evaluation import features, reference
 from dfm_nb.evaluation.comparison import EvaluationResult, against, copies
 from dfm_nb.evaluation.reference import ShardReference
 from dfm_nb.evaluation.retrieval import WAYS
@@ -84,6 +83,8 @@ def evaluate_model(checkpoint_path: str | os.PathLike, **flags: Any) -> Evaluati
     return EvaluateOptions(checkpoint_path=os.fspath(checkpoint_path), **flags).run()
 
 
+EXAM = "butterflies"
+"""The plug-in of `dfm_nb.exams` that asks without `--dataset`, and judges data with attributes."""
 NOT_MEASURED = {
     "kernel_distance": "distances need 4 or more real samples: raise --num-prompts or --num-clips, or add samples",
     "retrieval": f"retrieval needs {WAYS} samples: raise --num-prompts or --num-clips",
@@ -101,15 +102,16 @@ def one_checkpoint(options: EvaluateOptions) -> EvaluationResult:
         result.samples.extend((s.frames, s.request.prompt) for s in samples[:shown])
         return samples
 
-    def answers(prompts: Sequence[str], frames: int) -> list[np.ndarray]:
-        size = {"height": options.size_px, "width": options.size_px, "num_video_frames": frames, "fps": EXAM_FPS}
+    def answers(prompts: Sequence[str], frames: int, fps: float) -> list[np.ndarray]:
+        size = {"height": options.size_px, "width": options.size_px, "num_video_frames": frames, "fps": fps}
         return [s.frames for s in generate([{"prompt": prompt, **size} for prompt in prompts])]
 
-    exam = Exam(answers, pipe.round_trip, options.part, options.size_px)
+    def exam() -> Any:
+        return plugins.find("exams", EXAM)(answers, pipe.round_trip, options.part, options.size_px)
+
     if options.dataset is None:
         counts = {"images": options.num_prompts, "clips": options.num_clips}
-        distances = functools.partial(diversity.against_renders, network=network) if network else None
-        result.values |= exam.unseen(counts, options.wordings, distances)
+        result.values |= exam().unseen(counts, options.wordings, network)
     else:
         assert network is not None
         tokenizer = pipe.manifest["tokenizer"]
@@ -123,9 +125,10 @@ def one_checkpoint(options: EvaluateOptions) -> EvaluationResult:
             raise ValueError(f"{options.dataset} has no such samples; raise --num-prompts or --num-clips")
         result.values["dataset"] = {"name": options.dataset, "split": options.split, "unreadable": failed}
         to_model = functools.partial(pipe.statistics.to_model, sigma_data=pipe.sigma_data)
+        judge = exam() if any(r.attributes for r in (*images, *clips)) and EXAM in plugins.names("exams") else None
         for kind, real in (("images", images), ("clips", clips)):
             if real:
-                judged = functools.partial(exam.judged, kind)
+                judged = functools.partial(judge.judged, kind) if judge else lambda *nothing: {}
                 result.values[kind], samples = against(
                     real, lambda some: generate(like(some)), network, judged, pipe.round_trip
                 )

@@ -10,7 +10,8 @@ in your own package, an entry point, for example for a source that is then `dfm 
     [project.entry-points."dfm_nb.sources"]
     moths = "their_package.moths"
 
-Entry points of `dfm_nb.samplers` and `dfm_nb.loggers` are functions: see `diffusion.samplers`, `training.loggers`.
+Entry points of `dfm_nb.samplers` and `dfm_nb.loggers` are functions (`diffusion.samplers`, `training.loggers`), of
+`dfm_nb.pretrained` folders of packaged models, of `dfm_nb.exams` classes such as `butterflies.exam.Exam`.
 
 The module of the others (a class, or the function `build` alone, will do) is called as `build(spec_or_table, **flags)`
 of a source, `build(path, device=..., **flags)` of a tokenizer, and `build(path, device=..., max_tokens=..., **flags)`
@@ -19,6 +20,7 @@ without a file.
 
 The module may also have:
 
+- `check()`, which raises ValueError or OSError if something is missing on this machine, for `dfm doctor`;
 - `class Flags(Options)`, its own flags of `dfm prepare`, each with a default (`wing_grey: int | None = option(None,
   "moths: how bright")` is `--wing-grey`); given flags are keywords of `build`, and plug-ins with the same flag name
   share the flag (`tokenizer_window` is also a flag of `dfm generate`: a field of `Request`, passed to `encode` and
@@ -49,7 +51,7 @@ from dfm_nb.base.nearest import meant
 from dfm_nb.base.options import Field, Options, fields
 
 BUILT_IN = {
-    "sources": ("drawings", "folder", "smithsonian_butterflies", "synthetic", "table"),
+    "sources": ("drawings", "folder", "smithsonian_butterflies", "table"),
     "tokenizers": ("cosmos_cv", "pca", "residual"),
     "text_encoders": ("minilm", "t5"),
 }
@@ -57,7 +59,6 @@ BUILT_IN = {
 PASSED: dict[str, list[str]] = {"sources": [], "tokenizers": ["device"], "text_encoders": ["device", "max_tokens"]}
 """Keywords of `build` in addition to its own flags."""
 MODULE_NAME = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
-ELSEWHERE = {"synthetic": "dfm_nb.butterflies.synthetic"}
 
 
 @functools.cache
@@ -67,7 +68,7 @@ def _found(kind: str) -> dict[str, EntryPoint]:
     Names are only looked up here, never imported, so that a name in a manifest cannot load another module.
     """
     group, built_in = f"dfm_nb.{kind}", BUILT_IN.get(kind, ())
-    own = [EntryPoint(name, ELSEWHERE.get(name, f"dfm_nb.data.{kind}.{name}"), group) for name in built_in]
+    own = [EntryPoint(name, f"dfm_nb.data.{kind}.{name}", group) for name in built_in]
     return {point.name: point for point in (*entry_points(group), *own)}  # no package replaces one of ours
 
 
@@ -150,7 +151,7 @@ def carried(name: str, folder: Path) -> Path | None:
     return folder
 
 
-def load_all(kind: str) -> dict[str, ModuleType]:
+def load_all(kind: str) -> dict[str, Any]:
     """All plug-ins of a kind by name."""
     return {name: _found(kind)[name].load() for name in names(kind)}
 

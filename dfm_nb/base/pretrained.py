@@ -1,27 +1,31 @@
-"""Packaged models by name: `FOLDER` has NAME.safetensors, each with a card, NAME.md."""
+"""Packaged models by name: NAME.safetensors, each with a card, NAME.md.
+
+The entry points of `dfm_nb.pretrained` are the folders that have them.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from dfm_nb.base import plugins
 from dfm_nb.base.run import iteration_folders, written_path
 
-FOLDER = Path(__file__).parents[1] / "butterflies" / "pretrained"
 DEFAULT = "butterflies"
 """The model of `dfm generate` without `--checkpoint-path`."""
 EXPORTED = "model.safetensors"
 """File name in a folder of exported or imported weights."""
 
 
-def names() -> list[str]:
-    """Names of the packaged models, sorted."""
-    return sorted(p.stem for p in FOLDER.glob("*.safetensors"))
+def files() -> dict[str, Path]:
+    """The packaged models by name, sorted."""
+    folders = plugins.load_all("pretrained").values()
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.safetensors"))}
 
 
 def packaged(name: object) -> Path | None:
     """The file of the packaged model of that name; None if there is none."""
-    return FOLDER / f"{name}.safetensors" if str(name) in names() else None
+    return files().get(str(name))
 
 
 def weights_path(path: str | os.PathLike) -> Path:

@@ -236,6 +236,16 @@ def _body(canvas: skia.Canvas, bend: float) -> None:
         canvas.drawLine(-0.035, y, 0.035, y, _line((118, 100, 104), 0.018, 0.8))
 
 
+def load_skia() -> None:
+    """FileNotFoundError if Skia does not load: it needs libGL and libEGL, which slim containers often lack."""
+    global skia
+    try:
+        import skia
+    except ImportError as error:
+        fix = "apt-get install libgl1 libegl1, or conda install -c conda-forge libgl libegl"
+        raise FileNotFoundError(f"drawing butterflies needs Skia, which does not load ({error}); {fix}") from None
+
+
 def draw(
     attributes: dict[str, str], rng: np.random.Generator, height_px: int, width_px: int, num_frames: int
 ) -> np.ndarray:
@@ -243,14 +253,9 @@ def draw(
 
     Raises
     ------
-    FileNotFoundError : Skia needs libGL and libEGL, which servers and slim containers often lack.
+    FileNotFoundError : Skia does not load.
     """
-    global skia
-    try:
-        import skia
-    except ImportError as error:
-        fix = "apt-get install libgl1 libegl1, or conda install -c conda-forge libgl libegl"
-        raise FileNotFoundError(f"drawing butterflies needs Skia, which does not load ({error}); {fix}") from None
+    load_skia()
     short = min(height_px, width_px)
     w, h = width_px / short, height_px / short
     backdrop, scene_rng = np.zeros((height_px, width_px, 4), np.uint8), np.random.default_rng(rng.integers(2**63))

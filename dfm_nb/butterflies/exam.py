@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import numpy as np
 from dfm_nb.butterflies import synthetic, wordings
 from dfm_nb.butterflies.attributes import MEASURED, Renders, score, shares, stored_thresholds, unseen_attributes
 from dfm_nb.butterflies.judge import AttributeClassifier
+from dfm_nb.evaluation.distance import kernel_distance, kernel_estimate
+from dfm_nb.evaluation.diversity import recall
+from dfm_nb.evaluation.features import NAME, Features
 
 FRAMES = {"images": 1, "clips": 9}
-EXAM_FPS = synthetic.CLIP_FPS[-1]
+FPS = synthetic.CLIP_FPS[-1]
 """Of images and clips alike, as synthetic ones have either rate; a fixed one makes figures comparable."""
 MOTION = {"images": "still", "clips": "flapping"}
 REAL_SEED = 987_654
@@ -27,13 +31,13 @@ class Exam:
 
     Parameters
     ----------
-    generate : prompts and a number of frames -> a video uint8 [T, H, W, 3] for each.
+    generate : prompts, a number of frames and a frame rate -> a video uint8 [T, H, W, 3] for each.
     round_trip : a video through the model's tokenizer. part : one of `synthetic.PARTS`. size_px : side of the renders.
     """
 
     def __init__(
         self,
-        generate: Callable[[Sequence[str], int], Videos],
+        generate: Callable[[Sequence[str], int, float], Videos],
         round_trip: Callable[[np.ndarray], np.ndarray],
         part: str,
         size_px: int,
@@ -42,25 +46,23 @@ class Exam:
         self.classifier = AttributeClassifier.load()
         self.renders = functools.cache(self._renders)
 
-    def unseen(
-        self, counts: Mapping[str, int], num_worded: int, distances: Callable[[dict[str, Videos]], Any] | None
-    ) -> dict[str, Any]:
+    def unseen(self, counts: Mapping[str, int], num_worded: int, network: Features | None) -> dict[str, Any]:
         """Attribute combinations that training never showed, in the words of training and in others.
 
         Parameters
         ----------
         counts : numbers of "images" and "clips". num_worded : images per form of `wordings`.
-        distances : measures sets of videos, as `evaluation.diversity.against_renders`.
+        network : for the distances to real renders, if they are wanted.
         """
         found: dict[str, Any] = {}
         for kind, count in counts.items():
             if count:
                 wanted = unseen_attributes(count, MOTION[kind], self.part)
                 prompts = [synthetic.caption_for(w, template=i) for i, w in enumerate(wanted)]
-                videos = self.generate(prompts, FRAMES[kind])
+                videos = self.generate(prompts, FRAMES[kind], FPS)
                 found[kind] = self.judged(kind, videos, wanted)
-                if distances:
-                    found[kind]["distances"] = distances(self._sets(kind, videos))
+                if network:
+                    found[kind]["distances"] = against_renders(self._sets(kind, videos), network)
         if num_worded:
             wanted = unseen_attributes(num_worded, "still", self.part)
             found["wordings"] = {form: self._worded(form, wanted) for form in wordings.forms()}
@@ -74,7 +76,7 @@ class Exam:
         return score(videos, wanted, self.classifier, sure) | {"real_renders": real.shares(self.classifier, sure)}
 
     def _worded(self, form: str, wanted: Sequence[dict[str, str]]) -> dict[str, Any]:
-        videos = self.generate([wordings.prompt(form, self.part, w, i) for i, w in enumerate(wanted)], 1)
+        videos = self.generate([wordings.prompt(form, self.part, w, i) for i, w in enumerate(wanted)], 1, FPS)
         found = shares(self.classifier, videos, wanted, stored_thresholds("images"))
         return {"samples": len(videos), **found["all three"]}
 
@@ -92,3 +94,29 @@ class Exam:
 
     def _renders(self, kind: str, frames: int) -> Renders:
         return Renders(self.round_trip, kind, self.size_px, frames, self.part, REAL_SEED)
+
+
+def against_renders(sets: Mapping[str, Sequence[np.ndarray]], network: Features) -> dict[str, dict[str, float]]:
+    """Kernel distance and recall of samples to real renders.
+
+    Parameters
+    ----------
+    sets : "samples", "decoded" (real renders through the tokenizer), "as_drawn" (real renders) and "real" (others, to
+        which all three are compared), of equal numbers, uint8 [T, H, W, 3]. Of a clip one frame is taken, the i-th
+        clip's frame i modulo T, so that all phases of a wing beat count.
+
+    Returns
+    -------
+    By network: `kernel_distance` with `low` and `high`, and `recall`; the same with `_decoded` and `_as_drawn` after
+    the name.
+    """
+    of = {
+        name: network(np.stack([v[i % len(v)] for i, v in enumerate(videos)]), progress=True)
+        for name, videos in sets.items()
+    }
+    estimate = asdict(kernel_estimate(of["samples"], of["real"]))
+    row = {"kernel_distance": estimate.pop("value"), **estimate, "recall": recall(of["samples"], of["real"])}
+    for name in ("decoded", "as_drawn"):
+        row[f"kernel_distance_{name}"] = kernel_distance(of[name], of["real"])
+        row[f"recall_{name}"] = recall(of[name], of["real"])
+    return {NAME: row}

@@ -33,6 +33,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 """Their values; the first one is the default."""
 COLOURS, PATTERNS, BACKGROUNDS, SPECIES, POSTURES, MOTIONS, SIZES, POSITIONS = ATTRIBUTES.values()
 PARTS = ("development", "test")
+check = drawing.load_skia
 
 
 class Flags(Options):

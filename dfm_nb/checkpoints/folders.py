@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb import config as cfg
+from dfm_nb.base import pretrained
 from dfm_nb.base.files import check, read_json, read_listing
 from dfm_nb.base.log import log
-from dfm_nb.base.pretrained import names
 from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints.tensor_files import INDEX, CheckpointError, TensorIndex
 from dfm_nb.data import prepared_folder
@@ -89,7 +89,7 @@ def find(path: str | Path) -> Path:
         near = [p.name for p in path.parent.glob("iter_*")] if path.parent.is_dir() else []
         hint = f"; there is {', '.join(sorted(near)[-3:])}" if near else ""
         if len(path.parts) == 1:
-            hint += f", and no packaged model of that name; packaged: {', '.join(names()) or 'none'}"
+            hint += f", and no packaged model of that name; packaged: {', '.join(pretrained.files()) or 'none'}"
         raise FileNotFoundError(f"there is no checkpoint at {path}{hint}")
     if path.resolve().name.startswith("iter_"):  # also when it is given as "."; then no other will do
         verify(path)

@@ -22,7 +22,7 @@ from dfm_nb.base import geometry
 from dfm_nb.base.files import is_url
 from dfm_nb.base.nearest import meant, nearest
 from dfm_nb.base.options import Field, must
-from dfm_nb.base.pretrained import names, packaged
+from dfm_nb.base.pretrained import files, packaged
 from dfm_nb.base.run import is_iteration, written_path
 from dfm_nb.config import notation
 from dfm_nb.config.schema import FIELDS, Config
@@ -205,7 +205,7 @@ def _start_of_training(config: Config) -> Iterator[Fault]:
     }
     for key, path in paths.items():
         if path is not None and not os.path.exists(written_path(path)):
-            near = nearest(path, names()) if key == "checkpoint.pretrained" else None
+            near = nearest(path, files()) if key == "checkpoint.pretrained" else None
             fix = f"did you mean {near}, which comes with the package?" if near else _nearest_path(Path(path))
             yield fault(key, "must exist", fix)
     for key in ("checkpoint.checkpoint_dir", "checkpoint.load", "dataset.cache_dir"):

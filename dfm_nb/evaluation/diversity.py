@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-
 import numpy as np
-
-from dfm_nb.evaluation.distance import kernel_distance, kernel_estimate
-from dfm_nb.evaluation.features import NAME, Features
 
 NEIGHBOURS = 5
 
@@ -39,29 +33,3 @@ def memorised(generated: np.ndarray, held_out: np.ndarray, training: np.ndarray)
     Real samples that were not trained on give 0.01.
     """
     return float((nearest(generated, training) < np.quantile(nearest(held_out, training), 0.01)).mean())
-
-
-def against_renders(sets: Mapping[str, Sequence[np.ndarray]], network: Features) -> dict[str, dict[str, float]]:
-    """Kernel distance and recall of samples to real renders.
-
-    Parameters
-    ----------
-    sets : "samples", "decoded" (real renders through the tokenizer), "as_drawn" (real renders) and "real" (others, to
-        which all three are compared), of equal numbers, uint8 [T, H, W, 3]. Of a clip one frame is taken, the i-th
-        clip's frame i modulo T, so that all phases of a wing beat count.
-
-    Returns
-    -------
-    By network: `kernel_distance` with `low` and `high`, and `recall`; the same with `_decoded` and `_as_drawn` after
-    the name.
-    """
-    of = {
-        name: network(np.stack([v[i % len(v)] for i, v in enumerate(videos)]), progress=True)
-        for name, videos in sets.items()
-    }
-    estimate = asdict(kernel_estimate(of["samples"], of["real"]))
-    row = {"kernel_distance": estimate.pop("value"), **estimate, "recall": recall(of["samples"], of["real"])}
-    for name in ("decoded", "as_drawn"):
-        row[f"kernel_distance_{name}"] = kernel_distance(of[name], of["real"])
-        row[f"recall_{name}"] = recall(of[name], of["real"])
-    return {NAME: row}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dfm_nb import Pipeline, export, prepare, prepare_dataset, train_model
-from dfm_nb.base import pretrained
+from dfm_nb.base import plugins, pretrained
 from dfm_nb.base.files import sha256
 from dfm_nb.checkpoints import exported, folders, loading
 from dfm_nb.train import TrainOptions
@@ -21,7 +21,8 @@ FAST = ["train.global_batch_size=1", "dataset.task_encoder_seq_length=160"]
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Where packaged models lie: an empty file `moths` here. Work goes on in another folder."""
-    monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "pretrained")
+    of, folders = plugins.load_all, {"theirs": tmp_path / "pretrained"}
+    monkeypatch.setattr(plugins, "load_all", lambda kind: folders if kind == "pretrained" else of(kind))
     monkeypatch.setattr(pretrained, "DEFAULT", "moths")
     (tmp_path / "pretrained").mkdir()
     (tmp_path / "pretrained" / "moths.safetensors").touch()
@@ -51,7 +52,7 @@ def moths(folder, make_once):
 
 def test_a_name_means_the_packaged_file_where_no_weights_have_that_path(folder):
     file = folder / "moths.safetensors"
-    assert pretrained.names() == ["moths"] and pretrained.weights_path("moths") == file
+    assert list(pretrained.files()) == ["moths"] and pretrained.weights_path("moths") == file
     for other in ("../pretrained/moths", str(folder / "moths"), "./moth", "moth"):
         assert pretrained.packaged(other) is None and pretrained.weights_path(other) != file
     (folder.parent / "work" / "moths").mkdir()

@@ -57,6 +57,9 @@ def find_weights(path: str | Path | None = None) -> Path:
     return folder
 
 
+check = find_weights
+
+
 class _Bert:
     """BERT's encoder (Devlin et al. 2018) with the weights of a file.
 
