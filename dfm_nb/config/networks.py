@@ -13,6 +13,7 @@ the built network: each product by its name, shape, bias and tensor-parallel spl
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -56,16 +57,12 @@ def two_layers(name: str, fan_in: int, width: int, applied_to: str) -> tuple[Lin
     return Linear(f"{name}.fc1", fan_in, width, applied_to), Linear(f"{name}.fc2", width, width, applied_to)
 
 
-def size_row(
-    num_layers: int,
-    hidden_size: int,
-    num_attention_heads: int,
-    adaln_lora_dim: int | None = None,
-    ffn_hidden_size: int | None = None,
-) -> dict[str, Any]:
-    """The keys of `model` that a size sets; a null `ffn_hidden_size` means four times the width."""
-    shape = {"num_layers": num_layers, "hidden_size": hidden_size, "num_attention_heads": num_attention_heads}
-    return {**shape, "adaln_lora_dim": adaln_lora_dim, "ffn_hidden_size": ffn_hidden_size}
+SIZE = ("num_layers", "hidden_size", "num_attention_heads", "adaln_lora_dim", "ffn_hidden_size")
+
+
+def size_row(*values: int | None) -> dict[str, Any]:
+    """The keys of `model` that a size sets, in this order; a null `ffn_hidden_size` means four times the width."""
+    return dict(itertools.zip_longest(SIZE, values))
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,8 @@ class Network:
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     settings: ClassVar[Mapping[str, Any]] = {}
     """Keys of `model` that the network sets ..."""
-    suggested: ClassVar[tuple[str, ...]] = (
-        *("layernorm_epsilon", "text_padding", "objective", "sigma_data", "P_mean", "P_std"),
+    suggested: ClassVar[frozenset[str]] = frozenset(
+        "layernorm_epsilon text_padding objective sigma_data P_mean P_std".split()
     )
     """... and those of them that may be overridden."""
 

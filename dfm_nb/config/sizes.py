@@ -40,9 +40,9 @@ SIZES: dict[str, dict[str, Any]] = {
     # would raise the paper's 458 and 675 M to 637 and 938 M; rank 256, as in NeMo DFM, gives 473 and 686 M.
     "DiT-S": size_row(12, 384, 6),
     "DiT-B": size_row(12, 768, 12),
-    "DiT-L": size_row(24, 1024, 16, adaln_lora_dim=256),
-    "DiT-XL": size_row(28, 1152, 16, adaln_lora_dim=256),
-    "DiT-7B": size_row(28, 4096, 32, adaln_lora_dim=256),  # the trunk of Cosmos 1.0 7B (arXiv 2501.03575)
+    "DiT-L": size_row(24, 1024, 16, 256),
+    "DiT-XL": size_row(28, 1152, 16, 256),
+    "DiT-7B": size_row(28, 4096, 32, 256),  # the trunk of Cosmos 1.0 7B (arXiv 2501.03575)
 }
 
 

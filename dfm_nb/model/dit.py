@@ -194,34 +194,25 @@ class TextCrossAttention(CrossAttention):
     """Cross attention that keeps the text's keys and values in `text_cache`, if `LayerContext` sets one (sampling)."""
 
     text_cache: dict | None = None
-
-    def get_query_key_value_tensors(self, hidden_states, key_value_states, *args, **kwargs):
-        cache = self.text_cache
-        if cache is None:
-            return super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
-        if self.layer_number not in cache:
-            _, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
-            cache[self.layer_number] = key, value
-        key, value = cache[self.layer_number]
-        query, _ = self.linear_q(hidden_states)
-        shape = (*query.shape[:-1], self.num_attention_heads_per_partition, self.hidden_size_per_attention_head)
-        return query.view(shape), key, value
-
-
-class NormedCrossAttention(TextCrossAttention):
-    """Cross attention with a norm of the queries and keys of each head."""
-
-    norm: type = RMSNorm
+    norm: type = IdentityOp
+    """Of the queries and keys of each head."""
 
     def __init__(self, config: DiTConfig, submodules, *args, **kwargs):
         super().__init__(config, submodules, *args, **kwargs)
-        width = self.hidden_size_per_attention_head
-        self.q_layernorm = self.norm(width, config, config.layernorm_epsilon)
-        self.k_layernorm = self.norm(width, config, config.layernorm_epsilon)
+        width, eps = self.hidden_size_per_attention_head, config.layernorm_epsilon
+        self.q_layernorm, self.k_layernorm = self.norm(width, config, eps), self.norm(width, config, eps)
 
     def get_query_key_value_tensors(self, hidden_states, key_value_states, *args, **kwargs):
-        query, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
-        return self.q_layernorm(query), self.k_layernorm(key), value
+        kept = None if self.text_cache is None else self.text_cache.get(self.layer_number)
+        if kept is None:
+            query, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
+            key = self.k_layernorm(key)
+            if self.text_cache is not None:
+                self.text_cache[self.layer_number] = key, value
+        else:
+            (query, _), (key, value) = self.linear_q(hidden_states), kept
+            query = query.view(*query.shape[:-1], -1, self.hidden_size_per_attention_head)
+        return self.q_layernorm(query), key, value
 
 
 @dataclass

@@ -17,7 +17,7 @@ class NeMoNetwork(Network):
         "patch_temporal": 1,
         "text_padding": 512,
     }
-    suggested = (*Network.suggested, "adaln_lora_dim")
+    suggested = Network.suggested | {"adaln_lora_dim"}
     centred = False
     standardised = False
     transformer = "dfm_nb.integrations.nemo_dfm.transformer:NeMoDiT"

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from dfm_nb.config.networks import SINUSOID_DIM
-from dfm_nb.model.dit import DiT, DiTConfig, NormedCrossAttention, RMSNorm, TwoLayers, layer_spec
+from dfm_nb.model.dit import DiT, DiTConfig, RMSNorm, TextCrossAttention, TwoLayers, layer_spec
 from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.model.positions import sinusoids
 
@@ -46,8 +46,10 @@ class Embedder(TwoLayers):
         return super().forward(sinusoids(value, self.fc1.in_features, self.shift))
 
 
-class PlainTextCrossAttention(NormedCrossAttention):
-    """Keys and values directly from the text."""
+class PlainTextCrossAttention(TextCrossAttention):
+    """Keys and values directly from the text; normed queries and keys."""
+
+    norm = RMSNorm
 
     def __init__(self, config: DiTConfig, submodules, *args, **kwargs):
         super().__init__(config, submodules, *args, **kwargs)

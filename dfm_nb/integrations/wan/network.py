@@ -7,9 +7,9 @@ from dfm_nb.config.networks import SINUSOID_DIM, Linear, Network, size_row, two_
 
 class WanNetwork(Network):
     sizes = {
-        "Wan-tiny": size_row(2, 64, 4, ffn_hidden_size=160),  # ours, for unit tests
-        "Wan-1.3B": size_row(30, 1536, 12, ffn_hidden_size=8960),
-        "Wan-14B": size_row(40, 5120, 40, ffn_hidden_size=13824),
+        "Wan-tiny": size_row(2, 64, 4, None, 160),  # ours, for unit tests
+        "Wan-1.3B": size_row(30, 1536, 12, None, 8960),
+        "Wan-14B": size_row(40, 5120, 40, None, 13824),
     }
     settings = {
         "patch_spatial": 2,

@@ -28,7 +28,7 @@ from megatron.core.utils import make_viewless_tensor
 
 from dfm_nb.config.networks import SINUSOID_DIM
 from dfm_nb.model.adaln import RowMap, add_gated, modulated_norm
-from dfm_nb.model.dit import DiT, DiTConfig, NormedCrossAttention, RMSNorm, TwoLayers, layer_spec, with_bias
+from dfm_nb.model.dit import DiT, DiTConfig, RMSNorm, TextCrossAttention, TwoLayers, layer_spec, with_bias
 from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.model.positions import sinusoids
 
@@ -67,7 +67,7 @@ class HeadsRMSNorm(RMSNorm):
         return (wide * scale * self.weight.float().view(x.shape[-2:])).type_as(x)
 
 
-class HeadsNormedCrossAttention(NormedCrossAttention):
+class HeadsNormedCrossAttention(TextCrossAttention):
     norm = HeadsRMSNorm
 
 
