@@ -39,6 +39,7 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
     count and share, from the first 20 million tokens. A `text` is None if the tokenizer is unknown.
     """
     index, meta = Index.open(prefix), read_meta(prefix)
+    index.require_whole_bin()
     spec = _tokenizer(prefix, tokenizer_model)
     backend = spec.backend() if spec else None
 

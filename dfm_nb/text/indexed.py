@@ -8,7 +8,6 @@ document index length D u64 (documents + 1), sequence lengths int32 [S], byte po
 
 from __future__ import annotations
 
-import json
 import shutil
 import struct
 from dataclasses import dataclass
@@ -17,12 +16,18 @@ from typing import BinaryIO, Iterator
 
 import numpy as np
 
+from dfm_nb.base.files import read_json
+
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document bounds
 DTYPES = dict(enumerate(map(np.dtype, ("u1", "i1", "i2", "i4", "i8", "f8", "f4", "u2")), 1))
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 _BLOCK_BYTES = 1 << 19
+_META = {"tokenizer": str, "tokenizer_sha256": str, "append_eod": bool, "inputs": list} | dict.fromkeys(
+    ("vocab_size", "max_id", "documents", "skipped", "blank_lines", "tokens", "empty_documents"), int
+)
+"""What is read of the provenance, by its types; the EOD id may be missing."""
 
 
 def optimal_dtype(vocab_size: int) -> np.dtype:
@@ -44,9 +49,10 @@ def meta_path(prefix: str | Path) -> Path:
 
 
 def read_meta(prefix: str | Path) -> dict:
-    """The provenance that `preprocess` wrote for a pair; {} if there is none."""
-    path = meta_path(prefix)
-    return json.loads(path.read_text()) if path.exists() else {}
+    """The provenance that `preprocess` wrote for a pair; {} if there is none, or it is damaged."""
+    meta = read_json(meta_path(prefix)) or {}
+    eod = isinstance(meta.get("eod_id"), int | None)
+    return meta if eod and all(type(meta.get(name)) is kind for name, kind in _META.items()) else {}
 
 
 def read_blocks(path: Path) -> Iterator[np.ndarray]:
@@ -134,10 +140,13 @@ class Index:
         return int(self.lengths.sum(dtype=np.int64))
 
     def require_whole_bin(self) -> None:
-        """Raise ValueError unless `.bin` has the size that the index gives."""
+        """Raise ValueError unless `.bin` has the size that the index gives, and its documents are its sequences."""
         want, have = self.num_tokens * self.dtype.itemsize, bin_path(self.prefix).stat().st_size
         if want != have:
             raise ValueError(f"{self.prefix}.bin must have {want} bytes by its index; it has {have}; copy it again")
+        ends = self.documents[[0, -1]].tolist() if len(self.documents) else []
+        if ends != [0, len(self.lengths)] or (np.diff(self.documents) < 0).any() or (self.lengths < 0).any():
+            raise ValueError(f"{self.prefix}.idx must have rising documents of all its sequences; copy it again")
 
     def tokens(self) -> np.ndarray:
         """All tokens, mapped read-only, shape [bytes of .bin // itemsize]."""

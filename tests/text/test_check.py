@@ -10,7 +10,7 @@ import pytest
 from dfm_nb.text import check as text_check
 from dfm_nb.text import commands
 from dfm_nb.text.corpus import PreprocessConfig, preprocess
-from dfm_nb.text.indexed import Index
+from dfm_nb.text.indexed import Index, read_meta
 from tests.text.corpora import write_pair
 from tests.text.text_tokenizers import sample_text
 
@@ -80,6 +80,19 @@ def test_verify_finds_each_fault_and_none_in_a_sound_corpus(corpus, tmp_path, ca
     assert failed(checks) == ["all documents of the JSONL are there"]
     capsys.readouterr()
     assert commands.main(["verify", prefix]) == 0 and commands.main(["verify", prefix, "--append-eod", "--json"]) == 1
+
+
+@pytest.mark.parametrize("fault", ["the sizes agree", "the document bounds rise"])
+def test_inspect_refuses_a_pair_that_does_not_fit(corpus, fault):
+    FAULTS[fault](prefix := corpus())
+    with pytest.raises(ValueError, match="out_text_document"):
+        text_check.inspect(prefix)
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"{", b"\xff", b'{"tokenizer": [1]}', b"[" * 100_000])
+def test_a_damaged_provenance_counts_as_none(corpus, content):
+    Path(f"{(prefix := corpus())}.meta.json").write_bytes(content)
+    assert read_meta(prefix) == {}
 
 
 def test_verify_compares_tokenizers(corpus, folders):
