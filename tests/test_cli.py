@@ -32,14 +32,6 @@ def test_unknown_verb_names_the_nearest(capsys):
     assert "'pretrain'" in capsys.readouterr().err
 
 
-def test_every_verb_has_a_module_with_main():
-    import importlib
-
-    for verb, (module, text) in cli.verbs().items():
-        assert callable(importlib.import_module(module).main), verb
-        assert text
-
-
 def test_config_faults_are_said_once_before_torchrun(capsys):
     assert guard(cli.main, ["pretrain", "--nproc-per-node", "2", "--mock", "model.tensor_model_parallel_size=4"]) == 2
     error = capsys.readouterr().err

@@ -123,34 +123,24 @@ def killed(parts, folder, rank):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize(
-    "fault, said, asynchronous",
-    [
-        (full, "No space left", True),
-        (full, "No space left", False),
-        (elsewhere, "rank-00000", True),
-        (killed, "9", True),
-    ],
-)
-def test_fault_of_a_save_names_it_and_the_last_good_one(trainer, tmp_path, monkeypatch, fault, said, asynchronous):
+no_process = Mock(side_effect=BlockingIOError(errno.EAGAIN, "too many processes"))
+FAULTS = [(saving, "_write", full, "No space left"), (saving, "_write", elsewhere, "rank-00000")]
+FAULTS += [(saving, "_write", killed, "9"), (os, "fork", no_process, "too many processes")]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("module, name, fault, said", FAULTS, ids=[fault[3] for fault in FAULTS])
+def test_fault_of_a_save_names_it_and_the_last_good_one(
+    trainer, tmp_path, monkeypatch, module, name, fault, said, asynchronous
+):
     writer = writer_to(tmp_path, asynchronous=asynchronous)
     save(writer, trainer, 1)
     writer.finish()
-    monkeypatch.setattr(saving, "_write", fault)
+    monkeypatch.setattr(module, name, fault)
     with pytest.raises(ValueError, match=f"iter_0000002.*{said}.*iter_0000001"):
         save(writer, trainer, 2)
         writer.finish()
     assert [p.name for p in tmp_path.glob("iter_*")] == ["iter_0000001"] and not writer.busy
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_no_room_for_the_writing_process_is_a_fault_of_the_save(trainer, tmp_path, monkeypatch, asynchronous):
-    monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError(errno.EAGAIN, "too many processes")))
-    writer = writer_to(tmp_path, asynchronous=asynchronous)
-    with pytest.raises(ValueError, match="iter_0000002.*too many processes"):
-        save(writer, trainer, 2)
-        writer.finish()
-    assert not list(tmp_path.glob("iter_*")) and not writer.busy
 
 
 def test_an_older_checkpoint_that_cannot_be_removed_is_no_fault_of_the_new_one(trainer, tmp_path, monkeypatch):

@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dfm_nb import generate
-from dfm_nb.base.argv import guard
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.video import read_video
-from tests.data import encoder_files
 from tests.integrations.nemo_dfm.conftest import SMALL, run
 from tests.processes import commands
 
@@ -71,15 +68,3 @@ def test_the_command_of_inference_with_model_pth_in_the_working_directory(hub, t
     prompts = ("--prompt", "a monarch", "--prompt", "a blue morpho", "--seed", 42, "--guidance", 10.0)
     said = run("generate", 2, *caches, *model, *size, *prompts, "--video_save_path", "two.mp4", cwd=tmp_path)
     assert read_video(tmp_path / "idx=1_rank=0_two.mp4")[0].shape == (9, 64, 96, 3) and "10 becomes 9" in said
-
-
-def test_other_weights_than_those_of_the_data_are_refused(hub, trained, tmp_path, capsys):
-    """One half of another training is enough."""
-    mixed = shutil.copytree(hub / "cosmos", tmp_path / "mixed")
-    shutil.copy(mixed / "encoder.jit", mixed / "decoder.jit")
-    other = encoder_files.save_t5(tmp_path / "t5", seed=1)
-    for cosmos, t5, named in ((mixed, hub / "t5", "cosmos_cv"), (hub / "cosmos", other, "--text-encoder-path")):
-        words = ["--checkpoint-path", trained / "dfm_experiment", "--prompt", "x", "--height", 32, "--width", 32]
-        words += ["--tokenizer-cache-dir", cosmos, "--t5-cache-dir", t5, "--video-save-path", tmp_path / "a.mp4"]
-        assert guard(generate.main, list(map(str, words))) == 2
-        assert named in capsys.readouterr().err
