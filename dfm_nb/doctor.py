@@ -62,7 +62,7 @@ def findings() -> Iterator[tuple[str, str]]:
             yield "ok", name
         except (ImportError, OSError) as error:
             yield "note" if use else "MISSING", f"{name}: {error}; {use or 'pip install -c constraints.txt -e .'}"
-    for module in (module for kind in plugins.BUILT_IN for module in plugins.load_all(kind).values()):
+    for module in (module for kind in plugins.PASSED for module in plugins.load_all(kind).values()):
         try:
             if check := getattr(module, "check", None):
                 check()

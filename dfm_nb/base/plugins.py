@@ -1,17 +1,19 @@
-"""Sources, tokenizers, text encoders, samplers and loggers are plugins: those of `BUILT_IN` and those of entry points.
+"""Sources, tokenizers, text encoders, networks, samplers and loggers are plugins, found by name: entry points.
 
 A name may also be `module:name`, what a module of the path has under that name, where a user gives it: on the command
 line, in the configuration of a run, in Python. Data and checkpoints choose no module: from these a name is only looked
 up (`load_saved`).
 
-To add one, add a module with a function `build`: here, one file in `dfm_nb/data/<kind>/` and its name in `BUILT_IN`;
-in your own package, an entry point, for example for a source that is then `dfm prepare --source moths`:
+To add one, add a module with a function `build`: here, one file in `dfm_nb/data/<kind>/` and its name in
+`dfm_nb/data/entry_points.txt`; in your own package, an entry point, for example for a source that is then
+`dfm prepare --source moths`:
 
     [project.entry-points."dfm_nb.sources"]
     moths = "their_package.moths"
 
-Entry points of `dfm_nb.samplers` and `dfm_nb.loggers` are functions (`diffusion.samplers`, `training.loggers`), of
-`dfm_nb.pretrained` folders of packaged models, of `dfm_nb.exams` classes such as `butterflies.exam.Exam`.
+Entry points of `dfm_nb.networks` are classes (`config.networks`), of `dfm_nb.samplers` and `dfm_nb.loggers` functions
+(`diffusion.samplers`, `training.loggers`), of `dfm_nb.pretrained` folders of packaged models, of `dfm_nb.exams` classes
+such as `butterflies.exam.Exam`.
 
 The module of the others (a class, or the function `build` alone, will do) is called as `build(spec_or_table, **flags)`
 of a source, `build(path, device=..., **flags)` of a tokenizer, and `build(path, device=..., max_tokens=..., **flags)`
@@ -50,12 +52,6 @@ from dfm_nb.base.installed import entry_points
 from dfm_nb.base.nearest import meant
 from dfm_nb.base.options import Field, Options, fields
 
-BUILT_IN = {
-    "sources": ("drawings", "folder", "smithsonian_butterflies", "table"),
-    "tokenizers": ("cosmos_cv", "pca", "residual"),
-    "text_encoders": ("minilm", "t5"),
-}
-"""By kind, the modules of `dfm_nb/data/<kind>/`; they also work in a checkout without entry points."""
 PASSED: dict[str, list[str]] = {"sources": [], "tokenizers": ["device"], "text_encoders": ["device", "max_tokens"]}
 """Keywords of `build` in addition to its own flags."""
 MODULE_NAME = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
@@ -67,9 +63,7 @@ def _found(kind: str) -> dict[str, EntryPoint]:
 
     Names are only looked up here, never imported, so that a name in a manifest cannot load another module.
     """
-    group, built_in = f"dfm_nb.{kind}", BUILT_IN.get(kind, ())
-    own = [EntryPoint(name, f"dfm_nb.data.{kind}.{name}", group) for name in built_in]
-    return {point.name: point for point in (*entry_points(group), *own)}  # no package replaces one of ours
+    return {point.name: point for point in entry_points(f"dfm_nb.{kind}")}  # ours are last: no package replaces one
 
 
 def names(kind: str) -> list[str]:
@@ -168,7 +162,7 @@ def flags(kind: str) -> dict[str, Field]:
 
 def all_flags() -> type[Options]:
     """The flags of all kinds, as one model."""
-    return _joined(*(getattr(module, "Flags", Options) for kind in BUILT_IN for module in load_all(kind).values()))
+    return _joined(*(getattr(module, "Flags", Options) for kind in PASSED for module in load_all(kind).values()))
 
 
 @functools.cache

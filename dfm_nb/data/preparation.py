@@ -122,7 +122,7 @@ class PrepareConfig(Verb):
     def parser(cls) -> ArgumentParser:
         """Also with the flags of the plug-ins, in a group for each kind."""
         parser = super().parser()
-        for kind in plugins.BUILT_IN:
+        for kind in plugins.PASSED:
             group = parser.add_argument_group(f"flags of {kind.replace('_', ' ')}: {', '.join(plugins.names(kind))}")
             plugins.all_flags().add_flags(group, plugins.flags(kind))
         return parser

@@ -105,7 +105,7 @@ def test_a_parameter_that_a_build_lacks_is_named(moths, monkeypatch, kind, build
     assert plugin in plugins.load_all(kind), "the others can be used"
 
 
-@pytest.mark.parametrize("kind", plugins.BUILT_IN)
+@pytest.mark.parametrize("kind", plugins.PASSED)
 def test_every_file_of_a_kind_is_listed(kind):
     modules = Path(plugins.__file__).parents[1].glob(f"data/{kind}/[a-z]*.py")
     assert {p.stem for p in modules} <= set(plugins.names(kind))
