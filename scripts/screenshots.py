@@ -35,7 +35,7 @@ prompts = [
     "A plain orange monarch flapping its wings in the sky.",
     "A plain yellow swallowtail flapping its wings over sand.",
 ]
-Gallery.of_guidance(pipe, prompts, guidance=(1, 2, 4), num_video_frames=9, seed=3)
+Gallery({f"guidance {g}": pipe(prompts, guidance=g, num_video_frames=9, seed=3) for g in (1, 2, 4)})
 """,
     "data": """
 from workbench import DatasetBrowser

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,8 @@ class Item:
         keys = [k for k in DESCRIBED if self.settings.get(k) is not None]
         if not self.media_type.startswith("video/"):
             keys = [k for k in keys if k != "fps"]
-        return ", ".join(DESCRIBED[k].format(_brief(self.settings[k])) for k in keys)
-
-
-def _brief(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        values = {k: f"{v:g}" if isinstance(v := self.settings[k], float) else v for k in keys}
+        return ", ".join(DESCRIBED[k].format(value) for k, value in values.items())
 
 
 def load(thing: Any) -> Item:
@@ -100,7 +97,7 @@ class Gallery:
     width_px : width of one clip on the page. details : show seed and settings below the prompt.
 
     >>> Gallery(["runs/demo/samples/a.mp4"])                                  # doctest: +SKIP
-    >>> Gallery.of_guidance(pipe, ["a blue morpho"], guidance=(1, 2, 4))      # doctest: +SKIP
+    >>> Gallery({f"guidance {g}": pipe("a blue morpho", guidance=g) for g in (1, 2, 4)})      # doctest: +SKIP
     """
 
     def __init__(self, clips: Any, width_px: int = 192, details: bool = True, title: str = ""):
@@ -109,25 +106,6 @@ class Gallery:
         if not any(self.columns.values()):
             raise ValueError("there is nothing to show: give paths, a folder with clips, or generated clips")
         self.width_px, self.details, self.title = width_px, details, title
-
-    @classmethod
-    def of_guidance(
-        cls, pipe: Any, prompts: Sequence[str], guidance: Sequence[float] = (1.0, 2.0, 4.0), **settings: Any
-    ) -> Gallery:
-        """The same prompts and seeds, one column per guidance value; `settings` as for `pipe(...)`."""
-        columns = {f"guidance {g:g}": pipe(prompts, guidance=g, **settings) for g in guidance}
-        return cls(columns, title="Guidance compared")
-
-    @classmethod
-    def of_checkpoints(cls, paths: Sequence[str | Path], prompts: Sequence[str], **settings: Any) -> Gallery:
-        """The same prompts and seeds, one column per checkpoint; one network is in memory at a time."""
-        from dfm_nb.generation.pipeline import Pipeline
-
-        columns = {}
-        for path in map(Path, paths):
-            label = path.name if path.name not in columns else str(path)
-            columns[label] = list(Pipeline.from_checkpoint(path)(prompts, **settings))
-        return cls(columns, title="Checkpoints compared")
 
     def __len__(self) -> int:
         return sum(map(len, self.columns.values()))

@@ -43,6 +43,7 @@ from workbench.words import word_attention
 
 WIDTH_IN, PX_PER_IN, DPI = 9.2, 96, 128
 CELL_IN = 1.0
+PACKS_DRAWN, PACKS_COUNTED = 4, 100
 INK = "#333333"
 PADDING: dict[str, Any] = {"facecolor": "#cccccc", "hatch": "////", "edgecolor": "white"}
 GLOW = np.array([1.0, 0.55, 0.15])
@@ -158,17 +159,12 @@ def tokenized(pipe: Pipeline, clip: Clip | Generated) -> Picture:
     return Picture(figure, said)
 
 
-def packs(
-    data_dir: str | os.PathLike,
-    capacity: int | None = None,
-    recipe: str = "demo",
-    num_packs: int = 4,
-    averaged: int = 100,
-) -> Picture:
+def packs(data_dir: str | os.PathLike, capacity: int | None = None, recipe: str = "demo") -> Picture:
     """The first packs of a training on these shards, one of them as a padded batch, and which tokens attend to which.
 
+    The two shares are those of the first `PACKS_COUNTED`.
+
     capacity : tokens of a pack; None: the recipe's, or the longest sample's if it has more.
-    averaged : number of packs that the two shares are computed over.
     """
     config = cfg.resolve(recipe).config
     store = ShardStore(Path(data_dir), "train")
@@ -178,7 +174,7 @@ def packs(
         usual = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
         capacity = max(usual, max(samples)[0])
     order = PackOrder(store, settings, capacity, config.dataset.packing_buffer_size)
-    lengths = [sorted(samples[item.sample] for item in order.next()) for _ in range(max(averaged, num_packs))]
+    lengths = [sorted(samples[item.sample] for item in order.next()) for _ in range(PACKS_COUNTED)]
     used = [sum(n for n, _ in pack) for pack in lengths]
     packed = sum(used) / (len(used) * capacity)
     padded = sum(used) / sum(len(pack) * pack[-1][0] for pack in lengths)
@@ -186,10 +182,10 @@ def packs(
     kinds = sorted({t for pack in lengths for _, t in pack})
     colours = {t: PALETTE[(0, 1, 2, 4, 3)[i % 5]] for i, t in enumerate(kinds)}
     figure = _figure(5.6)
-    grid = figure.add_gridspec(2, 2, height_ratios=(num_packs + 2, 9), width_ratios=(3, 1.6))
+    grid = figure.add_gridspec(2, 2, height_ratios=(PACKS_DRAWN + 2, 9), width_ratios=(3, 1.6))
     axes = figure.add_subplot(grid[0, :])
-    _bars(axes, lengths[:num_packs], capacity, colours)
-    axes.set(yticks=range(num_packs), yticklabels=[f"pack {i + 1}" for i in range(num_packs)])
+    _bars(axes, lengths[:PACKS_DRAWN], capacity, colours)
+    axes.set(yticks=range(PACKS_DRAWN), yticklabels=[f"pack {i + 1}" for i in range(PACKS_DRAWN)])
     axes.xaxis.set_major_locator(MultipleLocator(capacity / 6))
     axes.set_title(f"Packed: {packed:.1%} of the tokens are samples", fontsize=11)
     names = {t: "stills" if t == 1 else f"clips of {1 + FRAMES_PER_LATENT * (t - 1)} frames" for t in kinds}
@@ -419,18 +415,12 @@ def attention(pipe: Pipeline, clip: Generated, words: Sequence[str], layer: int 
     return Picture(figure, f"Shares of the cross attention, {which}: {'; '.join(told)}.")
 
 
-def guidance(
-    pipe: Pipeline,
-    prompt: str,
-    weights: Sequence[float] = (0, 1, 2, 4, 8),
-    sigma: float = 2.0,
-    seeds: Sequence[int] = (1, 2),
-    **settings: Any,
-) -> Picture:
+def guidance(pipe: Pipeline, prompt: str, weights: Sequence[float] = (0, 1, 2, 4, 8), **settings: Any) -> Picture:
     """The effect of guidance on the estimate at one noise level, and on stills with the same seeds.
 
     settings : as for `pipe(...)`, such as `num_steps`.
     """
+    sigma, seeds = 2.0, (1, 2)
     y, request, _ = _clean(pipe, pipe(prompt, guidance=1.0, seed=seeds[0], **settings)[0])
     D_cond, D_uncond = _two_estimates(pipe, request, y + sigma * _noise(y, 0), sigma)
     columns, contrast = {}, []

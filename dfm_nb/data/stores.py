@@ -38,7 +38,7 @@ class ShardStore(SampleIndex):
 
     Parameters
     ----------
-    path : folder with `checksums.json`. split : "train", "val" or "test". cache_bytes : decoded samples kept in memory.
+    path : folder with `checksums.json`. split : "train", "val" or "test".
     remote : fetches the shards, if `path` is the folder that mirrors a server's.
 
     Attributes
@@ -46,13 +46,11 @@ class ShardStore(SampleIndex):
     dropped : (reason, detail) of unusable samples that are in no manifest. shards : see `SampleIndex`.
     """
 
+    cache_bytes = 1 << 30
+    """Of decoded samples that are kept in memory."""
+
     def __init__(
-        self,
-        path: str | Path,
-        split: str = "train",
-        cache_bytes: int = 1 << 30,
-        progress: bool = False,
-        remote: RemoteFolder | None = None,
+        self, path: str | Path, split: str = "train", progress: bool = False, remote: RemoteFolder | None = None
     ):
         if not has_split(path, split):
             raise ValueError(
@@ -63,7 +61,7 @@ class ShardStore(SampleIndex):
         self._left_out = left_out | {f"{key}{MIRRORED}" for key in left_out}
         if progress and left_out:
             log.info("%s sets aside %d samples of all splits", self.folder / EDITS, len(left_out))
-        self._remote, self._cache_room, self._lock = remote, cache_bytes, threading.Lock()
+        self._remote, self._cache_room, self._lock = remote, self.cache_bytes, threading.Lock()
         self.most_peeks = READ_OF_SERVER if remote else SPREAD_SAMPLES
         self._cache: dict[int, EncodedClip] = {}
         if (manifest := read_manifest(self.folder)) is None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dfm_nb.data.sources._fetch import download
+from dfm_nb.data.sources._fetch import fetched
 from tests.servers import Quiet, serving
 
 
@@ -26,10 +26,11 @@ class Recording(Quiet):
         ("/a b/\u00e9 100%.png", "/a%20b/%C3%A9%20100%25.png"),
     ],
 )
-def test_a_url_is_asked_for_as_it_is_written(written, asked, tmp_path):
+def test_a_url_is_asked_for_as_it_is_written(written, asked):
     with serving(Recording, asked=[]) as server:
         for place in ("", "/moved"):
-            download(f"{server.url}{place}{written}", tmp_path / "file")
+            with fetched(f"{server.url}{place}{written}"):
+                pass
     assert [path for path in server.asked if not path.startswith("/moved")] == [
         f"{place}{asked or written}" for place in ("", "/there")
     ]

@@ -54,8 +54,8 @@ def test_tokenized_tells_how_many_numbers_there_are(tiny_pipe, clip):
 
 @pytest.mark.slow
 def test_pack_shares_are_those_of_the_packs_of_training(tiny_data):
-    capacity, count = 200, 6
-    picture = check(pictures.packs(tiny_data, capacity=capacity, num_packs=2, averaged=count))
+    capacity, count = 200, pictures.PACKS_COUNTED
+    picture = check(pictures.packs(tiny_data, capacity))
     config = cfg.resolve("demo").config
     store, settings = ShardStore(tiny_data, "train"), PackSettings(config)
     order = PackOrder(store, settings, capacity, config.dataset.packing_buffer_size)

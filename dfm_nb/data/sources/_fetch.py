@@ -6,7 +6,10 @@ that cannot be fetched is a `SampleError` that has its URL.
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,14 @@ def fetch(server: Any, file: str, path: Path, url: str, most_bytes: int | None =
         time.sleep(pause_s)
 
 
-def download(url: str, path: Path) -> None:
-    """`fetch` for one http(s) URL."""
-    fetch(web(), url, path, url)
+@contextlib.contextmanager
+def fetched(url: str, suffix: str = "", server: Any = None, file: str = "") -> Iterator[Path]:
+    """A copy of an http(s) URL, or of a driver's file, for the block; errors in it name the URL, not the copy."""
+    with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
+        path = Path(folder, "file").with_suffix(suffix)
+        fetch(server or web(), file or url, path, url)
+        try:
+            yield path
+        except ValueError as error:
+            said = str(error).replace(str(path), url)
+            raise SampleError(error.reason, said) if isinstance(error, SampleError) else ValueError(said) from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from dfm_nb.base.files import lies_inside, sha256
 from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.urls import HTTP, file_in, filesystem, reported, uses_fsspec
-from dfm_nb.data.sources._fetch import fetch
+from dfm_nb.data.sources._fetch import fetched
 from dfm_nb.data.sources._media import MediaOptions
 
 COMPARED_BYTES, COMPARED_FILES = 4 << 20, 20_000
@@ -133,14 +132,8 @@ class Location:
         url = f"{self.spec}/{name}"
         if not lies_inside(name):
             raise SampleError("outside", f"{url} must be the name of a file in {self.spec}; correct it or remove it")
-        with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
-            path = Path(folder, "file").with_suffix(PurePosixPath(name).suffix)
-            fetch(self.server, file_in(self.root, name), path, url)
-            try:
-                yield path
-            except ValueError as error:
-                said = str(error).replace(str(path), url)
-                raise SampleError(error.reason, said) if isinstance(error, SampleError) else ValueError(said) from None
+        with fetched(url, PurePosixPath(name).suffix, self.server, file_in(self.root, name)) as path:
+            yield path
 
     def opened(self, name: str) -> BinaryIO:
         """A file at a URL, of which only requested ranges are fetched."""

@@ -22,7 +22,6 @@ import json
 import math
 import os
 import re
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ from dfm_nb.base.options import Options, option
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.base.urls import HTTP, is_public, reported, uses_fsspec
 from dfm_nb.data.captioning import TAG_COLUMNS, check_length, tags_of, texts_of
-from dfm_nb.data.sources._fetch import download
+from dfm_nb.data.sources._fetch import fetched
 from dfm_nb.data.sources._location import COMPARED_BYTES, Location, parent
 from dfm_nb.data.sources._media import MediaOptions, key_of, listing_sha256
 
@@ -355,8 +354,7 @@ class Table:
         if parts.scheme in ("http", "https"):
             if not (self.reading.allow_outside or is_public(reference)):
                 raise SampleError("refused", "it is an address of this machine or its network; see --allow-outside")
-            with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
-                download(reference, copy := Path(folder, "media"))
+            with fetched(reference) as copy:
                 return copy.read_bytes()
         if parts.scheme not in ("", "file"):
             raise SampleError("bad_url", f"it must be a path or a file, http or https URL; got {parts.scheme}")
@@ -414,8 +412,7 @@ def _split_of(name: str) -> str | None:
 def _open(spec: str, location: Location, name: str) -> Rows:
     """The rows of one table by path or URL."""
     if spec.startswith(HTTP):
-        with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
-            download(spec, path := Path(folder, "table").with_suffix(Path(name).suffix))
+        with fetched(spec, Path(name).suffix) as path:
             return read_rows(path)
     if location.server and name.endswith(".parquet"):
         return read_rows(Path(name), [_parquet(location, name)])
