@@ -8,10 +8,15 @@ import torch
 
 
 class Words:
-    """What the text encoders share. tokenizer : of transformers. max_tokens : longer captions are cut."""
+    """What the text encoders share.
+
+    tokenizer, model : of transformers. max_tokens : longer captions are cut. rows : captions of a batch.
+    """
 
     tokenizer: Any
+    model: Any
     max_tokens: int
+    rows: int
 
     def clean(self, caption: str) -> str:
         """What is read of a caption."""
@@ -29,27 +34,21 @@ class Words:
             found["unknown_text" if 2 * unknown > own else "unknown_tokens"] = said
         return found
 
+    @torch.no_grad()
+    def encode(self, captions: list[str]) -> list[torch.Tensor]:
+        """Last hidden states of each caption's own tokens, bfloat16 [L, D] on the CPU, in the order given.
 
-@torch.no_grad()
-def token_states(model: Any, tokenizer: Any, captions: list[str], max_tokens: int, rows: int) -> list[torch.Tensor]:
-    """Last hidden states of each caption's own tokens, bfloat16 [L, D] on the CPU, in the order given.
-
-    Equal captions are encoded once. Those with about equally many tokens share a batch of `rows`, so little of it is
-    padding. Padding is masked: a caption's states do not depend on its batch (to rounding).
-
-    Parameters
-    ----------
-    model, tokenizer : of transformers.
-    max_tokens : longer captions are cut.
-    """
-    cut: dict[str, Any] = {"truncation": True, "max_length": max_tokens}
-    distinct = sorted(set(captions), key=lambda c: (len(tokenizer(c, **cut)["input_ids"]), c))
-    states: dict[str, torch.Tensor] = {}
-    for start in range(0, len(distinct), rows):
-        batch = distinct[start : start + rows]
-        tokens = tokenizer(batch, padding=True, return_tensors="pt", **cut)
-        tokens = tokens.to(model.device)
-        hidden_BLD = model(**tokens).last_hidden_state
-        for caption, hidden_LD, mask_L in zip(batch, hidden_BLD, tokens["attention_mask"]):
-            states[caption] = hidden_LD[mask_L.bool()].bfloat16().cpu()
-    return [states[c] for c in captions]
+        Equal captions are encoded once. Those with about equally many tokens share a batch, so little of it is padding.
+        Padding is masked: a caption's states do not depend on its batch (to rounding).
+        """
+        captions = [self.clean(caption) for caption in captions]
+        cut: dict[str, Any] = {"truncation": True, "max_length": self.max_tokens}
+        distinct = sorted(set(captions), key=lambda c: (len(self.tokenizer(c, **cut)["input_ids"]), c))
+        states: dict[str, torch.Tensor] = {}
+        for start in range(0, len(distinct), self.rows):
+            batch = distinct[start : start + self.rows]
+            tokens = self.tokenizer(batch, padding=True, return_tensors="pt", **cut).to(self.model.device)
+            hidden_BLD = self.model(**tokens).last_hidden_state
+            for caption, hidden_LD, mask_L in zip(batch, hidden_BLD, tokens["attention_mask"]):
+                states[caption] = hidden_LD[mask_L.bool()].bfloat16().cpu()
+        return [states[c] for c in captions]

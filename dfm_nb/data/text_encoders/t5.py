@@ -15,7 +15,7 @@ import torch
 from dfm_nb.base.files import weights_sha256
 from dfm_nb.base.hub import tokenizer_of
 from dfm_nb.base.log import log
-from dfm_nb.data.text_encoders._states import Words, token_states
+from dfm_nb.data.text_encoders._states import Words
 
 BATCH_TOKENS = 4096  # at most in a batch, padding included
 
@@ -37,7 +37,7 @@ class T5(Words):
 
         logging.disable_progress_bar()
         self.folder, cache_dir = place_of(path, self.default)
-        self.max_tokens = max_tokens
+        self.max_tokens, self.rows = max_tokens, max(1, BATCH_TOKENS // max_tokens)
         placement, of_diffusers = _placement(device), (Path(self.folder) / "text_encoder" / "config.json").is_file()
         weights: dict[str, Any] = {"cache_dir": cache_dir, "subfolder": "text_encoder" if of_diffusers else ""}
         words = weights | {"subfolder": "tokenizer" if of_diffusers else ""}
@@ -50,20 +50,14 @@ class T5(Words):
         except OSError as error:
             there = f" in {cache_dir}" if cache_dir else ""
             raise FileNotFoundError(
-                f"the {self.name.upper()} encoder {self.folder} is missing{there} ({str(error).splitlines()[0]}); "
-                f"with internet access, download it with `hf download {self.folder}`, "
-                f"and pass its folder or cache with --text-encoder-path"
+                f"the {self.name.upper()} encoder {self.folder} is missing{there} ({str(error).splitlines()[0]}); run "
+                f"`hf download {self.folder}` with internet access, and pass its folder with --text-encoder-path"
             ) from None
         self.model = (model if placement else model.to(device)).eval()
         self.dim = self.model.config.d_model
         self.commit = extract_commit_hash(str(config), None)  # from the hub's cache
         files = sorted(config.parent.glob("model*.safetensors")) or sorted(config.parent.glob("pytorch_model*.bin"))
         self.sha256 = weights_sha256(config, files)
-
-    def encode(self, captions: list[str]) -> list[torch.Tensor]:
-        """bfloat16 [L, D] per caption, see `token_states`."""
-        rows = max(1, BATCH_TOKENS // self.max_tokens)
-        return token_states(self.model, self.tokenizer, list(map(self.clean, captions)), self.max_tokens, rows)
 
     def identity(self) -> dict:
         name = Path(self.folder).name

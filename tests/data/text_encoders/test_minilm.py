@@ -1,10 +1,10 @@
+import copy
 import types
 
 import pytest
 import torch
 
 from dfm_nb.data.text_encoders import minilm
-from dfm_nb.data.text_encoders._states import token_states
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,9 @@ def test_captions_of_equally_many_tokens_share_a_batch(encoder):
 
     model.device = encoder.model.device
     captions = ["a a a a a a", "i i i i i i", "butterflies", "performance"]  # of 11 characters each
-    states = token_states(model, encoder.tokenizer, captions, 64, rows=2)
+    two = copy.copy(encoder)
+    two.model, two.rows = model, 2
+    states = two.encode(captions)
     assert len(masks) == 2 and all(mask.all() for mask in masks)
     assert len(states[0]) == len(states[1]) > len(states[2]) == len(states[3])
 
