@@ -47,8 +47,6 @@ def kernel_estimate(x: np.ndarray, y: np.ndarray) -> Estimate:
 
 def kernel_influences(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """`kernel_distance`, and the influences on it of the rows of x [n] and of y [m]."""
-    if min(len(x), len(y)) < 2:
-        raise ValueError(f"a distance needs two or more samples of each set; got {len(x)} and {len(y)}")
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     k_xx, k_yy, k_xy = polynomial_kernel(x, x), polynomial_kernel(y, y), polynomial_kernel(x, y)
     within_x, within_y = ((k.sum(1) - np.diag(k)) / (len(k) - 1) for k in (k_xx, k_yy))
@@ -100,7 +98,5 @@ def temporal_consistency(features: np.ndarray) -> float:
     has 1, so read it together with a measure of motion, and against real clips.
     """
     f = np.asarray(features, np.float64)
-    if f.ndim != 2 or len(f) < 2:
-        raise ValueError(f"temporal consistency needs features [T, D] of two or more frames; got {list(f.shape)}")
     f = f / np.maximum(np.linalg.norm(f, axis=1, keepdims=True), 1e-12)
     return float(((f[1:] * f[:-1]).sum(1) + f[1:] @ f[0]).mean() / 2)

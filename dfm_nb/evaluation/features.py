@@ -35,8 +35,6 @@ class Features:
     @torch.inference_mode()
     def __call__(self, frames: np.ndarray, batch_size: int = 4, progress: bool = False) -> np.ndarray:
         """uint8 [N, H, W, 3] -> float32 [N, D]. Small batches are faster on a CPU: activations stay in its cache."""
-        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3:
-            raise ValueError(f"features are taken of uint8 [N, H, W, 3]; got {frames.dtype} {list(frames.shape)}")
         rows, starts = [], range(0, len(frames), batch_size)
         for start in tqdm(starts, desc=f"{NAME} features", unit="batch", disable=not progress):
             x = torch.from_numpy(np.ascontiguousarray(frames[start : start + batch_size])).to(self.device)

@@ -45,9 +45,8 @@ class ShardReference:
         own = self.store.manifest["tokenizer"]
         if any(own.get(k) != tokenizer.get(k) for k in ("name", "sha256")):
             raise ValueError(
-                f"--dataset {folder} was encoded by another tokenizer ({own['name']}) than the checkpoint's "
-                f"({tokenizer['name']}); give the source instead (as in dfm prepare --source), or prepare it with that "
-                "tokenizer"
+                f"--dataset {folder} was encoded by the tokenizer {own['name']}, not by the checkpoint's "
+                f"{tokenizer['name']}; give the source instead, or prepare it with that tokenizer"
             )
 
     def __len__(self) -> int:
@@ -110,9 +109,8 @@ def open_reference(
     if name in plugins.names("sources") or plugins.is_module_name(name):
         return SourceReference(spec, short_side)
     raise FileNotFoundError(
-        f"--dataset {spec} is neither a prepared folder (it has no .nv-meta) nor a source; make a folder with "
-        f"`dfm prepare --output-dir {spec}`, or name one of {', '.join(plugins.names('sources'))}; if shards of "
-        f"another writer are there, {how_to_adopt(spec)}"
+        f"--dataset {spec} is neither a prepared folder (it has no .nv-meta) nor one of the sources "
+        f"{', '.join(plugins.names('sources'))}; if shards of another writer are there, {how_to_adopt(spec)}"
     )
 
 
