@@ -138,9 +138,8 @@ def carried(name: str, folder: Path) -> Path | None:
         return None
     if not getattr(load_saved("tokenizers", name, None)[0], "CARRIED", False):
         raise ValueError(
-            f"{folder} names the tokenizer {name}, whose files are programs, and includes its own file; programs from "
-            f"a folder of data or a checkpoint are not run: remove tokenizer.safetensors there to use the "
-            f"hub's {name}, or pass a copy that you trust with --tokenizer-path"
+            f"{folder} includes a file of the tokenizer {name}, which is a program and is not run: remove its "
+            f"tokenizer.safetensors to use the hub's {name}, or pass a copy that you trust with --tokenizer-path"
         )
     return folder
 

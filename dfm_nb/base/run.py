@@ -82,9 +82,8 @@ class Run:
         run.path.mkdir(parents=True, exist_ok=True)
         if run.is_foreign(IDENTITY):
             raise PermissionError(
-                f"{run.path} must belong to you to be written to, and it or its record is another user's: start from "
-                f"its weights with checkpoint.pretrained={run.path}, resume a copy of your own, or, where a container "
-                "or network drive changes owners, chown it"
+                f"{run.path} or its record belongs to another user: copy it, chown it where a container or network "
+                f"drive changed owners, or start from its weights with checkpoint.pretrained={run.path}"
             )
         if run.id is None and (theirs := sorted(entry.name for entry in run.path.iterdir() if entry.name in names)):
             raise FileExistsError(f"{run.path} holds {theirs[0]}, and no run of ours made it; choose another folder")

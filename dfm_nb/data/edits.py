@@ -16,13 +16,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dfm_nb.base.files import sha256, write_atomically
+from dfm_nb.base.files import plain, sha256, write_atomically
 
 EDITS = "edits.jsonl"
 LEFT_OUT = "left_out"
 """Reason in the `SampleError` of an excluded sample."""
-MOST_BYTES = 1 << 28
-"""A million long captions."""
 
 
 class Edit(BaseModel):
@@ -45,15 +43,12 @@ def read_edits(folder: str | Path) -> dict[str, Edit]:
     path, found = Path(folder) / EDITS, dict[str, Edit]()
     if not path.is_file():
         return found
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise ValueError(f"{path} must have at most {MOST_BYTES >> 20} MiB; it has {size >> 20}; remove lines")
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(plain(path).read_bytes().splitlines(), 1):
         try:
             edit = Edit.model_validate_json(line)
         except ValidationError:
             raise ValueError(
-                f'{path}, line {number} must be an object with "key", and "caption" (text) or "left_out" (true); '
-                f"got {line[:60]!r}; fix or remove the line"
+                f'{path}, line {number} must have "key", and "caption" or "left_out"; got {line[:60]!r}; remove it'
             ) from None
         found[edit.key] = edit
     return found

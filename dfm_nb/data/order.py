@@ -152,9 +152,8 @@ class PackOrder:
                 store.read(index)
                 tokens = int(store.voxels(np.array([index]))[0]) // settings.patch_volume
                 raise ValueError(
-                    f"a pack must hold the longest sample: sample {index} has {tokens} tokens and a pack {capacity} "
-                    "(train.micro_batch_size * dataset.task_encoder_seq_length); set "
-                    f"dataset.task_encoder_seq_length={tokens} or more"
+                    f"a pack has {capacity} tokens and must hold sample {index} of {tokens} "
+                    f"tokens; set dataset.task_encoder_seq_length={tokens} or more"
                 )
         self._make_lanes(lanes or (1 if len(store) < ONE_LANE_BELOW else LANES), lane_window)
         if len(self.lanes) < lanes:
@@ -200,8 +199,7 @@ class PackOrder:
         """Continue from a state, in its order: its number of lanes and its window count, not those of the settings."""
         if state["fingerprint"] != self.store.fingerprint:
             raise ValueError(
-                "the data set differs from the one the checkpoint was trained on, so its place in the data has no "
-                "meaning; use the same dataset.path, or another --run-dir, with checkpoint.pretrained=<checkpoint>"
+                "the checkpoint is of another data set; use its dataset.path, or checkpoint.pretrained in another run"
             )
         self._make_lanes(len(state["lanes"]), state["lane_window"])
         self.packs = state["packs"]

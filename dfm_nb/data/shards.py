@@ -140,11 +140,8 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
     latent = latent[None] if latent.ndim == 4 else latent
     text = text[None] if text.ndim == 2 else text
     if latent.ndim != 5 or latent.shape[0] != 1 or text.ndim != 3 or text.shape[0] != 1:
-        raise SampleError(
-            "wrong_shape",
-            f"sample {key}: a latent must be [1, C, T, H, W] and a text embedding [1, L, D]; "
-            f"got {list(latent.shape)} and {list(text.shape)}",
-        )
+        said = f"sample {key} must have shapes [1, C, T, H, W] and [1, L, D]; it has {[*latent.shape]}, {[*text.shape]}"
+        raise SampleError("wrong_shape", said)
     tokens = meta.get("text_tokens")
     if tokens is None:  # NeMo DFM pads to 512 rows; a prompt is encoded at its own length, so training takes that too
         filled = text[0].any(-1).nonzero()
