@@ -280,7 +280,8 @@ class Preparation:
         self.plans = ShardPlans(keys, *shares, plan["ranks"], config.shard_size, given)
         # pictures that a source makes at the size asked for stay as they are
         side_px = None if plugins.takes(config.source_module, "size_px") else config.side_px
-        threads, edits = ranks.reader_threads(config.workers), read_edits(folder.path)
+        share = len(os.sched_getaffinity(0)) // ranks.local_world  # of the cores
+        threads, edits = config.workers or max(2, min(16, share)), read_edits(folder.path)
         captions = config.tag_captions or 0, config.flip
         self.reading = Reading(source, side_px, config.upscale, threads, edits, *captions)
         self.device = ranks.device(config.device)

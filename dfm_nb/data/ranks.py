@@ -70,7 +70,3 @@ class Ranks:
         index = self.local_rank % torch.cuda.device_count()
         torch.cuda.set_device(index)
         return f"cuda:{index}"
-
-    def reader_threads(self, asked: int | None) -> int:
-        """The threads that were asked for; else this process's share of the cores, 2 to 16."""
-        return asked or max(2, min(16, len(os.sched_getaffinity(0)) // self.local_world))

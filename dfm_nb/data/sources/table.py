@@ -38,7 +38,7 @@ from PIL import Image
 
 from dfm_nb.base.files import read_text
 from dfm_nb.base.log import log
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import option
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.base.urls import HTTP, is_public, reported, uses_fsspec
 from dfm_nb.data.captioning import TAG_COLUMNS, check_length, tags_of, texts_of
@@ -50,13 +50,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class ColumnFlags(Options):
+class Flags(MediaOptions):
     image_column: str | None = option(None, "table: column with image bytes, paths or URLs")
     caption_column: str | None = option(None, "table: column with captions")
-
-
-class Flags(MediaOptions, ColumnFlags):
-    pass
 
 
 MEDIA_COLUMNS = "image video image_path video_path path file file_name filename image_url video_url url".split()
