@@ -92,9 +92,7 @@ class Job:
             if theirs or Run(folder).is_foreign(RECORD) or any(map(os.path.islink, (log, folder / RECORD))):
                 raise FileExistsError(f"{log} must be that of a run of yours; choose another run folder, or move it")
             if running := self.pid:
-                raise FileExistsError(
-                    f"process {running} already runs in {folder}; stop it, or choose another run folder"
-                )
+                raise FileExistsError(f"process {running} runs in {folder}; stop it, or choose another run folder")
             if aside:
                 folder.rename(aside())
                 return self.start(record)  # while the old lock is held: who waits for it then finds this command

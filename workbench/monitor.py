@@ -191,9 +191,7 @@ class Monitor(Live):
             "tflops_per_s": LinePlot("Arithmetic of the model", "iteration", "TFLOP/s"),
         }
         self.plots = [self.loss, self.validation, self.by_sigma, *self.rates.values()]
-        self.axis = widgets.Dropdown(
-            options=list(AXES.items()), description="x axis", layout=widgets.Layout(width="14em")
-        )
+        self.axis = widgets.Dropdown(options=AXES, description="x axis", layout=widgets.Layout(width="14em"))
         self.smoothing = Slider(label="smoothing", max=0.2, step=0.005, value=SMOOTHING)
         self.when = Slider(label="samples", min=1, max=1, step=1, value=1)
         for control in (self.axis, self.smoothing, self.when):

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dfm_nb.base import process
 from dfm_nb.base.files import write_atomically
@@ -86,9 +86,7 @@ def run_of(values: Mapping[str, str]) -> Path | None:
     return next((f for top in folders for f in (top, top / "train") if (f / "metrics.jsonl").is_file()), None)
 
 
-def write_tables(
-    folder: Path, title: str, rows: Iterable[Mapping[str, Any]], run_folders: Mapping[str, Path]
-) -> pd.DataFrame:
+def write_tables(folder: Path, title: str, rows: Iterable[Mapping], run_folders: Mapping[str, Path]) -> pd.DataFrame:
     """`results.csv` for a spreadsheet, and `index.html` with curves and samples; each is whole or absent."""
     import pandas as pd
 

@@ -228,15 +228,13 @@ def _bars(axes: Axes, packs: Sequence[Sequence[tuple[int, int]]], length: int, c
 # ---- noise --------------------------------------------------------------------------------------------------------
 
 
-def noising(
-    pipe: Pipeline, clip: Clip | Generated, sigmas: Sequence[float] = (0.05, 0.2, 0.5, 1, 2, 5, 20), seed: int = 0
-) -> Picture:
+def noising(pipe: Pipeline, clip: Clip | Generated, sigmas: Sequence[float] = (0.05, 0.2, 0.5, 1, 2, 5, 20)) -> Picture:
     """The middle of a clip with noise of several levels, and the model's estimates D(x; sigma) of it without the noise.
 
     The losses are EDM losses over the whole clip.
     """
     y, request, _ = _clean(pipe, clip)
-    middle, eps, losses = request.num_video_frames // 2, _noise(y, seed), []
+    middle, eps, losses = request.num_video_frames // 2, _noise(y, 0), []
 
     def seen(x: torch.Tensor, sigma: float) -> np.ndarray:
         """Three channels of the middle latent frame as colours, five standard deviations from black to white."""

@@ -103,9 +103,7 @@ class Runs(Live):
         strange = sorted(n for e in found if (n := str(e.relative_to(path))) not in FILES and not BELOW.fullmatch(n))
         if run.id is None or strange:
             why = f"it also holds {', '.join(strange[:3])}" if strange else "it has no record of a run"
-            raise ValueError(
-                f"only files that a run has written are deleted; {path} is kept: {why}; check and delete it yourself"
-            )
+            raise ValueError(f"only a run's own files are deleted; {path} is kept: {why}; delete it yourself")
         if not confirm:
             told = f"{name} with {self.table['iterations'][name]} iterations and its checkpoints in {path}"
             told += f" ({doubt})" if (doubt := run.doubt()) else ""

@@ -250,9 +250,7 @@ class Studio(Live):
         faults, request, frames = dict[str, str](), None, values["num_video_frames"]
         if frames.isdecimal() and not geometry.is_frame_count(int(frames)):  # a request would round it
             values["num_video_frames"] = 1
-            faults["num_video_frames"] = (
-                f"frames must be 1 + 4k; got {frames}; use {geometry.nearest_frames(int(frames))}"
-            )
+            faults["num_video_frames"] = f"must be 1 + 4k; got {frames}; use {geometry.nearest_frames(int(frames))}"
         try:
             request = Request(**values).completed(self.pipe.config)
             request.check()

@@ -27,9 +27,7 @@ def strip_html(estimates: Sequence[tuple[int, float, np.ndarray]], request: Requ
     """Estimates of the finished clip in a row, each with its step and the remaining sigma."""
     cells = []
     for step, sigma, frame in estimates:
-        image = (
-            f'<img src="{data_url(frame)}" alt="estimate after step {step}" style="width:{STRIP_PX}px;display:block">'
-        )
+        image = f'<img src="{data_url(frame)}" alt="after step {step}" style="width:{STRIP_PX}px;display:block">'
         cells.append(f'<figure style="margin:0">{image}<figcaption>{step}: {sigma:.2g}</figcaption></figure>')
     head = f"<div>The model's guess at the finished clip (step: noise left). {html.escape(caption(request))}</div>"
     return f'<div style="{_SMALL}">{head}{video.row_html(cells)}</div>'

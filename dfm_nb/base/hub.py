@@ -58,6 +58,4 @@ def tokenizer_of(folder: str | Path, **where: Any) -> Any:
         if "trust_remote_code" not in str(error):
             raise
         fix = "use one with a tokenizer.json and without auto_map in tokenizer_config.json"
-        raise ValueError(
-            f"a tokenizer must be data alone; {folder} needs Python code, which is not run; {fix}"
-        ) from None
+        raise ValueError(f"a tokenizer must be data alone; {folder} needs Python code; {fix}") from None

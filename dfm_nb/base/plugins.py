@@ -123,9 +123,7 @@ def load_saved(kind: str, name: str, path: str | Path | None) -> tuple[Any, str 
         return load(kind, str(path)), None
     if is_module_name(name):
         flag = f"--{kind[:-1].replace('_', '-')}-path"
-        raise ValueError(
-            f"data name the module {name!r}, and only you may, as its code runs: to trust it pass {flag} {name}"
-        )
+        raise ValueError(f"data name the module {name!r}, whose code would run: to trust it pass {flag} {name}")
     return load(kind, name), path
 
 

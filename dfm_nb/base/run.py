@@ -90,9 +90,7 @@ class Run:
         below = (entry for top in (run.path, run.samples, run.checkpoints) if top.is_dir() for entry in top.iterdir())
         ours = {*names, IDENTITY, LOCK}
         if link := next((e for e in below if e.is_symlink() and (e.parent != run.path or e.name in ours)), None):
-            raise ValueError(
-                f"{link} must be no link, as a run writes there; remove it, or set checkpoint.checkpoint_dir"
-            )
+            raise ValueError(f"{link} must be no link: a run writes there; remove it, or set checkpoint.checkpoint_dir")
         return run
 
     def is_foreign(self, record: str) -> bool:

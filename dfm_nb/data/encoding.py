@@ -249,9 +249,7 @@ class LatentEncoder:
         except torch.OutOfMemoryError:
             if len(frames) == 1:
                 _, t, h, w, _ = frames.shape
-                raise ValueError(
-                    f"memory is short for {t} frames of {h}x{w} px; lower --short-side or --clip-frames"
-                ) from None
+                raise ValueError(f"memory is short for {t}x{h}x{w} px; lower --short-side or --clip-frames") from None
         torch.cuda.empty_cache()
         self.batch_pixels = max(1, self.batch_pixels // 2)
         half = len(frames) // 2

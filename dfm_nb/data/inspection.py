@@ -61,9 +61,7 @@ class InspectedShards:
 
     @property
     def _indexes(self) -> list[SampleIndex]:
-        return [
-            SampleIndex(self.folder, split) for split in SPLITS if index_path(self.folder, split).name in self._listed
-        ]
+        return [SampleIndex(self.folder, s) for s in SPLITS if index_path(self.folder, s).name in self._listed]
 
     def describe(self) -> dict[str, Any]:
         """Counts, sizes and token statistics from headers, .json parts and the manifest."""

@@ -199,7 +199,7 @@ class PackOrder:
         """Continue from a state, in its order: its number of lanes and its window count, not those of the settings."""
         if state["fingerprint"] != self.store.fingerprint:
             raise ValueError(
-                "the checkpoint is of another data set; use its dataset.path, or checkpoint.pretrained in another run"
+                "the checkpoint is of other data; use that dataset.path, or checkpoint.pretrained in a new run"
             )
         self._make_lanes(len(state["lanes"]), state["lane_window"])
         self.packs = state["packs"]

@@ -270,9 +270,7 @@ class Preparation:
     All weights that are there before any work are loaded here: a wrong path shows now, not after the first batch.
     """
 
-    def __init__(
-        self, config: PrepareConfig, source: Source, folder: PreparedFolder, ranks: Ranks, plan: dict[str, Any]
-    ):
+    def __init__(self, config: PrepareConfig, source: Source, folder: PreparedFolder, ranks: Ranks, plan: dict):
         self.config, self.source, self.folder, self.ranks, self.plan = config, source, folder, ranks, plan
         keys = item_keys(source, config.limit)
         given = getattr(source, "item_split", lambda index: None)
@@ -454,9 +452,7 @@ class ShardTotals:
             if record["samples"]:
                 self.full.append(record | {"latent_sums": np.array(record["latent_sums"])})
 
-    def manifest(
-        self, about: dict[str, Any], items: int, psnr_db: dict[str, Any], own: dict[str, Any]
-    ) -> dict[str, Any]:
+    def manifest(self, about: dict[str, Any], items: int, psnr_db: dict, own: dict[str, Any]) -> dict[str, Any]:
         """A manifest of so many items. about : source and encoders. own : what else its maker says."""
         samples = {split: sum(r["samples"] for r in self.full if r["split"] == split) for split in SPLITS}
         train = [r for r in self.full if r["split"] == "train"] or self.full

@@ -44,9 +44,7 @@ PARTS = ("pth", "pickle", "json")
 MORE = "more.pickle"
 """The part with further captions, if a sample has any: readers that support one caption skip it."""
 RECORDS = ".dfm"
-NV_META = [
-    ".nv-meta/" + n for n in (".info.json", "index.sqlite", "index.uuid", "info.yaml", "split.yaml", "dataset.yaml")
-]
+NV_META = [f".nv-meta/{n}" for n in ".info.json index.sqlite index.uuid info.yaml split.yaml dataset.yaml".split()]
 """What `write_energon_metadata` makes."""
 UNUSED_BY_ENERGON = {"rfc3987_syntax": None}
 """A grammar of IRIs, which its storage client compiles by way of jsonschema: 0.8 s."""

@@ -53,9 +53,7 @@ class ShardStore(SampleIndex):
         self, path: str | Path, split: str = "train", progress: bool = False, remote: RemoteFolder | None = None
     ):
         if not has_split(path, split):
-            raise ValueError(
-                f"{path} has no samples in its {split!r} split; prepare it with --{split}-fraction above 0"
-            )
+            raise ValueError(f"{path} has no {split!r} samples; prepare it with --{split}-fraction above 0")
         super().__init__(path, split, here=remote is None)
         left_out = {key for key, edit in read_edits(self.folder).items() if edit.left_out}
         self._left_out = left_out | {f"{key}{MIRRORED}" for key in left_out}

@@ -256,9 +256,7 @@ def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any]) -> li
     own: list[dict[str, Any]] = [{}] * len(prompts)
     if isinstance(generators := settings.get("generator"), list):
         if len(generators) != len(prompts):
-            raise ValueError(
-                f"a list of generators needs one for each of the {len(prompts)} prompts; got {len(generators)}"
-            )
+            raise ValueError(f"generators must be one for each of the {len(prompts)} prompts; got {len(generators)}")
         own = [{"generator": g} for g in generators]
     return [Request(prompt, i, **(settings | each)) for i, (prompt, each) in enumerate(zip(prompts, own))]
 

@@ -142,9 +142,7 @@ def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
     FileNotFoundError : the path. ValueError : its kind or content, with the line where known; or it has no rows.
     """
     if not (files or path.is_file()):
-        raise FileNotFoundError(
-            f"{path} is not a file; pass a table ({', '.join(SUFFIXES)}), or a folder as folder:DIR"
-        )
+        raise FileNotFoundError(f"{path} is no file; pass a table ({', '.join(SUFFIXES)}), or a folder as folder:DIR")
     suffix = path.suffix.lower()
     try:
         if not files and suffix not in SUFFIXES:
@@ -159,10 +157,9 @@ def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
         lazy = (pa.types.is_nested, pa.types.is_temporal, BINARY.__contains__)
         stored = {f.name for f in schema if any(of_type(f.type) for of_type in lazy) and not _holds_texts(f.type)}
         held = {name: list[Any]() for name in schema.names if name not in stored}
+        more = max(MORE_TEXT // len(files), MORE_TEXT >> 3)
         for file in files:
-            for batch in bounded(
-                file, range(file.num_row_groups), list(held), max(MORE_TEXT // len(files), MORE_TEXT >> 3)
-            ):
+            for batch in bounded(file, range(file.num_row_groups), list(held), more):
                 for name, values in batch.to_pydict().items():
                     held[name] += map(_cell, values)
         return _some({n: StoredPictures(files, n, lock) if n in stored else held[n] for n in schema.names})
@@ -173,9 +170,7 @@ def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
 def _holds_texts(kind: pa.DataType) -> bool:
     """Whether a column of a parquet file has lists of texts."""
     text = pa.types.is_string, pa.types.is_large_string
-    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and any(
-        of_type(kind.value_type) for of_type in text
-    )
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and any(of(kind.value_type) for of in text)
 
 
 def frame_rows(frame: pd.DataFrame) -> Rows:
