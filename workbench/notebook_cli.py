@@ -37,11 +37,7 @@ class NotebookOptions(Verb):
 
 class BatchOptions(NotebookOptions):
     parameter: list[tuple[str, str]] = option(
-        [],
-        "a value for the parameters cell; repeat for several",
-        flags=("-p",),
-        action="append",
-        metavar=("NAME", "VALUE"),
+        [], "a parameter's value; may be repeated", flags=("-p",), action="append", metavar=("NAME", "VALUE")
     )
     no_report: bool = option(False, "leave out the HTML page")
 

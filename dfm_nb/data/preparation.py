@@ -67,9 +67,7 @@ class PrepareConfig(Verb):
     tokenizer: str = option("residual", "encoder of pixels to latents", plugins="tokenizers", plan=True)
     text_encoder: str = option("minilm", "encoder of captions to embeddings", plugins="text_encoders", plan=True)
     tokenizer_path: str | None = option(
-        None,
-        "its file, folder or hub cache; a tokenizer that can be fitted to the data needs none",
-        flags=("--tokenizer-cache-dir",),
+        None, "its file, folder or hub cache; fitted ones need none", flags=("--tokenizer-cache-dir",)
     )
     text_encoder_path: str | None = option(None, "its folder, hub cache or hub id", flags=("--t5-cache-dir",))
     short_side: int | None = option(
@@ -385,12 +383,9 @@ class Preparation:
         write_indexes(self.folder.path, splits)
         arguments = self.config.model_dump(exclude={"options", "table", "as_json"}, exclude_none=True)
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
-        manifest = totals.manifest(
-            {"source": self.plan["source"], **self.identities()},
-            self.plans.num_items,
-            self._psnr(),
-            own | {"arguments": arguments | self.config.options},
-        )
+        own["arguments"] = arguments | self.config.options
+        about = {"source": self.plan["source"], **self.identities()}
+        manifest = totals.manifest(about, self.plans.num_items, self._psnr(), own)
         tars = {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in totals.full}
         write_manifest(self.folder.path, manifest, tars)
         totals.warn_of_drops()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +114,7 @@ class MockStore(Sizes):
     """
 
     def __init__(
-        self,
-        sizes: Iterable[Sequence[int]],
-        text_tokens: int = 12,
-        channels: int = 16,
-        text_dim: int = 384,
-        length: int = 1 << 16,
+        self, sizes: Iterable, text_tokens: int = 12, channels: int = 16, text_dim: int = 384, length: int = 1 << 16
     ):
         grids = [(t, h, w) for t, h, w in sizes]
         cycled = np.resize(np.array(grids), (length, 3))

@@ -163,11 +163,7 @@ class _Unpickler(pickle.Unpickler):
     """Of the pickle at `at`. numbers : of a storage, by its key. names : those it knows, and their replacements."""
 
     def __init__(
-        self,
-        data: bytes,
-        numbers: Callable[[str], memoryview] | None = None,
-        at: int = 0,
-        names: Mapping[tuple[str, str], Any] = NAMES,
+        self, data: bytes, numbers: Callable[[str], memoryview] | None = None, at: int = 0, names: Mapping = NAMES
     ):
         _end(data, at)
         stream = io.BytesIO(data)

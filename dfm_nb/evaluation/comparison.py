@@ -53,12 +53,11 @@ def against(
     return found | compare(*([network(v) for v in some] for some in sets)), samples
 
 
-def compare(
-    samples: Sequence[np.ndarray],
-    asked: Sequence[np.ndarray],
-    others: Sequence[np.ndarray],
-    through: Sequence[np.ndarray],
-) -> dict[str, Any]:
+Rows = Sequence[np.ndarray]
+"""Features [T, D] of each sample."""
+
+
+def compare(samples: Rows, asked: Rows, others: Rows, through: Rows) -> dict[str, Any]:
     """Distance of samples to other real samples, retrieval by caption, and the temporal consistency of clips.
 
     Each measure has its value, its interval (`low`, `high`) and `real`: the same of the real samples whose captions
@@ -67,7 +66,7 @@ def compare(
 
     Parameters
     ----------
-    samples, asked, others, through : features [T, D] of each sample; `asked` and `others` are disjoint and real.
+    asked, others : disjoint and real.
     """
     sets = (samples, asked, others, through)
     ours, same, other, coded = (np.stack([f[len(f) // 2] for f in clips]) for clips in sets)
