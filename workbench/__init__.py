@@ -5,8 +5,8 @@
     job.py         start, find again and stop such a process; why it ended
     launcher.py    start, stop, continue a run               `Launcher`
     launcher_panel.py  its buttons, state and log
-    metrics_reader.py  metrics.jsonl read while it is written  `MetricsReader`
-    plot.py        a light SVG plot                          `LinePlot`
+    metrics_reader.py  metrics.jsonl read while it is written
+    plot.py        a light SVG plot
     monitor.py     loss, validation, speed, newest samples   `Monitor`
     run_list.py    the runs of a folder                      `Runs`
     form.py        a form from the typed settings            `ConfigForm`, `PrepareForm`
@@ -14,7 +14,7 @@
     gallery.py     clips with their settings, side by side   `Gallery`
     studio.py      a widget to explore a model               `Studio`
     studio_html.py its HTML
-    slider.py      a slider with an accessible name          `Slider`
+    slider.py      a slider with an accessible name
     browser.py     what a data set holds                     `DatasetBrowser`
     rank_grid.py   which rank does what                      `RankGrid`
     parameters.py  a notebook's own parameters               `check_parameters`
@@ -44,12 +44,9 @@ _WHERE = {
     "RunFailed": "job",
     "RunStopped": "launcher",
     "Monitor": "monitor",
-    "MetricsReader": "metrics_reader",
-    "LinePlot": "plot",
     "ConfigForm": "form",
     "PrepareForm": "form",
     "Gallery": "gallery",
-    "Slider": "slider",
     "Studio": "studio",
     "DatasetBrowser": "browser",
     "Runs": "run_list",

@@ -18,14 +18,9 @@ from dfm_nb.base import video
 from dfm_nb.base.files import read_json
 from dfm_nb.base.run import MEDIA
 
-DESCRIBED = {
-    "seed": "seed {}",
-    "guidance": "guidance {}",
-    "num_steps": "{} steps",
-    "sampler": "{}",
-    "iteration": "iteration {}",
-    "fps": "{} fps",
-}
+DESCRIBED = dict(
+    seed="seed {}", guidance="guidance {}", num_steps="{} steps", sampler="{}", iteration="iteration {}", fps="{} fps"
+)
 """The settings printed under a clip's prompt, where they are known."""
 TOGETHER = (
     "const f=this.closest('table').querySelector('video');"

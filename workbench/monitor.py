@@ -44,12 +44,7 @@ SMOOTHING = 1 / 40
 AXES = {"iteration": "iteration", "samples": "samples", "time": "elapsed_s"}
 SETTINGS_SHOWN = 12
 """Columns of the table of runs that differ."""
-FIGURES = {
-    "loss": "loss {:.4f}",
-    "val_loss": "validation {:.4f}",
-    "lr": "lr {:.2e}",
-    "tokens_per_s": "tokens/s {:,.0f}",
-}
+FIGURES = dict(loss="loss {:.4f}", val_loss="validation {:.4f}", lr="lr {:.2e}", tokens_per_s="tokens/s {:,.0f}")
 BAR_STYLES = {"finished": "success", "failed": "danger", "stopped": "warning"}
 PACELESS = ("starting", "opening the data", "building the model", "first step", "ending")
 """Phases in which the pace that is known is not that of what is done: a resumed run has the former one's."""
