@@ -135,9 +135,7 @@ class ModelConfig(Group):
 
 class TrainConfig(Group):
     minutes: float | None = option(
-        None,
-        "training time; it sets iterations, network, packs, noise levels and checkpoints (dfm_nb.training.dial)",
-        gt=0,
+        None, "training time; it sets iterations, network, packs, noise levels and checkpoints (training.dial)", gt=0
     )
     train_iters: Int = option(10000, "optimizer steps of the whole run", ge=1)
     global_batch_size: Int = option(32, "packs per optimizer step over all processes", ge=1)
@@ -202,10 +200,7 @@ class DatasetConfig(Group):
     )
     num_workers: Int = option(2, "loader threads per training process; 0 loads in the training thread", ge=0)
     max_bad_fraction: float = option(
-        0.01,
-        "share of the samples that may be unusable before the run stops; above 0, one sample always may",
-        ge=0,
-        le=1,
+        0.01, "share of samples that may be unusable before the run stops; above 0, one sample always may", ge=0, le=1
     )
     use_train_split_for_val: bool = option(False, "validate on training samples, when all data are in the train split")
     condition_frames_prob: float = option(
@@ -214,7 +209,7 @@ class DatasetConfig(Group):
     mock: bool = option(False, "train on random latents instead of a data set")
     mock_latent_sizes: list[LatentSize] | None = option(
         None,
-        "latent [T, H, W] sizes that mock samples cycle through; null: a wide picture that fills a pack alone",
+        "latent [T, H, W] sizes of mock samples in turn; null: a wide picture that fills a pack alone",
         min_length=1,
     )
     mock_text_tokens: Int | None = option(
@@ -300,7 +295,7 @@ class DistConfig(Group):
     timeout_s: float = option(1800.0, "a collective that waits longer ends the job", gt=0)
     hang_timeout_s: float = option(
         30.0,
-        "end the job and report the rank if a step takes longer, and five times longer than any before; 0 means never",
+        "end the job and name the rank if a step takes longer, and five times as long as any before; 0: never",
         ge=0,
     )
 

@@ -88,12 +88,9 @@ def init(layout: Layout | None = None, timeout_s: float = 600, seed: int = 1) ->
         )
     if mpu.is_initialized():
         mpu.destroy_model_parallel()
+    minutes = max(1, round(timeout_s / 60))
     mpu.initialize_model_parallel(
-        layout.tp,
-        layout.pp,
-        layout.vpp,
-        context_parallel_size=layout.cp,
-        distributed_timeout_minutes=max(1, round(timeout_s / 60)),
+        layout.tp, layout.pp, layout.vpp, context_parallel_size=layout.cp, distributed_timeout_minutes=minutes
     )
     # megatron-core creates and recomputes layers within its RNG tracker, which needs a state; we draw by `base.seeds`.
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
