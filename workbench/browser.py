@@ -149,10 +149,7 @@ class DatasetBrowser(Live):
             return None, f"in false colours: {error}"
         return tokenizer, "" if tokenizer else f"in false colours: {how_to_adopt(self.found.folder)}"
 
-    def samples_html(self, indices: list[int], latent: bool = False) -> str:
-        return self._grid([self.figure(i, latent) for i in indices], latent)
-
-    def _grid(self, figures: list[str], latent: bool) -> str:
+    def grid_html(self, figures: list[str], latent: bool = False) -> str:
         if not figures:
             return "<div>no matching sample</div>"
         notes = "<br>".join(html.escape(note) for note in (not latent and self._decoder[1], LEGEND) if note)
@@ -183,8 +180,8 @@ class DatasetBrowser(Live):
 
     def html(self, samples: int = PAGE) -> str:
         """Everything without controls, for a notebook that is only read."""
-        spread = evenly(range(len(self.entries)), samples)
-        return f"{self.summary_html()}{self.samples_html(spread)}{self.drops_html()}"
+        figures = [self.figure(i) for i in evenly(range(len(self.entries)), samples)]
+        return f"{self.summary_html()}{self.grid_html(figures)}{self.drops_html()}"
 
     def kept_html(self) -> str:
         return f"{self.summary_html()}{self._samples.value}" if "widget" in vars(self) else self.html()
@@ -257,7 +254,7 @@ class DatasetBrowser(Live):
         said = f"of {self._page.max:,} pages; {len(self._found):,} samples"
         self._status.value = f'<span role="status">{said}</span>'
         self._told.value = fault_html(fault, what="Not kept") or f'<div style="font-size:12px">{self.edited()}</div>'
-        self._samples.value = self._grid(self._figures, self._looks.value)
+        self._samples.value = self.grid_html(self._figures, self._looks.value)
         self.keep()
 
     def _cell(self, place: int, index: int) -> Any:

@@ -123,10 +123,6 @@ class Launcher(Live):
         self.followed = self.followed or (state == "running" and not self.difference())
         return state
 
-    @property
-    def pid(self) -> int | None:
-        return self.job.pid
-
     def difference(self) -> str:
         """How this command differs from the folder's last one, as a sentence; "" if it does not."""
         record, config = self.job.record, Run(self.run_dir).config_file
@@ -347,7 +343,7 @@ class Launcher(Live):
         return self._panel.html() if self._panel else super().kept_html()
 
     def __repr__(self) -> str:
-        return f"Launcher({str(self.run_dir)!r}, state={self.state!r}, pid={self.pid})"
+        return f"Launcher({str(self.run_dir)!r}, state={self.state!r}, pid={self.job.pid})"
 
 
 def _changes(before: Sequence[str], now: Sequence[str]) -> list[str]:

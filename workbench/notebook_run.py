@@ -138,15 +138,9 @@ def execute(
     try:
         # Sockets in a folder: TCP ports are chosen before the kernel binds them, and another process may take one.
         with tempfile.TemporaryDirectory(prefix="dfm_nb-", ignore_cleanup_errors=True) as sockets:
+            own = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
             papermill.execute_notebook(
-                str(source),
-                str(target),
-                dict(values),
-                progress_bar=False,
-                log_output=progress,
-                cwd=cwd,
-                autosave_cell_every=30,
-                config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
+                str(source), str(target), dict(values), progress_bar=False, log_output=progress, cwd=cwd, config=own
             )
     except PapermillExecutionError as failed:
         error = f"{failed.ename}: {first_fault(failed.evalue)} (In [{failed.exec_count}])"

@@ -123,7 +123,7 @@ def test_damaged_sample_is_named_in_its_place(data, tmp_path):
     entry = browser.entries[2]
     latent = entry.parts()["pth"]
     entry.shard.write_bytes(entry.shard.read_bytes().replace(latent, bytes(len(latent))))
-    page = browser.samples_html([1, 2, 3])
+    page = browser.grid_html([browser.figure(i) for i in (1, 2, 3)])
     assert page.count("<figure") == 2 and 'role="alert"' in page and entry.key in page
 
 

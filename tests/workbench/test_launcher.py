@@ -143,7 +143,7 @@ def test_killed_torchrun_or_supervisor_leaves_no_orphans(launch, victim, state, 
 
 def test_refusals_name_the_process_or_the_folder(launch, tmp_path):
     launcher = launch(steps=100_000).start()
-    with pytest.raises(FileExistsError, match=f"process {launcher.pid} "):
+    with pytest.raises(FileExistsError, match=f"process {launcher.job.pid} "):
         launch(steps=1).start()
     assert launcher.state == "running"
     with pytest.raises(FileNotFoundError, match="none"):
@@ -288,7 +288,7 @@ def test_run_started_in_a_terminal_is_found_stopped_and_resumable(tmp_path):
     trainer = subprocess.Popen([sys.executable, "-c", TERMINAL, str(run)], stdout=subprocess.PIPE, text=True)
     trainer.stdout.readline()
     launcher = workbench.Launcher.attach(run)
-    assert launcher.state == "running" and launcher.pid == trainer.pid and not launcher.can_resume
+    assert launcher.state == "running" and launcher.job.pid == trainer.pid and not launcher.can_resume
     launcher.stop()
     assert trainer.wait(5) == 0
     assert launcher.can_resume and launcher.difference() == ""
@@ -332,9 +332,9 @@ def test_buttons_start_stop_and_continue_and_say_what_they_do(launch, front_end)
     panel.buttons["Start"].click()
     wait_until(lambda: "running" in panel.status.value and usable(panel) == ["Stop"], "the panel follows the run")
     wait_until(lambda: "Iteration" in panel.log.value, "log lines are shown")
-    tree, pid = launcher.job.processes(), launcher.pid
+    tree, pid = launcher.job.processes(), launcher.job.pid
     panel.buttons["Start"].click()
-    assert launcher.pid == pid and panel.alert.value == "", "the second click of a double click is no failure"
+    assert launcher.job.pid == pid and panel.alert.value == "", "the second click of a double click is no failure"
     panel.buttons["Stop"].click()
     wait_until(lambda: "stopped" in panel.status.value, "the panel shows the stop")
     wait_until(lambda: usable(panel) == ["Continue", "Start over"], "it can go on")
