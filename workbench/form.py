@@ -111,10 +111,6 @@ class Form(Live):
     def _changed(self, key: str) -> None:
         self.validate()
 
-    @property
-    def valid(self) -> bool:
-        return not self.faults
-
     def validate(self) -> dict[str, str]:
         """Run the checks of the command line, and show each fault at its control; returns `faults`."""
         self.error, self.faults, note = None, dict[str, str](), ""

@@ -12,7 +12,7 @@ ALL = sorted({key.rpartition(".")[0] or key for key in cfg.FIELDS})
 def test_untouched_form_changes_nothing():
     for recipe in cfg.recipes():
         form = ConfigForm(ALL, recipe=recipe)
-        assert form.overrides() == [] and form.valid and len(form.controls) == len(cfg.FIELDS)
+        assert form.overrides() == [] and not form.faults and len(form.controls) == len(cfg.FIELDS)
     assert all(c.widget.get_state()["description"] for c in form.controls.values()), "a page's tooltips need them"
 
 
@@ -31,7 +31,7 @@ def test_overrides_round_trip_through_the_resolver():
     }
     for key, value in values.items():
         form[key] = value
-    assert form.valid, form.faults
+    assert not form.faults
     assert len(form.overrides()) == len(values)
     resolved = cfg.resolve("demo", overrides=form.overrides())
     assert {k: resolved.get(k) for k in values} == values
@@ -42,12 +42,12 @@ def test_fault_stands_beside_its_control_and_goes_away():
     form = ConfigForm(["train", "optimizer"], recipe="demo")
     form["train.train_iters"] = 0
     control = form.controls["train.train_iters"]
-    assert not form.valid and "got 0" in control.fault and 'role="alert"' in control._fault.value
+    assert form.faults and "got 0" in control.fault and 'role="alert"' in control._fault.value
     assert form.controls["optimizer.lr"].fault == ""
     with pytest.raises(cfg.ConfigError, match="train.train_iters"):
         form.check()
     form["train.train_iters"] = 10
-    assert form.valid and control.fault == "" and control._fault.value == "" and form.check() is form
+    assert not form.faults and control.fault == "" and control._fault.value == "" and form.check() is form
 
 
 def test_fault_between_two_keys_shows_where_the_form_can():
@@ -59,9 +59,9 @@ def test_fault_between_two_keys_shows_where_the_form_can():
 def test_faults_of_the_layout_and_of_hidden_keys_are_shown_in_message():
     assert "optimizer.lr" in ConfigForm(["train"], {"optimizer.lr": -1.0})._message.value
     form = ConfigForm(["model"], {"model.tensor_model_parallel_size": 3}, recipe="demo", nproc=2)
-    assert not form.valid and "number of processes = 2" in form._message.value
+    assert form.faults and "number of processes = 2" in form._message.value
     form["model.tensor_model_parallel_size"] = 2
-    assert form.valid and form._message.value == ""
+    assert not form.faults and form._message.value == ""
 
 
 def test_prepare_argv_is_what_the_command_takes():
@@ -81,7 +81,7 @@ def test_prepare_fault_is_the_commands_own_and_stands_beside_its_control():
     limit.widget.value = "many"
     assert "'many'" in limit.fault
     limit.widget.value = "5"
-    assert form.valid and limit.fault == ""
+    assert not form.faults and limit.fault == ""
 
 
 def test_choosing_a_source_clears_the_others_flags(tmp_path):
@@ -93,7 +93,7 @@ def test_choosing_a_source_clears_the_others_flags(tmp_path):
     assert {"num_images", "num_clips"} <= shown and "clip_frames" not in shown
     form["source"] = "folder"
     form["file_or_folder"] = str(tmp_path)
-    assert form.valid and form.argv() == ["--output-dir=out", f"--source=folder:{tmp_path}"]
+    assert not form.faults and form.argv() == ["--output-dir=out", f"--source=folder:{tmp_path}"]
     shown = {name for name, control in form.controls.items() if control.box.layout.display != "none"}
     assert "num_images" not in shown and "clip_frames" in shown
     assert form.python() == f"prepare_dataset(output_dir='out', source='folder:{tmp_path}')"
