@@ -7,10 +7,12 @@ indices are keyed by the corpora's sizes and modification times.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
@@ -92,6 +94,7 @@ def build_datasets(
     if blend.train[0].weight is None:
         blend = apply_strategy(blend, "proportional", token_counts(blend))
     if split and not blend.validation and not blend.test:
+        _require_tokens(blend, seq_length, num_samples, split)
         chosen: dict[str, object] = {"blend": _pair(blend.train), "split": split}
     else:
         chosen = {"blend_per_split": [_pair(blend.corpora(s)) for s in SPLITS]}
@@ -109,6 +112,20 @@ def build_datasets(
     )
     built = BlendedMegatronDatasetBuilder(GPTDataset, list(num_samples), lambda: True, config).build()
     return dict(zip(SPLITS, built))
+
+
+def _require_tokens(blend: Blend, seq_length: int, num_samples: tuple[int, int, int], split: str) -> None:
+    """ValueError for a split that leaves a part too short for one sample, which megatron would build for ever."""
+    parts = np.array([float(part) for part in re.findall(r"[.0-9]+", split)] + [0.0] * 3)[:3]
+    for prefix in blend.prefixes():
+        documents = Index.open(prefix).document_tokens()
+        bounds = np.rint(np.cumsum([0, *parts]) / max(parts.sum(), 1e-9) * len(documents)).astype(int)
+        for name, wanted, first, end in zip(SPLITS, num_samples, bounds, bounds[1:]):
+            if wanted and documents[first:end].sum() <= seq_length:
+                raise ValueError(
+                    f"split {split} must leave each part more than seq_length {seq_length} tokens; {prefix} has "
+                    f"{documents[first:end].sum()} for {name}; change the split, or ask for no samples of it"
+                )
 
 
 def _pair(corpora: tuple[BlendCorpus, ...]) -> tuple[list[str], list[float | None] | None] | None:

@@ -133,8 +133,8 @@ def verify(
     max_id, eod = (spec.max_id, spec.eod_id) if spec else (meta.get("max_id"), meta.get("eod_id"))
     checks.append(_ids(index, max_id, progress))
     checks.append(_ends(index, eod, meta.get("append_eod") if append_eod is None else append_eod))
-    if spec and tokenizer_model is not None and meta:
-        detail = f"recorded: {meta['tokenizer']}; given: {tokenizer_model}"
+    if spec and meta:
+        detail = f"recorded: {meta['tokenizer']}; compared with: {spec.name}"
         checks.append(Check("made with this tokenizer", spec.sha256 == meta["tokenizer_sha256"], detail))
     return [*checks, _count(index, meta, inputs)]
 
@@ -195,7 +195,8 @@ def verify_same_tokenizer(prefixes: list[str]) -> Check:
     known = {h: p for p, h in hashes.items() if h}  # the last corpus of each tokenizer
     dtypes = sorted({Index.open(p).dtype.name for p in prefixes})
     if len(known) > 1 or len(dtypes) > 1:
-        return Check(name, False, f"tokenizers differ in {' and '.join(known.values())}; dtypes: {', '.join(dtypes)}")
+        differ = " and ".join(known.values() if len(known) > 1 else prefixes)
+        return Check(name, False, f"tokenizers differ in {differ}; dtypes: {', '.join(dtypes)}")
     if unknown := [p for p, h in hashes.items() if not h]:
         return Check(name, None, f"no .meta.json for {', '.join(unknown)}; only dtypes ({dtypes[0]}) were compared")
     return Check(name, True, f"{len(prefixes)} corpora, {read_meta(prefixes[0])['tokenizer']}")

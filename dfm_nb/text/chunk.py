@@ -6,7 +6,6 @@ an EOD alone), and a list of strings is a document of several sequences.
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import dataclass, field
 from typing import Literal, Sequence
@@ -38,8 +37,10 @@ class PreprocessConfig(Options):
     append_eod: bool = option(False, "end each document with the end-of-document token")
     dtype: Literal["uint16", "int32"] | None = option(None, "of the tokens; by default Megatron's choice")
     on_error: Literal["stop", "skip"] = option("stop", "at a bad line: stop, or skip and report it")
+    tokenizer_backend: Literal["auto", "gigatoken", "tokenizers"] = option(
+        "auto", "library that encodes; auto: gigatoken for tokenizers whose ids were compared"
+    )
     partition: str | None = option(None, "i/n (from 0): only that part of the lines; auto: from torchrun or a Job")
-    fast: bool = option(True, "cache words, as in encode.py", python_only=True)
     progress: bool = option(True, "show a bar", python_only=True)
     chunk_bytes: int = option(CHUNK_BYTES, "of text in a chunk, about", ge=1, python_only=True)
 
@@ -59,37 +60,36 @@ class Encoded:
 
 
 class ChunkEncoder:
-    """Encodes chunks in a worker process. One per process, so that its cache of words is kept."""
+    """Encodes chunks in a worker process. One per process, as gigatoken remembers words."""
 
     def __init__(self, spec: TokenizerSpec, config: PreprocessConfig):
-        self.config, self._dtype = config, np.dtype(config.dtype)
-        self._text = text_encode.WordEncoder(spec.backend(), self._dtype, config.fast)
-        self._eod = np.array([spec.eod_id], self._dtype).tobytes() if config.append_eod else b""
+        self.config, self._dtype, self._eod = config, np.dtype(config.dtype), spec.eod_id
+        self._backend = config.tokenizer_backend
+        self._text = text_encode.encoder(spec, self._backend)
 
     def __call__(self, chunk: LineChunk) -> Encoded:
         """Encode a chunk; with on_error "stop" it ends at the first bad line."""
         out = Encoded()
-        rows: list[dict[str, list[str]]] = []
+        rows: list[list[list[str]]] = []  # of each document, the texts under each key
         for number, line in enumerate(chunk.lines, chunk.end.line - len(chunk.lines) + 1):
-            if not line.strip():
+            if line.isspace():
                 out.counts["blank_lines"] += 1
                 continue
             try:
-                rows.append(self._row(line.removesuffix(b"\n")))
+                rows.append(self._row(line))
             except ValueError as error:
-                excerpt = line[:100].decode("utf-8", "backslashreplace")
+                excerpt = line[:100].decode("utf-8", "backslashreplace").removesuffix("\n")
                 out.bad.append({"line": number, "reason": str(error), "excerpt": excerpt})
                 if self.config.on_error == "stop":
                     break
         out.counts |= {"documents": len(rows), "skipped": len(out.bad)}
-        for key in self.config.json_keys:
-            self._encode(key, [row[key] for row in rows], out)
+        for column, key in enumerate(self.config.json_keys):
+            self._encode(key, [row[column] for row in rows], out)
         return out
 
-    def _row(self, line: bytes) -> dict[str, list[str]]:
+    def _row(self, line: bytes) -> list[list[str]]:
         """The texts of a line under each requested key; a string becomes a list of one."""
-        row = _loads(line, self.config.json_keys)
-        found = {}
+        row, found = _loads(line, self.config.json_keys), []
         for key in self.config.json_keys:
             if key not in row:
                 has = ", ".join(map(repr, row)) or "no keys"
@@ -97,25 +97,24 @@ class ChunkEncoder:
             texts = [row[key]] if isinstance(row[key], str) else row[key]
             if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
                 raise ValueError(f"{key!r} must be a string or a list of strings; got {type(texts).__name__}")
-            found[key] = texts
-            if len(line) > text_encode.MAX_PLAIN_CHARS:  # it may raise DocumentTooLong, which fails this line only
-                self._text.encode_batch(texts)
+            if self._backend == "tokenizers" and any(len(t) > text_encode.MAX_CHARS for t in texts):
+                raise ValueError(f"{key!r} must have {text_encode.MAX_CHARS:,} characters at most; split the document")
+            found.append(texts)
         return found
 
     def _encode(self, key: str, documents: list[list[str]], out: Encoded) -> None:
-        encoded = iter(self._text.encode_batch([text for texts in documents for text in texts]))
-        tokens: list[bytes] = []  # of each sequence
-        counts: list[int] = []  # sequences of each document
-        for texts in documents:
-            sequences = [s for s in itertools.islice(encoded, len(texts)) if s]
-            if sequences and self._eod:
-                sequences[-1] += self._eod
-            tokens += sequences
-            counts.append(len(sequences))
-        lengths = [len(t) // self._dtype.itemsize for t in tokens]
-        out.files[f"{key}.bin"] = b"".join(tokens)
-        out.files[f"{key}.lengths"] = np.array(lengths, np.int32).tobytes()
-        out.files[f"{key}.counts"] = np.array(counts, np.int32).tobytes()
+        rows = self._text([text for texts in documents for text in texts])
+        ids = np.concatenate([*rows, np.zeros(0, np.uint32)])
+        lengths = np.fromiter(map(len, rows), np.int32, len(rows))
+        owners = np.repeat(np.arange(len(documents)), list(map(len, documents)))  # the document of each sequence
+        owners, lengths = owners[lengths > 0], lengths[lengths > 0]
+        if self.config.append_eod:
+            last = np.flatnonzero(np.diff(owners, append=-1))  # sequence of each document that is not empty
+            ids = np.insert(ids, np.cumsum(lengths)[last], self._eod)
+            lengths[last] += 1
+        out.files[f"{key}.bin"] = ids.astype(self._dtype).tobytes()
+        out.files[f"{key}.lengths"] = lengths.tobytes()
+        out.files[f"{key}.counts"] = np.bincount(owners, minlength=len(documents)).astype(np.int32).tobytes()
 
 
 def _loads(line: bytes, keys: Sequence[str]) -> dict:

@@ -7,6 +7,7 @@ so that each command loads only its own.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from typing import Any, Literal
 
@@ -43,6 +44,7 @@ class PreprocessOptions(PreprocessConfig, Verb):
         listed = f" (in {result.skipped_path})" if result.skipped else ""
         resumed = f"resumed after {result.resumed_documents:,} documents; " if result.resumed_documents else ""
         lines.append(f"{resumed}bad lines skipped: {result.skipped:,}{listed}; blank lines: {result.blank_lines:,}")
+        lines.append(f"encoded by {result.tokenizer_backend}")
         return Report(vars(result), "\n".join(lines))
 
 
@@ -174,7 +176,7 @@ class BlendOptions(Verb):
             f"  {'corpus':<24}  {'weight':>7}  {'tokens':>15}  {'epochs':>7}",
             *("  {name:<24}  {weight:>7.4f}  {tokens:>15,}  {epochs:>7.2f}".format(**row) for row in rows),
             *(f"  {line}" for line in result["others"]),
-            "--data-path " + " ".join("{weight:.6g} {prefix}".format(**row) for row in rows),
+            "--data-path " + " ".join("{weight:.6g} ".format(**row) + shlex.quote(row["prefix"]) for row in rows),
         ]
         return Report(result, "\n".join(lines))
 

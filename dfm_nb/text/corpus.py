@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import itertools
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import numpy as np
 
 from dfm_nb.base.argv import world_size_from_env
 from dfm_nb.base.progress import tqdm
+from dfm_nb.text import encode as text_encode
 from dfm_nb.text import input as text_input
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.check import require_same_tokenizer
@@ -45,6 +47,7 @@ class PreprocessResult:
     resumed_documents: int
     skipped_path: str | None
     warnings: list[str]
+    tokenizer_backend: str
     documents: int
     blank_lines: int
     skipped: int
@@ -59,7 +62,8 @@ def part_of(text: str | None) -> tuple[int, int]:
         text = found[0] if found else "auto"
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match:
-        raise ValueError(f"--partition must be i/n, such as 0/4, or auto, which needs {PARTITION_ENV}; got {text}")
+        names = " or ".join(" and ".join(pair) for pair in PARTITION_ENV)
+        raise ValueError(f"--partition must be i/n, such as 0/4, or auto, which needs {names}; got {text}")
     return int(match[1]), int(match[2])
 
 
@@ -71,21 +75,38 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     ValueError : bad flags or input; with on_error "stop" the first bad line, by file and number
     FileNotFoundError : an input that does not exist
     """
-    paths = text_input.expand_inputs(list(config.input))
+    try:
+        return _preprocess(config)
+    except text_encode.OtherIds as error:
+        if config.tokenizer_backend != "auto" or text_input.STDIN in config.input:
+            raise ValueError(f"{error}; use --tokenizer-backend tokenizers") from None
+        result = _preprocess(config.replace(tokenizer_backend="tokenizers"))
+        result.warnings.append(f"{error}; so all was encoded again by tokenizers")
+        return result
+
+
+def _preprocess(config: PreprocessConfig) -> PreprocessResult:
+    if odd := [key for key in config.json_keys if "/" in key]:
+        raise ValueError(f"--json-keys become names of files, so without /; got {odd[0]}")
+    paths = text_input.expand_inputs(list(config.input), config.output_prefix)
     part, num_parts = part_of(config.partition)
     spans = text_input.partition(paths, part, num_parts)
     spec = text_tokenizer.load(config.tokenizer_model)
     dtype = np.dtype(config.dtype) if config.dtype else optimal_dtype(spec.vocab_size)
-    config = config.replace(dtype=dtype.name)
     spec.check(dtype, config.append_eod)
+    prefix = _part_prefix(config.output_prefix, part, num_parts)
+    prefixes = {key: f"{prefix}_{key}_document" for key in config.json_keys}
     signature = {
         "state": 4,  # of the part files and their progress
         "inputs": text_input.fingerprint(spans),
         "tokenizer": [spec.sha256, spec.eod_id],
         "settings": [list(config.json_keys), dtype.name, config.append_eod],
+        "backend": "tokenizers",
     }
-    prefix = _part_prefix(config.output_prefix, part, num_parts)
-    prefixes = {key: f"{prefix}_{key}_document" for key in config.json_keys}
+    backend = text_encode.choose(spec, config.tokenizer_backend)
+    if config.tokenizer_backend != "auto" or Parts.signature_of(prefix) != signature:
+        signature["backend"] = backend  # otherwise resume what was begun again
+    config = config.replace(dtype=dtype.name, tokenizer_backend=signature["backend"])
     with Parts.open(prefix, prefixes, signature) as parts:
         done = parts.progress
         resumed = done.counts["documents"]
@@ -97,7 +118,8 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
             raise ValueError(f"--input must contain a document; {', '.join(paths)} has none ({done.counts})")
         made = {"tokenizer": spec.name, "tokenizer_sha256": spec.sha256, "vocab_size": spec.vocab_size}
         made |= {"max_id": spec.max_id, "eod_id": spec.eod_id, "append_eod": config.append_eod, "dtype": dtype.name}
-        parts.finish(dtype, {**made, **done.counts, "inputs": [asdict(s) for s in spans]})
+        made |= {"tokenizer_backend": config.tokenizer_backend, "inputs": [asdict(s) for s in spans]}
+        parts.finish(dtype, {**made, **done.counts})
     metas = {key: read_meta(prefix) for key, prefix in prefixes.items()}
     tokens, empty = ({key: meta[name] for key, meta in metas.items()} for name in ("tokens", "empty_documents"))
     warnings = [
@@ -105,7 +127,8 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
         for key in config.json_keys
         if done.counts["documents"] and not tokens[key]
     ]
-    return PreprocessResult(prefixes, tokens, empty, resumed, parts.skipped_path, warnings, **done.counts)
+    more = (resumed, parts.skipped_path, warnings, config.tokenizer_backend)
+    return PreprocessResult(prefixes, tokens, empty, *more, **done.counts)
 
 
 def _write(
@@ -156,6 +179,10 @@ def find_parts(prefix: str, key: str = "text") -> list[str]:
     wanted = [f"{_part_prefix(prefix, i, count)}_{key}_document" for i in range(count)]
     if odd := found.symmetric_difference(wanted):
         raise FileNotFoundError(f"all {count} parts of one run are needed; {min(odd)} is missing or of another run")
+    rows = [(part, row) for part in wanted for row in read_meta(part).get("inputs", ())]
+    for (_, last), (part, row) in itertools.pairwise(rows):
+        if (row["path"], row["start"]) != (last["path"], last["end"]) and row["start"]:
+            raise ValueError(f"the parts must be of one input; {part} does not begin where the part before it ends")
     return wanted
 
 
@@ -178,6 +205,10 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
         Index.open(prefix).require_whole_bin()
     require_same_tokenizer(prefixes)
     metas = [read_meta(p) for p in prefixes]
+    for setting in ("append_eod", "tokenizer_backend"):
+        if len(found := {m[setting]: p for m, p in zip(metas, prefixes) if setting in m}) > 1:
+            differ = " and ".join(f"{value} in {p}" for value, p in found.items())
+            raise ValueError(f"the corpora need one {setting}; got {differ}; preprocess them alike")
     key = metas[0].get("key", "text")
     # A hash, because the state is written often and there may be thousands of parts.
     signature = {"merge": 2, "inputs": [text_input.corpora_sha256(prefixes)]}

@@ -1,177 +1,134 @@
-"""Text to token bytes, word by word with a cache: at least twice as fast as `encode_batch_fast` on all cores.
+"""Text to token ids: by gigatoken where its ids are known to be those of `tokenizers`, which is 20 times slower.
 
-The measurement is benchmarks/results/text_fast_path.md. Most of the Rust path's time goes into normalised strings with
-alignments and `Encoding` objects that nobody reads; here a known word costs one regex step and one lookup.
+"Known" is a table of families (`FAMILIES`), each compared on texts of all scripts (docs/decisions/0012). The two differ
+in the version of Unicode that they know, so a text with a character younger than version 14, or of another class since,
+goes to `tokenizers`. A run also compares some of its own documents (`GigatokenEncoder`).
 
-The ids are those of `Tokenizer.encode(text, add_special_tokens=False)`. The fast path runs only where that is certain:
-for byte-level BPE with the pre-tokenizers of GPT-2, Llama 3, GPT-4 and Qwen, which split a text into words that are
-tokenized one by one. Everything else goes through `encode_batch_fast`: other tokenizers, texts with an added token such
-as <|endoftext|>, and spans with characters beyond ASCII.
+The ids are those of `Tokenizer.encode(text, add_special_tokens=False)`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
-import re
-from array import array
+import unicodedata
+from importlib.metadata import distributions
 from typing import Callable
 
 import numpy as np
-from tokenizers import Tokenizer
+import orjson
 
-MAX_WORDS = 400_000  # about 60 MB of memory per process
-BLOCK_CHARS = 1 << 20
-MAX_PLAIN_CHARS = 16 << 20
+from dfm_nb.text.tokenizer import TokenizerSpec
 
-# Where a text may be cut: no rule below joins a letter to a following space and letter.
-_BOUNDARY = re.compile(r"[A-Za-z](?= [A-Za-z])")
-_LAST_BOUNDARY = re.compile(r".*[A-Za-z](?= [A-Za-z])", re.S)
-_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+MAX_CHARS = 16 << 20  # of a text for `tokenizers`, which needs over 100 bytes for some characters
+SAMPLE_CHARS = 4096  # compared of a text: `tokenizers` reads about 4 MB/s
+RELOAD_CHARS = 256 << 20  # gigatoken remembers each word it has seen; at most 150 MB until it is loaded anew
+GIGATOKEN = "0.10."
+"""Versions whose ids were compared."""
+FAMILIES = {
+    "364964ade18a": "GPT-2",
+    "28484324e7b0": "Llama 3",
+    "b7c9ffcd95f3": "GPT-4 (cl100k)",
+    "777f1af9d41f": "Qwen 2 and 3",
+    "9bdbc55210cc": "GPT-4o (o200k)",
+    "fd69bbd7f988": "gpt-oss",
+    "6e360514c244": "DeepSeek V3",
+    "84baf4576e76": "Llama 2",
+    "ce3e79e0a101": "Mistral",
+    "bb1024432e71": "Gemma",
+}
+"""sha256 of a tokenizer's normaliser, pre-tokenizer and the settings of its model -> models that have them."""
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_SPLITS = {_CL100K % "{1,3}", _CL100K % "", _GPT2}  # Llama 3 and GPT-4; Qwen 2 to 3; GPT-2 written out
+CHANGED = "\u0295"
+"""Characters of another category in Unicode 17."""
 
-# Most words match this, so it is tried first. The result is the same: a text that begins with a letter, or with a space
-# and a letter, can only match the letters' alternative, because contractions begin with an apostrophe.
-_FIRST = r" ?[A-Za-z]+|"
-_SPACE = "\u0120"  # how byte-level pre-tokenizers write a space
-
-
-class DocumentTooLong(ValueError):
-    """A span that must be tokenized in one piece is longer than `MAX_PLAIN_CHARS`."""
-
-
-def _ascii(pattern: str) -> re.Pattern[str]:
-    r"""The pattern for ASCII text: \p{L} and \p{N} become ranges, \s is ASCII's."""
-    inside = re.sub(r"\[\^[^\]]*\]", lambda m: m[0].replace(r"\p{L}", "A-Za-z").replace(r"\p{N}", "0-9"), pattern)
-    return re.compile(_FIRST + inside.replace(r"\p{L}", "[A-Za-z]").replace(r"\p{N}", "[0-9]"), re.ASCII)
+Encode = Callable[[list[str]], list[np.ndarray]]
+"""Token ids, uint32, of each text."""
 
 
-def split_rule(tokenizer_json: str) -> re.Pattern[str] | None:
-    """How the tokenizer splits ASCII text into words that it tokenizes one by one; None if that is unknown.
+class OtherIds(ValueError):
+    """gigatoken gives other ids than `tokenizers`."""
 
-    The rule is read from the tokenizer's own description: model, normaliser, pre-tokenizer, added tokens.
+
+def family(spec: TokenizerSpec) -> str | None:
+    """The models with this kind of tokenizer whose ids were compared; None for another kind."""
+    about = orjson.loads(spec.description)
+    model = {name: value for name, value in about["model"].items() if value and name not in ("vocab", "merges")}
+    odd = [t for t in about["added_tokens"] if t["lstrip"] or t["rstrip"] or t["single_word"] or t["normalized"]]
+    if odd or spec.split_special_tokens:
+        return None
+    kind = json.dumps([about["normalizer"], about["pre_tokenizer"], model], sort_keys=True)
+    kind = kind.replace('"trim_offsets": true', '"trim_offsets": false')  # of no effect on ids
+    return FAMILIES.get(hashlib.sha256(kind.encode()).hexdigest()[:12])
+
+
+def choose(spec: TokenizerSpec, asked: str = "auto") -> str:
+    """The back end for `--tokenizer-backend`.
+
+    Raises
+    ------
+    ValueError : gigatoken is asked for and is missing, or not known to give the same ids
     """
-    spec = json.loads(tokenizer_json)
-    model, normalizer, pre = spec["model"], spec["normalizer"], spec["pre_tokenizer"]
-    steps = pre["pretokenizers"] if pre and pre["type"] == "Sequence" else [pre]
-    if model["type"] != "BPE" or model.get("dropout") or not steps or not steps[-1]:
-        return None
-    # NFC and NFKC do not change ASCII; other normalisers do.
-    if normalizer is not None and normalizer["type"] not in ("NFC", "NFKC"):
-        return None
-    if any(t["normalized"] and normalizer is not None for t in spec["added_tokens"]):
-        return None
-    *before, level = steps
-    if level["type"] != "ByteLevel" or level["add_prefix_space"]:
-        return None
-    if level.get("use_regex", True):
-        return None if before else _ascii(_GPT2)
-    known = [{"type": "Split", "pattern": {"Regex": p}, "behavior": "Isolated", "invert": False} for p in _SPLITS]
-    return _ascii(before[0]["pattern"]["Regex"]) if len(before) == 1 and before[0] in known else None
+    installed = next((d.version for d in distributions(name="gigatoken")), "")
+    younger = unicodedata.unidata_version >= "17"  # so that it cannot tell which characters are new in 17
+    fits = installed.startswith(GIGATOKEN) and not younger and family(spec) is not None
+    if asked == "gigatoken" and not fits:
+        raise ValueError(
+            f"gigatoken must be of version {GIGATOKEN}* and the tokenizer of a family that was compared; got "
+            f"{installed or 'none'} and {spec.name}; use --tokenizer-backend tokenizers"
+        )
+    return "gigatoken" if fits and asked != "tokenizers" else "tokenizers"
 
 
-class _Memo(dict[str, bytes]):
-    """text -> token bytes, filled on first use; long texts are not kept."""
-
-    def __init__(self, encode: Callable[[str], bytes]):
-        super().__init__()
-        self._encode = encode
-
-    def __missing__(self, text: str) -> bytes:
-        value = self._encode(text)
-        if len(text) <= 64:
-            if len(self) >= MAX_WORDS:
-                self.clear()
-            self[text] = value
-        return value
+def encoder(spec: TokenizerSpec, backend: str) -> Encode:
+    return GigatokenEncoder(spec) if backend == "gigatoken" else _tokenizers(spec)
 
 
-class WordEncoder:
-    """Tokenizes documents to bytes.
+def _tokenizers(spec: TokenizerSpec) -> Encode:
+    encode = spec.backend().encode_batch_fast
+    return lambda texts: [np.array(e.ids, np.uint32) for e in encode(texts, add_special_tokens=False)]
 
-    Parameters
-    ----------
-    tokenizer : without truncation and padding
-    dtype : of the output, uint16 or int32; every id must fit
-    fast : False for `encode_batch_fast` alone
+
+class GigatokenEncoder:
+    """`Encode` by gigatoken, and by `tokenizers` for texts with characters that they may see differently.
+
+    Raises OtherIds if the two differ in a sample: 256 texts of the first batch, then one of each, beyond ASCII first.
     """
 
-    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype | type, fast: bool = True):
-        self._tokenizer, self.dtype = tokenizer, np.dtype(dtype)
-        description = tokenizer.to_str()
-        self._rule = split_rule(description) if fast else None
-        self._added = [t["content"] for t in json.loads(description)["added_tokens"]]
-        # Two characters of "<|...|>" and one of the rest: a cheap first test, because few texts contain any.
-        self._heads = sorted({t[:2] if t[:1] == "<" else t[:1] for t in self._added})
-        self._code = {2: "H", 4: "i"}[self.dtype.itemsize]
-        self._words = _Memo(self._word)
-        self._stretches = _Memo(lambda text: self._plain([text])[0])
+    def __init__(self, spec: TokenizerSpec):
+        self._spec, self._reference = spec, _tokenizers(spec)
+        self._normalizes = orjson.loads(spec.description)["normalizer"] == {"type": "NFC"}
+        self._known: set[str] = set()
+        self._chars, self._samples = RELOAD_CHARS, 256
 
-    @property
-    def fast(self) -> bool:
-        return self._rule is not None
+    def __call__(self, texts: list[str]) -> list[np.ndarray]:
+        if self._chars >= RELOAD_CHARS:
+            from gigatoken.gigatoken_rs import load_hf_json
 
-    def encode_batch(self, texts: list[str]) -> list[bytes]:
-        """Token bytes of each text, in order.
+            self._encode, self._chars = load_hf_json(self._spec.description).encode, 0
+        self._chars += sum(map(len, texts))
+        mine = [t.isascii() or self._knows(t) for t in texts]
+        rows = [self._encode(t) if known else self._reference([t])[0] for t, known in zip(texts, mine)]
+        beyond_ascii_first = sorted(itertools.compress(texts, mine), key=str.isascii)
+        some, self._samples = [text[:SAMPLE_CHARS] for text in beyond_ascii_first[: self._samples]], 1
+        for text, want in zip(some, self._reference(some)):
+            pairs = itertools.zip_longest(self._encode(text), want)
+            if (at := next((i for i, (a, b) in enumerate(pairs) if a != b), None)) is not None:
+                raise OtherIds(f"gigatoken and tokenizers differ in token {at} of the text that begins {text[:60]!r}")
+        return rows
 
-        Raises
-        ------
-        DocumentTooLong : more than 16 M characters would have to be tokenized in one piece
-        """
-        slow = [i for i, text in enumerate(texts) if not self.fast or self._holds_added_token(text)]
-        found = dict(zip(slow, self._plain([texts[i] for i in slow])))
-        return [found[i] if i in found else self._document(text) for i, text in enumerate(texts)]
+    def _knows(self, text: str) -> bool:
+        new = set(text) - self._known
+        self._known |= {c for c in new if _is_settled(c, self._normalizes)}
+        return self._known.issuperset(new)
 
-    def _holds_added_token(self, text: str) -> bool:
-        return any(head in text for head in self._heads) and any(token in text for token in self._added)
 
-    def _plain(self, texts: list[str]) -> list[bytes]:
-        for text in texts:
-            if len(text) > MAX_PLAIN_CHARS:
-                raise DocumentTooLong(f"{len(text):,} characters at once, over {MAX_PLAIN_CHARS:,}; split the document")
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(e.ids, self.dtype).tobytes() for e in encodings]
+def _is_settled(character: str, normalizes: bool) -> bool:
+    """Whether Unicode 16 (`tokenizers`), 17 (gigatoken) and, for NFC, 9 (`tokenizers`' normaliser) see it alike.
 
-    def _word(self, word: str) -> bytes:
-        """Token bytes of one word of ASCII text."""
-        if word.isalpha():  # the byte-level alphabet maps letters to themselves
-            piece = word
-        elif word[:1] == " " and word[1:].isalpha():
-            piece = _SPACE + word[1:]
-        else:
-            ((piece, _),) = self._tokenizer.pre_tokenizer.pre_tokenize_str(word)
-        return array(self._code, [t.id for t in self._tokenizer.model.tokenize(piece)]).tobytes()
-
-    def _ascii_text(self, text: str, start: int, end: int) -> bytes:
-        """Token bytes of text[start:end], which is ASCII, in blocks so that few words are in memory at a time."""
-        assert self._rule is not None
-        parts, word_bytes = [], self._words.__getitem__
-        while start < end:
-            stop = end
-            if end - start > BLOCK_CHARS:
-                boundary = _BOUNDARY.search(text, start + BLOCK_CHARS - 1, end)
-                stop = boundary.end() if boundary else end
-            parts.append(b"".join(map(word_bytes, self._rule.findall(text[start:stop]))))
-            start = stop
-        return b"".join(parts)
-
-    def _document(self, text: str) -> bytes:
-        """ASCII by words; spans with other characters in one piece, split where no rule joins words."""
-        parts, start, size = [], 0, len(text)
-        while start < size:
-            foreign = None if text.isascii() else _FOREIGN.search(text, start)
-            if foreign is None:
-                parts.append(self._ascii_text(text, start, size))
-                break
-            left = _LAST_BOUNDARY.match(text, start, foreign.start())
-            right = _BOUNDARY.search(text, foreign.end())
-            begin = left.end() if left else start
-            end = right.end() if right else size
-            parts.append(self._ascii_text(text, start, begin))
-            parts.append(self._stretches[text[begin:end]])
-            start = end
-        return b"".join(parts)
+    Unicode 3.2 stands in for 9: Python has both it and the newest. Signs, such as emoji, have no NFC.
+    """
+    kind = unicodedata.category(character)
+    older = normalizes and unicodedata.ucd_3_2_0.category(character) == "Cn"
+    return kind != "Cn" and character not in CHANGED and (not older or kind[0] in "NPS")

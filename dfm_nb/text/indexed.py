@@ -49,10 +49,14 @@ def meta_path(prefix: str | Path) -> Path:
 
 
 def read_meta(prefix: str | Path) -> dict:
-    """The provenance that `preprocess` wrote for a pair; {} if there is none, or it is damaged."""
+    """The provenance that `preprocess` wrote for a pair; {} if there is none, it is damaged, or the pair is another."""
     meta = read_json(meta_path(prefix)) or {}
     eod = isinstance(meta.get("eod_id"), int | None)
-    return meta if eod and all(type(meta.get(name)) is kind for name, kind in _META.items()) else {}
+    if not eod or any(type(meta.get(name)) is not kind for name, kind in _META.items()):
+        return {}
+    index = Index.open(prefix)
+    has = (index.num_tokens, index.num_documents, index.dtype.name)
+    return meta if has == (meta["tokens"], meta["documents"], meta.get("dtype")) else {}
 
 
 def read_blocks(path: Path) -> Iterator[np.ndarray]:

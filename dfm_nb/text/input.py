@@ -14,6 +14,7 @@ import glob
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
 
-import zstandard
+import pyarrow as pa
 
 from dfm_nb.base.urls import HTTP, filesystem, reported, uses_fsspec
 from dfm_nb.text.indexed import bin_path, idx_path
@@ -33,9 +34,10 @@ CHUNK_BYTES = 1 << 20
 STDIN = "-"
 _UNPACKERS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda f: gzip.GzipFile(fileobj=f),
-    # files that were joined by `cat` have several frames; fsspec's reader ends after the first
-    ".zst": lambda f: zstandard.ZstdDecompressor().stream_reader(f, read_across_frames=True),
+    ".zst": lambda f: pa.CompressedInputStream(f, "zstd"),  # the package zstandard takes a cut file for whole
 }
+_FOREIGN = {b"\x1f\x8b": "gzip", b"\x28\xb5": "Zstandard", b"BZ": "bzip2", b"\xfd7": "xz", b"PA": "Parquet"}
+"""By the first two bytes: what is not JSONL."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +68,24 @@ class LineChunk:
     end: Position
 
 
-def expand_inputs(patterns: list[str]) -> list[str]:
-    """Names and globs to files, each glob sorted.
+def expand_inputs(patterns: list[str], output_prefix: str = "") -> list[str]:
+    """Names and globs to files, each glob sorted, without the files of a run with this output prefix.
 
     Raises
     ------
     FileNotFoundError : a name or glob that matches nothing
     """
     paths: list[str] = []
+    names = r"(_part\d{5}-of-\d{5})?(\.skipped\.jsonl|\.progress\.json.*|\.lock|_.+_document\.[^/]+)"
+    own = re.compile(re.escape(os.path.abspath(output_prefix)) + names)
     for pattern in patterns:
         exists = pattern == STDIN or (os.path.exists(pattern) and not uses_fsspec(pattern))
         find = _expand_url if uses_fsspec(pattern) else partial(glob.glob, recursive=True)
-        found = [pattern] if exists else sorted(find(pattern))
+        found = (
+            [pattern]
+            if exists
+            else [path for path in sorted(find(pattern)) if not own.fullmatch(os.path.abspath(path))]
+        )
         if not found:
             raise FileNotFoundError(f"--input must name JSONL files; {pattern} matches nothing")
         paths += found
@@ -163,30 +171,44 @@ def open_input(path: str, start: int = 0) -> Iterator[BinaryIO]:
             opened = server.open(place, "rb")
     else:
         opened = open(path, "rb", buffering=0)
+    unpack = _UNPACKERS.get(_suffix(path))
     try:
         with opened as f:
-            text = _UNPACKERS.get(_suffix(path), lambda f: f)(f)
-            if start:  # a pipe cannot seek
-                text.seek(start)
-            yield io.BufferedReader(text, CHUNK_BYTES)
-    except (EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
-        raise ValueError(f"{path} must be a complete compressed file; {error}; copy it again") from error
+            if start and not unpack:  # a pipe cannot seek
+                f.seek(start)
+            text = io.BufferedReader(unpack(f) if unpack else f, CHUNK_BYTES)
+            if not unpack and (kind := _FOREIGN.get(text.peek(2)[:2])) and not start:
+                raise ValueError(
+                    f"--input must be JSONL, or end in .gz or .zst; {path} is {kind}; rename or convert it"
+                )
+            while unpack and start:
+                start -= len(text.read(min(start, CHUNK_BYTES))) or start
+            yield text
+    except (EOFError, OSError) as error:
+        if not unpack:
+            raise
+        fix = "copy it again, or unpack it (zstd -d --long=31)"
+        raise ValueError(f"{path} must be a complete compressed file; {error}; {fix}") from error
 
 
-def _lines(span: Span, offset: int) -> Iterator[tuple[bytes, int]]:
-    """The span's lines that begin at byte `offset` or later, each with the start of the next."""
+def _lines(span: Span, offset: int, most: int = CHUNK_BYTES) -> Iterator[tuple[list[bytes], int]]:
+    """The span's lines that begin at byte `offset` or later, in lists of about `most` bytes, and each list's end."""
     # From one byte before: a newline there means that a line begins at `offset`.
     before = max(0, offset - 1)
     with open_input(span.path, before) as f:
         offset = before + (len(f.readline()) if offset else 0)
-        while (span.end is None or offset < span.end) and (line := f.readline()):
-            offset += len(line)
-            yield line, offset
+        while span.end is None or offset < span.end:
+            # `readlines` ends with the line that takes it over its limit, which it must have
+            limit = min(most, most if span.end is None else span.end - offset) - 1
+            if not (lines := f.readlines(limit) if limit > 0 else list(itertools.islice(f, 1))):
+                return
+            offset += sum(map(len, lines))
+            yield lines, offset
 
 
 def lines_before(span: Span) -> int:
     """Number of lines in the file before the span's first; reads the file up to there, so only for messages."""
-    return sum(1 for _ in _lines(Span(span.path, 0, span.start), 0))
+    return sum(len(lines) for lines, _ in _lines(Span(span.path, 0, span.start), 0)) if span.start else 0
 
 
 def chunks(
@@ -197,16 +219,13 @@ def chunks(
     Lines are numbered from the span's first; `lines_before` returns the offset for a span inside a file.
     """
     for number, span in enumerate(spans[start.span :], start.span):
-        at, lines, size = start, [], 0
-        for text, offset in _lines(span, max(span.start, start.offset)):
-            lines.append(text)
-            size += len(text)
-            at = Position(number, offset, at.line + 1)
-            if len(lines) == chunk_documents or size >= chunk_bytes:
-                yield LineChunk(lines, at)
-                lines, size = [], 0
-        if lines:
-            yield LineChunk(lines, at)
+        line = start.line
+        for lines, offset in _lines(span, max(span.start, start.offset), chunk_bytes):
+            offset -= sum(map(len, lines))
+            for first in range(0, len(lines), chunk_documents):
+                some = lines[first : first + chunk_documents]
+                offset, line = offset + sum(map(len, some)), line + len(some)
+                yield LineChunk(some, Position(number, offset, line))
         start = START
 
 

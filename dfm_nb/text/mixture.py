@@ -146,8 +146,11 @@ def _weighted(corpora: Sequence[BlendCorpus], raw: Sequence[float]) -> tuple[Ble
 
 
 def token_counts(blend: Blend) -> dict[str, int]:
-    """Number of tokens by prefix. Raises FileNotFoundError for a missing corpus."""
-    return {p: Index.open(p).num_tokens for p in blend.prefixes()}
+    """Number of tokens by prefix. Raises FileNotFoundError for a missing corpus, ValueError for a damaged one."""
+    indices = {p: Index.open(p) for p in blend.prefixes()}
+    for index in indices.values():
+        index.require_whole_bin()
+    return {p: index.num_tokens for p, index in indices.items()}
 
 
 STRATEGIES = ("proportional", "equal", "upweight:NAME=0.6", "token-balanced")

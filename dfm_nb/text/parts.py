@@ -56,6 +56,11 @@ class Parts:
         self._files: dict[str, BinaryIO] = {}
         self.progress = Progress(sizes=dict.fromkeys(self._paths, 0))
 
+    @staticmethod
+    def signature_of(prefix: str) -> dict | None:
+        """The signature of the unfinished run of a prefix."""
+        return (read_json(Path(f"{prefix}.progress.json")) or {}).get("signature")
+
     @property
     def skipped_path(self) -> str | None:
         """The file with the skipped lines; None if there are none."""

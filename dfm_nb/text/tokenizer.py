@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from dfm_nb.base.hub import hub_is_known, tokenizer_of
 
@@ -28,10 +29,12 @@ class TokenizerSpec:
     vocab_size: int
     max_id: int
     eod_id: int | None
+    split_special_tokens: bool = False  # "<|endoftext|>" in a text is text; tokenizer.json cannot hold it
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(self.description.encode()).hexdigest()
+        settings = "split_special_tokens" * self.split_special_tokens
+        return hashlib.sha256((self.description + settings).encode()).hexdigest()
 
     def check(self, dtype: np.dtype, append_eod: bool) -> None:
         """Raise ValueError unless every id fits in `dtype`, and there is an EOD token if one is needed."""
@@ -46,6 +49,7 @@ class TokenizerSpec:
         tokenizer = Tokenizer.from_str(self.description)
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        tokenizer.encode_special_tokens = self.split_special_tokens
         return tokenizer
 
 
@@ -56,33 +60,9 @@ def load(model: str | Path) -> TokenizerSpec:
     ------
     ValueError : it is not found (the message explains how to get it), or it has no Rust ("fast") form
     """
-    tokenizer = _from_transformers(str(model))
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise ValueError(f"{model} has only a Python tokenizer; convert it with transformers.convert_slow_tokenizer")
-    eod = tokenizer.eos_token or tokenizer.sep_token
-    return TokenizerSpec(
-        name=str(Path(model).resolve()) if os.path.exists(model) else str(model),
-        description=tokenizer.backend_tokenizer.to_str(),
-        vocab_size=len(tokenizer),
-        max_id=max(tokenizer.get_vocab().values(), default=0),
-        eod_id=None if eod is None else int(tokenizer.convert_tokens_to_ids(eod)),
-    )
-
-
-def _from_transformers(model: str) -> Any:
-    """A `PreTrainedTokenizerBase`; transformers takes seconds to import, so only here."""
-    from transformers import PreTrainedTokenizerFast
-
-    path = Path(model)
-    if path.is_file():
-        if not (path.parent / "tokenizer_config.json").exists():
-            return PreTrainedTokenizerFast(tokenizer_file=model, eos_token=_likely_eos(path))
-        path = path.parent
+    model, path = str(model), Path(model)
     try:
-        # from a folder with only a config.json, transformers creates a tokenizer without words
-        if path.is_dir() and not any(path.glob("*token*")) and not any(path.glob("vocab*")):
-            raise FileNotFoundError("the folder has no tokenizer")
-        return tokenizer_of(path, local_files_only=not (path.is_dir() or hub_is_known()))
+        tokenizer, eod = _plain(path) or _from_transformers(path)
     except Exception as error:
         why = str(error).strip().split("\n")[0]
         raise ValueError(
@@ -90,6 +70,66 @@ def _from_transformers(model: str) -> Any:
             f"read ({why}); get one with: hf download HUB_ID --include 'tokenizer*' --include "
             "'special_tokens_map.json' --local-dir DIR (some need hf auth login first)"
         ) from error
+    return TokenizerSpec(
+        name=str(path.resolve()) if path.exists() else model,
+        description=tokenizer.to_str(),
+        vocab_size=tokenizer.get_vocab_size(),
+        max_id=max(tokenizer.get_vocab().values(), default=0),
+        eod_id=None if eod is None else tokenizer.token_to_id(eod),
+        split_special_tokens=tokenizer.encode_special_tokens,
+    )
+
+
+def _plain(path: Path) -> tuple[Tokenizer, str | None] | None:
+    """The tokenizer and its EOD, without transformers, whose import takes seconds.
+
+    None where transformers would do more than read the file: for a class of its own, settings, or tokens to add.
+    """
+    file = path / "tokenizer.json" if path.is_dir() else path
+    config = file.with_name("tokenizer_config.json")
+    if not file.is_file() or (path.is_dir() and not config.exists()):
+        return None
+    settings = {"tokenizer_class": "TokenizersBackend", "eos_token": _likely_eos(file)}
+    if config.exists():
+        settings = json.loads(config.read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.from_file(str(file))
+    about = orjson.loads(tokenizer.to_str())
+    added = {str(token.pop("id")): token for token in about["added_tokens"]}
+    decoder = settings.get("added_tokens_decoder", {})
+    older = () if decoder else ("special_tokens_map.json", "added_tokens.json")
+    words = [v for k, v in settings.items() if k.endswith(("_token", "_special_tokens")) and not isinstance(v, bool)]
+    named = {_content(t) for word in words for t in (word if isinstance(word, list) else [word])} - {None}
+    if (
+        settings.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend")
+        or settings.keys() & {"auto_map", "fast_tokenizer_files", "split_special_tokens", "fix_mistral_regex"}
+        or any(file.with_name(name).exists() for name in ("config.json", *older))
+        or any(added.get(number) != token for number, token in decoder.items())
+        or named - {token["content"] for token in added.values()}
+        or about["truncation"]
+        or about["padding"]
+    ):
+        return None
+    if tokenizer.post_processor is None:  # as transformers fills it, which the hash records
+        tokenizer.post_processor = TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+    return tokenizer, _content(settings.get("eos_token") or settings.get("sep_token"))
+
+
+def _content(token: Any) -> Any:
+    """The text of a token in tokenizer_config.json."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _from_transformers(path: Path) -> tuple[Tokenizer, str | None]:
+    if path.is_file() and path.name != "tokenizer.json":
+        raise ValueError("transformers reads tokenizer.json alone; rename the file")
+    folder = path.parent if path.is_file() else path
+    # from a folder with only a config.json, transformers creates a tokenizer without words
+    if folder.is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
+        raise FileNotFoundError("the folder has no tokenizer")
+    tokenizer = tokenizer_of(folder, local_files_only=not (folder.is_dir() or hub_is_known()))
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise ValueError("it has only a Python form; convert it with transformers.convert_slow_tokenizer")
+    return tokenizer.backend_tokenizer, tokenizer.eos_token or tokenizer.sep_token
 
 
 def _likely_eos(path: Path) -> str | None:

@@ -68,7 +68,7 @@ def test_verify_finds_each_fault_and_none_in_a_sound_corpus(corpus, tmp_path, ca
     for name, damage in FAULTS.items():
         prefix = corpus()
         checks = text_check.verify(prefix, append_eod=True, inputs=[str(source)], progress=False)
-        assert all(c.passed for c in checks) and len(checks) == 9
+        assert all(c.passed for c in checks) and len(checks) == 10
         damage(prefix)
         assert name in failed(text_check.verify(prefix, append_eod=True, progress=False))
     prefix = corpus(append_eod=False)
@@ -103,7 +103,11 @@ def test_verify_compares_tokenizers(corpus, folders):
     assert text_check.verify_same_tokenizer([prefix, other]).passed is False
     Path(f"{other}.meta.json").unlink()
     assert text_check.verify_same_tokenizer([prefix, other]).passed is None
-    assert text_check.verify_same_tokenizer([prefix, corpus("wide", dtype="int32")]).passed is False
+    wide = corpus("wide", dtype="int32")
+    assert text_check.verify_same_tokenizer([prefix, wide]).passed is False
+    for suffix in ("bin", "idx"):  # the .meta.json beside them is of other tokens
+        Path(f"{wide}.{suffix}").write_bytes(Path(f"{other}.{suffix}").read_bytes())
+    assert read_meta(prefix)["tokenizer_backend"] and read_meta(wide) == {}
 
 
 def test_inspect_counts_are_those_of_the_arrays(tmp_path):

@@ -5,16 +5,18 @@ import gzip
 import io
 import json
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
-import zstandard
 
 from dfm_nb.text import commands
 from dfm_nb.text import corpus as text_corpus
+from dfm_nb.text import encode as text_encode
 from dfm_nb.text import parts as text_parts
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.corpus import PreprocessConfig, find_parts, merge, preprocess
@@ -74,7 +76,7 @@ def test_preprocess_bytes_equal_megatrons(folders, tmp_path, kind, dtype):
     for eod in (True, False):
         want = megatron_pair(documents, folders[kind], tmp_path / "reference", eod, dtype)
         flags = {"append_eod": eod} | ({"dtype": "int32"} if dtype else {})
-        for way in ({}, {"fast": False, "chunk_size": 3, "chunk_bytes": 1000}) if eod else ({},):
+        for way in ({}, {"tokenizer_backend": "tokenizers", "chunk_size": 3, "chunk_bytes": 1000}) if eod else ({},):
             preprocess(config(source, tmp_path / "out", folders[kind], **flags, **way))
             assert pair(tmp_path / "out") == want
     if kind == "gpt2":
@@ -88,7 +90,7 @@ def test_compressed_globs_and_stdin_equal_the_plain_file(folders, tmp_path, monk
     lines = whole.read_bytes().splitlines(keepends=True)
     (tmp_path / "p0.jsonl").write_bytes(b"".join(lines[:30]).rstrip(b"\n"))  # no newline at the end
     (tmp_path / "p1.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[30:60])))
-    frames = [zstandard.ZstdCompressor().compress(b"".join(part)) for part in (lines[60:70], lines[70:])]
+    frames = [pa.Codec("zstd").compress(b"".join(part), asbytes=True) for part in (lines[60:70], lines[70:])]
     (tmp_path / "p2.jsonl.zst").write_bytes(b"".join(frames))
     preprocess(config(str(tmp_path / "p*.jsonl*"), tmp_path / "mixed", folders["gpt2"]))
     assert pair(tmp_path / "mixed") == pair(tmp_path / "base")
@@ -285,13 +287,79 @@ def test_input_that_has_changed_begins_from_the_start(folders, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, content", [("in.jsonl", b"\n\n"), ("in.zst", b"no"), ("in.gz", gzip.compress(b"{}", mtime=0)[:-9])]
+    "name, content",
+    [
+        ("in.jsonl", b"\n\n"),
+        ("in.jsonl", gzip.compress(b"{}")),
+        ("in.zst", b"no"),
+        ("in.zst", pa.Codec("zstd").compress(b'{"text": "a"}\n' * 9, asbytes=True)[:-2]),
+        ("in.gz", gzip.compress(b"{}", mtime=0)[:-9]),
+    ],
 )
 def test_input_without_documents_and_truncated_input_are_named(folders, tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=name):
         preprocess(config(tmp_path / name, tmp_path / "out", folders["gpt2"]))
     assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_a_difference_of_the_back_ends_starts_again_and_one_corpus_has_one(folders, tmp_path, monkeypatch):
+    """The rest of a run that has started again goes on with `tokenizers`."""
+    pytest.importorskip("gigatoken")
+    source = write_jsonl(tmp_path / "in.jsonl", [*texts(60), 3])
+    want = megatron_pair(texts(60), folders["gpt2"], tmp_path / "reference")
+    settings = {"on_error": "skip", "chunk_bytes": 2048}
+    parts = [config(source, tmp_path / "parts", folders["gpt2"], partition=f"{i}/2", **settings) for i in range(2)]
+    assert preprocess(parts[0]).tokenizer_backend == "gigatoken"
+    monkeypatch.setattr(text_encode.GigatokenEncoder, "_knows", lambda *_: True)
+    encode, calls = text_encode._tokenizers, []
+
+    def other(spec):
+        reference = encode(spec)
+        calls.append(spec)
+        return lambda texts: [ids + (len(calls) == 1) for ids in reference(texts)]
+
+    monkeypatch.setattr(text_encode, "_tokenizers", other)
+    with pytest.raises(ValueError, match="line 61"):  # started again, and then stopped
+        preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_bytes=2048))
+    result = preprocess(config(source, tmp_path / "out", folders["gpt2"], **settings))
+    assert result.tokenizer_backend == "tokenizers" and result.resumed_documents and pair(tmp_path / "out") == want
+    calls.clear()
+    with pytest.raises(ValueError, match="token 0 .*; use --tokenizer-backend tokenizers"):
+        preprocess(config(source, tmp_path / "more", folders["gpt2"], tokenizer_backend="gigatoken", **settings))
+    calls.clear()
+    assert "token 0" in preprocess(parts[1]).warnings[0]
+    with pytest.raises(ValueError, match="tokenizer_backend"):
+        merge(find_parts(str(tmp_path / "parts")), str(tmp_path / "joined"), progress=False)
+
+
+def test_a_glob_leaves_out_the_files_of_the_run(folders, tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", [*texts(20), 3])
+    for _ in range(2):
+        result = preprocess(config(tmp_path / "*.json*", tmp_path / "in", folders["gpt2"], on_error="skip"))
+        assert (result.documents, result.skipped) == (20, 1) and source.exists()
+
+
+def test_special_tokens_in_a_text_can_be_text(folders, tmp_path):
+    """`split_special_tokens` and a file of another name are read as transformers reads them, or refused."""
+    folder = shutil.copytree(folders["gpt2"], tmp_path / "split")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"split_special_tokens": True}))
+    documents = ["a <|endoftext|> b"]
+    preprocess(config(write_jsonl(tmp_path / "in.jsonl", documents), tmp_path / "out", folder))
+    assert pair(tmp_path / "out") == megatron_pair(documents, folder, tmp_path / "reference")
+    assert text_tokenizer.load(folder).sha256 != text_tokenizer.load(folders["gpt2"]).sha256
+    (folder / "other.json").write_text((folders["bpe"] / "tokenizer.json").read_text())
+    with pytest.raises(ValueError, match=r"other\.json"):
+        text_tokenizer.load(folder / "other.json")
+
+
+@pytest.mark.parametrize("kind", (*KINDS, "no_eos"))
+def test_a_tokenizer_is_read_as_transformers_reads_it(folders, kind, monkeypatch):
+    """Without transformers, so in a tenth of the time; the hash is that of earlier corpora."""
+    spec = text_tokenizer.load(folders[kind])
+    monkeypatch.setattr(text_tokenizer, "_plain", lambda _: None)
+    assert text_tokenizer.load(folders[kind]) == spec
 
 
 def test_tokenizers_that_do_not_fit_are_named(folders, tmp_path):
@@ -322,10 +390,17 @@ def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_
         preprocess(config(source, tmp_path / "out", folders["gpt2"], partition=f"{i}/3"))
     with pytest.raises(FileNotFoundError, match="00001-of-00003"):
         find_parts(str(tmp_path / "out"))
+    changed = write_jsonl(tmp_path / "changed.jsonl", texts(40))
+    preprocess(config(changed, tmp_path / "out", folders["gpt2"], partition="1/3"))
+    with pytest.raises(ValueError, match="00001-of-00003"):
+        find_parts(str(tmp_path / "out"))
     for name, kind, more in (("a", "gpt2", {}), ("b", "gpt2", {"dtype": "int32"}), ("c", "bpe", {})):
         preprocess(config(source, tmp_path / name, folders[kind], **more))
     a, b, c = (f"{tmp_path}/{n}_text_document" for n in "abc")
-    for parts, named in (([a, b], "int32, uint16"), ([a, c], "c_text_document"), ([a], "a_text_document")):
+    preprocess(config(source, tmp_path / "d", folders["gpt2"], append_eod=False))
+    d = f"{tmp_path}/d_text_document"
+    faults = (([a, b], "int32, uint16"), ([a, c], "c_text_document"), ([a], "a_text_document"), ([a, d], "append_eod"))
+    for parts, named in faults:
         with pytest.raises(ValueError, match=named):
             merge(parts, a if parts == [a] else str(tmp_path / "m"), progress=False)
     assert not list(tmp_path.glob("m.*"))

@@ -1,4 +1,7 @@
-"""The fast path gives the ids of the tokenizer itself, for every family, on texts made to break it."""
+"""gigatoken gives the ids of `tokenizers` for every family in the table, on texts made to break it."""
+
+import dataclasses
+import unicodedata
 
 import numpy as np
 import pytest
@@ -6,72 +9,68 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dfm_nb.text import encode as text_encode
-from dfm_nb.text.encode import WordEncoder
-from tests.text.text_tokenizers import FOREIGN, ODD, SPACES, WORDS, build, sample_text
+from dfm_nb.text.encode import FAMILIES, GigatokenEncoder, OtherIds, choose, encoder, family
+from tests.text.text_tokenizers import FAMILY, FOREIGN, ODD, SPACES, WORDS, build, sample_text, spec_of
 
-FAMILIES = ["gpt2", "llama3", "qwen"]
+pytest.importorskip("gigatoken")
 OTHERS = ["bpe", "wordpiece", "metaspace"]
 
 
 @pytest.fixture(scope="module")
-def tokenizers():
-    return {kind: build(kind) for kind in FAMILIES + OTHERS}
+def specs():
+    return {kind: spec_of(build(kind)) for kind in (*FAMILY, *OTHERS)}
 
 
-def reference(tokenizer, text: str) -> list[int]:
-    return tokenizer.encode(text, add_special_tokens=False).ids
+ODD_TEXTS = [
+    *(unicodedata.normalize(form, "Äpfel naïve Việt Nam 한국어 が") for form in ("NFC", "NFD")),
+    "👨‍👩‍👧‍👦 👍🏽 🏳️‍🌈 🇩🇪 \U0001f600",
+    "שָׁלוֹם مرحبا हिन्दी ไทย 漢字カナ 123",
+    "a\x00b 'S don't ’s 'ſ x\u2028y\x85z\u00a0w \u200b\ufeff \ue000\U0010ffff",
+    " <|endoftext|> \n<|endoftext|><|endoftext|>x <unk></s> <0x41> ▁a",
+    "x" * 100_000,
+    "\u0c5c\n\u088f a\u09fe\u032c \u0295\u04cb\u034f \U000333a1\u0276",  # where their versions of Unicode differ
+    "",
+]
 
 
-def encode(encoder: WordEncoder, text: str) -> list[int]:
-    return np.frombuffer(encoder.encode_batch([text])[0], encoder.dtype).tolist()
+def test_every_family_of_the_table_is_tested(specs):
+    assert {family(spec) for spec in specs.values()} - {None} == set(FAMILIES.values())
+    assert [choose(specs[kind]) for kind in OTHERS] == ["tokenizers"] * len(OTHERS)
+    assert choose(specs["gpt2"], "tokenizers") == "tokenizers"
+    split = dataclasses.replace(specs["gpt2"], split_special_tokens=True)
+    with pytest.raises(ValueError, match="tokenizers"):
+        choose(split, "gigatoken")
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_fast_path_equals_tokenizer(tokenizers, kind, monkeypatch):
-    """Also when the memory of words is full."""
-    encoder = WordEncoder(tokenizers[kind], np.uint16)
-    assert encoder.fast
-    for seed in range(150):
-        text = sample_text(seed, foreign=0.03 * (seed % 3), odd=0.04 * (seed % 4))
-        assert encode(encoder, text) == reference(tokenizers[kind], text), repr(text)
-    assert len(encoder._words) > 50
-    monkeypatch.setattr(text_encode, "MAX_WORDS", 10)
-    encoder = WordEncoder(tokenizers[kind], np.uint16)
-    assert encode(encoder, text) == reference(tokenizers[kind], text) and len(encoder._words) <= 10
+PIECES = st.sampled_from([*WORDS.split(), *FOREIGN, *ODD, *SPACES, *ODD_TEXTS[:-3], "'l", "12", "\u0301", "ß", " é"])
 
 
-PIECES = st.sampled_from([*WORDS.split(), *FOREIGN, *ODD, *SPACES, "'", "'l", "12", "a", "B", "\u0301", "ß", " é"])
+@pytest.mark.parametrize("kind", FAMILY)
+def test_ids_equal_those_of_tokenizers(specs, kind):
+    encode, reference = (encoder(specs[kind], backend) for backend in ("gigatoken", "tokenizers"))
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(PIECES | st.characters(max_codepoint=0x2FF) | st.characters(blacklist_categories=["Cs"])))
+    def same(parts):
+        check(["".join(parts)])
+
+    def check(texts):
+        for text, ids, want in zip(texts, encode(texts), reference(texts), strict=True):
+            assert ids.tolist() == want.tolist(), ascii(text[:200])
+
+    check(ODD_TEXTS)
+    check([sample_text(seed, foreign=0.03 * (seed % 3), odd=0.04 * (seed % 4)) for seed in range(60)])
+    same()
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(PIECES | st.characters(max_codepoint=0x2FF) | st.characters(blacklist_categories=["Cs"]), max_size=30))
-def test_fast_path_equals_tokenizer_on_any_text(tokenizers, parts):
-    text = "".join(parts)
-    for kind in FAMILIES:
-        encoder = WordEncoder(tokenizers[kind], np.int32)
-        assert encode(encoder, text) == reference(tokenizers[kind], text), (kind, text)
-
-
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_blocks_of_a_long_document_join_exactly(tokenizers, kind, monkeypatch):
-    monkeypatch.setattr(text_encode, "BLOCK_CHARS", 50)
-    encoder = WordEncoder(tokenizers[kind], np.uint16)
-    for seed in range(20):
-        text = sample_text(seed, words=200, foreign=0.02 * (seed % 2), odd=0.0)
-        assert encode(encoder, text) == reference(tokenizers[kind], text)
-
-
-def test_added_tokens_in_the_text_are_found(tokenizers):
-    for kind, token in (("gpt2", "<|endoftext|>"), ("wordpiece", "[MASK]"), ("bpe", "</s>")):
-        encoder = WordEncoder(tokenizers[kind], np.uint16)
-        text = f"the fox {token} jumps"
-        assert tokenizers[kind].token_to_id(token) in encode(encoder, text)
-        assert encode(encoder, text) == reference(tokenizers[kind], text)
-
-
-def test_a_stretch_over_the_limit_is_refused(tokenizers, monkeypatch):
-    monkeypatch.setattr(text_encode, "MAX_PLAIN_CHARS", 100)
-    encoder = WordEncoder(tokenizers["gpt2"], np.uint16)
-    with pytest.raises(text_encode.DocumentTooLong, match="200|100"):
-        encoder.encode_batch(["é" * 200])
-    assert encode(encoder, "the fox " * 100) == reference(tokenizers["gpt2"], "the fox " * 100)
+def test_a_difference_names_text_and_token_and_words_are_forgotten(specs, monkeypatch):
+    encode = GigatokenEncoder(specs["gpt2"])
+    text = "the quick brown fox"
+    assert len(encode([text])) == 1
+    encode._reference = lambda texts: [np.zeros(3, np.uint32) for _ in texts]
+    with pytest.raises(OtherIds, match="token 0 .*the quick"):
+        encode([text])
+    monkeypatch.setattr(text_encode, "RELOAD_CHARS", 1)
+    encode = GigatokenEncoder(specs["gpt2"])
+    assert [len(encode([text])[0]) for _ in range(3)] == [len(encoder(specs["gpt2"], "tokenizers")([text])[0])] * 3
+    assert encode._chars == len(text)

@@ -7,11 +7,34 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-LLAMA3 = (
+from dfm_nb.text.tokenizer import TokenizerSpec
+
+CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-QWEN = LLAMA3.replace("{1,3}", "")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DEEPSEEK = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^%s\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[%s]*|\s*[%s]+|\s+(?!\S)|\s+"
+).replace("%s", "\r\n")
+FAMILY = {  # kind: patterns of the pre-tokenizer, normaliser, ignore_merges
+    "gpt2": ((), None, False),
+    "llama3": ((CL100K,), None, True),
+    "cl100k": ((CL100K,), None, False),
+    "qwen": ((CL100K.replace("{1,3}", ""),), normalizers.NFC(), False),
+    "o200k": ((O200K,), None, False),
+    "gpt-oss": ((O200K,), None, True),
+    "deepseek": ((r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", DEEPSEEK), normalizers.Sequence([]), False),
+    "llama2": (None, normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), False),
+    "mistral": (pre_tokenizers.Metaspace(prepend_scheme="first", split=False), None, False),
+    "gemma": (pre_tokenizers.Split(" ", "merged_with_previous"), normalizers.Replace(" ", "▁"), False),
+}
 WORDS = "the quick brown fox jumps over a dog while rivers of light don't stop, we'll see 42 birds (or 1,234) today"
 FOREIGN = ["café", "naïve", "„Zitat“", "東", "Ωmega", "e\u0301", "\u00a0", "😀", "ﬁ", "Straße", "İ", "’s", "\u2028"]
 SPACES = [" ", " ", " ", " ", "  ", "\n", "\n\n", "\t", " \n", "\r\n", "   ", ""]
@@ -39,8 +62,12 @@ def _training_texts() -> list[str]:
     return docs + [sample_text(s, foreign=0.1) for s in range(20)]
 
 
+def spec_of(tokenizer: Tokenizer) -> TokenizerSpec:
+    return TokenizerSpec("test", tokenizer.to_str(), tokenizer.get_vocab_size(), tokenizer.get_vocab_size() - 1, None)
+
+
 def build(kind: str, vocab_size: int = 600) -> Tokenizer:
-    """`bpe` (words, with an unknown token), `gpt2`, `wordpiece` (BERT), `llama3`, `qwen`, `metaspace`."""
+    """`bpe` (words, with an unknown token), `wordpiece` (BERT), `metaspace`, or one of `FAMILY`."""
     if kind == "wordpiece":
         tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
         tokenizer.normalizer = normalizers.BertNormalizer()
@@ -53,20 +80,29 @@ def build(kind: str, vocab_size: int = 600) -> Tokenizer:
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace() if kind == "bpe" else pre_tokenizers.Metaspace()
         tokenizer.decoder = decoders.BPEDecoder() if kind == "bpe" else decoders.Metaspace()
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=["<unk>", "</s>"], show_progress=False)
-    else:
-        tokenizer = Tokenizer(models.BPE())
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == "gpt2")
-        if kind == "gpt2":
-            tokenizer.pre_tokenizer = byte_level
-        else:
-            split = pre_tokenizers.Split(Regex(LLAMA3 if kind == "llama3" else QWEN), "isolated")
-            tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-        if kind == "qwen":
-            tokenizer.normalizer = normalizers.NFC()
+    elif isinstance(FAMILY[kind][0], tuple):  # bytes
+        patterns, normalizer, ignore_merges = FAMILY[kind]
+        tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns)
+        splits = [pre_tokenizers.Split(Regex(p), "isolated") for p in patterns]
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level]) if splits else byte_level
+        if normalizer:
+            tokenizer.normalizer = normalizer
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
         how = {"special_tokens": ["<|endoftext|>"], "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, show_progress=False, **how)
+    else:  # characters, and bytes for those that are not in the vocabulary
+        pre_tokenizer, normalizer, _ = FAMILY[kind]
+        tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+        if pre_tokenizer:
+            tokenizer.pre_tokenizer = pre_tokenizer
+        if normalizer:
+            tokenizer.normalizer = normalizer
+        special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size + 256, special_tokens=special, max_token_length=16, show_progress=False
+        )
     tokenizer.train_from_iterator(_training_texts(), trainer)
     if kind == "wordpiece":
         ids = [(t, tokenizer.token_to_id(t)) for t in ("[CLS]", "[SEP]")]
