@@ -114,12 +114,8 @@ class SweepOptions(TrainOptions):
     def report(self, result: Any) -> Report:
         if self.print_config:
             return super().report(result)
-        folder, failed = local(self.run_dir), int((result["state"] == "failed").sum())
-        shown = result.loc[:, result.notna().any()].to_string(float_format="{:.5g}".format)
-        done = f"{len(result) - failed} of {len(result)} done"
-        text = f"{shown}\n== {done}; {folder / 'index.html'} and results.csv"
-        rows = json.loads(result.reset_index().to_json(orient="records"))
-        return Report({"run_dir": str(folder), "page": str(folder / "index.html"), "runs": rows}, text, int(failed > 0))
+        folder = local(self.run_dir)
+        return swept(result.reset_index(), folder, run_dir=str(folder), page=str(folder / "index.html"))
 
 
 main = SweepOptions.main
@@ -188,6 +184,14 @@ def run_all(
         for _, started, _ in running:
             process.end(started, process.GRACE_S + process.MARGIN_S)
         own.release()
+
+
+def swept(table: pd.DataFrame, folder: Path, **where: str) -> Report:
+    """What a sweep prints of its table, whose rows have a `state`. where : entries of the object of `--json`."""
+    failed = int((table["state"] == "failed").sum())
+    shown = table.loc[:, (table.notna() & (table != "")).any()].to_string(index=False, float_format="{:.5g}".format)
+    text = f"{shown}\n== {len(table) - failed} of {len(table)} done; {folder / 'index.html'} and results.csv"
+    return Report({**where, "runs": json.loads(table.to_json(orient="records"))}, text, int(failed > 0))
 
 
 def _last_line(log: Path) -> str:

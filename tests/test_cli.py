@@ -32,6 +32,41 @@ def test_unknown_verb_names_the_nearest(capsys):
     assert "'pretrain'" in capsys.readouterr().err
 
 
+def test_every_verb_prints_json(capsys):
+    import importlib
+
+    for verb, (module, _) in cli.verbs().items():
+        main = importlib.import_module(module).main
+        if verb not in ("lab", "notebook", "text"):  # it has no end; they have commands
+            with pytest.raises(SystemExit):
+                main(["--help"])
+            assert "--json" in capsys.readouterr().out, verb
+
+
+NOISY = """
+import subprocess
+from dfm_nb import cli
+from dfm_nb.base.verb import Verb
+
+class Noisy(Verb):
+    def run(self):
+        print("a library", flush=True)
+        subprocess.run(["echo", "a child"])
+        return {"n": 1}
+
+main = Noisy.main
+cli.VERBS["noisy"] = ("__main__", "")
+raise SystemExit(cli.main(["noisy", "--json"]))
+"""
+
+
+def test_stdout_is_one_object_whatever_a_library_or_a_child_prints(tmp_path):
+    (tmp_path / "noisy.py").write_text(NOISY)
+    done = commands().run("python", tmp_path / "noisy.py")
+    assert json.loads(done.stdout) == {"exit_code": 0, "n": 1}
+    assert {"a library", "a child"} <= {*done.stderr.splitlines()}
+
+
 def test_config_faults_are_said_once_before_torchrun(capsys):
     assert guard(cli.main, ["pretrain", "--nproc-per-node", "2", "--mock", "model.tensor_model_parallel_size=4"]) == 2
     error = capsys.readouterr().err

@@ -6,7 +6,6 @@ command, found before any kernel starts.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,11 +87,9 @@ class SweepOptions(BatchOptions):
         return grids.sweep(self.notebook, grid, self.output_dir, fixed=self.values, **how)
 
     def report(self, result: pd.DataFrame) -> Report:
-        failed, page = int((result["state"] != "done").sum()), Path(self.output_dir) / "index.html"
-        shown = result.loc[:, (result != "").any()].to_string(index=False, float_format="{:.5g}".format)
-        text = f"{shown}\n== {len(result) - failed} of {len(result)} done; {page} and results.csv"
-        rows = json.loads(result.to_json(orient="records"))
-        return Report({"output_dir": self.output_dir, "runs": rows}, text, int(failed > 0))
+        from dfm_nb.sweep_ import swept
+
+        return swept(result, Path(self.output_dir), output_dir=self.output_dir)
 
 
 COMMANDS = {
