@@ -150,7 +150,7 @@ def compare(name: str, precision: str, rounds: int, size: str) -> dict:
     config = cfg.resolve(None, overrides=overrides).config
     trainer = Trainer(config)
     store = MockStore(sizes, text_tokens=16)
-    order = PackOrder(store, pack_settings(config), capacity, 64)
+    order = PackOrder(store, pack_settings(config, store.statistics), capacity, 64)
     packs = [build_pack(order, order.next()) for _ in range(steps)]
     batches = [padded_batch(p, config.model.hidden_size) for p in packs]
     plain = PlainDiT(config.model)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from megatron.energon import (
@@ -67,8 +67,8 @@ class PackEncoder(DefaultTaskEncoder):
     def __init__(self, path: str | Path, settings: PackSettings, capacity: int):
         super().__init__()
         store = ShardStore(path)
-        self.settings, self.capacity = settings, capacity
-        self.statistics, self.empty_text = store.statistics, store.empty_text
+        self.settings, self.capacity = replace(settings, statistics=store.statistics), capacity
+        self.empty_text = store.empty_text
 
     def _tokens(self, sample: ClipSample) -> int:
         return sample.clip.latent[0, 0].numel() // self.settings.patch_volume
@@ -88,7 +88,7 @@ class PackEncoder(DefaultTaskEncoder):
 
     @stateless
     def pack_selected_samples(self, samples: list[ClipSample]) -> Pack:
-        draws = [draw_sample(s.clip, 0, self.settings, self.statistics, self.empty_text) for s in samples]
+        draws = [draw_sample(s.clip, 0, self.settings, self.empty_text) for s in samples]
         return pack_draws(draws, self.settings, self.capacity)
 
     # a batch is a list of packs, so that nothing is stacked

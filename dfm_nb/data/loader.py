@@ -32,7 +32,7 @@ def build_pack(order: PackOrder, items: list[PackItem]) -> Pack:
     for item in items:
         try:
             clip = store.read(item.sample)
-            draws.append(draw_sample(clip, item.epoch, order.settings, store.statistics, store.empty_text))
+            draws.append(draw_sample(clip, item.epoch, order.settings, store.empty_text))
         except SampleError as error:
             dropped.append((error.reason, error.detail))
     if draws:

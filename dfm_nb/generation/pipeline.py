@@ -32,6 +32,7 @@ from dfm_nb.generation.clip_files import Clips, Generated
 from dfm_nb.generation.guided import BatchDenoiser, GuidedDenoiser
 from dfm_nb.generation.request import Request, requests_of_keywords, usual
 from dfm_nb.model.build import build_chunks
+from dfm_nb.packs.packs import LatentStatistics
 from dfm_nb.parallel.groups import Layout, layout_of, mpu
 from dfm_nb.planning.inference_memory import TEXT_TOKENS, clip_tokens, sampling_bytes
 
@@ -102,6 +103,7 @@ class Pipeline:
         guide: Pipeline | None = None,
         source: loading.Weights | None = None,
         ema: float | str | None = None,
+        statistics: LatentStatistics | None = None,
     ):
         self.source, self.ema, self.guide = source, ema, guide
         self.config, self.chunks, self.folder = config, chunks, folder
@@ -112,7 +114,7 @@ class Pipeline:
         self.manifest = folders.read_manifest(folder)
         encoded = m.network.encodes_empty_caption and not (folder / EMPTY_TEXT).is_file()
         self.empty_text = None if encoded else read_empty_text(folder, m.text_dim)
-        self.statistics = folders.read_statistics(folder).used_by(m.network)
+        self.statistics = statistics or folders.read_statistics(folder).used_by(m.network)
         self._tokenizer_path, self._text_encoder_path = tokenizer_path, text_encoder_path
         if guide is not None:
             self.check_same_data(guide)

@@ -36,12 +36,14 @@ PADDING_FPS = 24.0
 class PackSettings:
     """The settings of packs; equal on all ranks.
 
+    statistics : what normalises the latents; `draw_sample` needs them.
     token_multiple, text_multiple, row_multiple : tokens, text tokens and conditioning rows of a pack are padded to
     multiples of these. A layout may need it, and repeated shapes are faster, because oneDNN compiles a kernel for every
     shape of a bfloat16 product.
     """
 
     config: Config
+    statistics: LatentStatistics | None = None
     token_multiple: int = 1
     text_multiple: int = 1
     row_multiple: int = 1
@@ -248,9 +250,7 @@ def caption_of(clip: EncodedClip, epoch: int, seed: int) -> torch.Tensor:
     return (clip.text_emb if drawn < others else clip.more_text[drawn - others])[0]
 
 
-def draw_sample(
-    clip: EncodedClip, epoch: int, settings: PackSettings, statistics: LatentStatistics, empty_text: torch.Tensor
-) -> Draw:
+def draw_sample(clip: EncodedClip, epoch: int, settings: PackSettings, empty_text: torch.Tensor) -> Draw:
     """Normalise a stored latent and draw its sigma, noise, caption and caption dropout from (seed, epoch, key).
 
     Raises
@@ -258,11 +258,12 @@ def draw_sample(
     SampleError : the latent does not divide into patches.
     """
     config, m, seed = settings.config, settings.config.model, settings.config.rng.seed
+    assert settings.statistics is not None
     g = generator_for(seed, "draw", epoch, clip.key)
     check_divides(clip.latent[0], m.patch_spatial, m.patch_temporal, f"the latent of sample {clip.key}")
     # All numbers are drawn in this order whether used or not, so that a setting does not change other draws.
     normal, drop, give = torch.randn((), generator=g), torch.rand((), generator=g), torch.rand((), generator=g)
-    latent = statistics.to_model(clip.latent[0], m.sigma_data)
+    latent = settings.statistics.to_model(clip.latent[0], m.sigma_data)
     sigma = edm.sigma_from_normal(normal, m.P_mean, m.P_std, m.times)
     if m.shift_tokens:  # more tokens share more information, so the same corruption needs more noise
         sigma = sigma * math.sqrt(latent[0].numel() / settings.patch_volume / m.shift_tokens)

@@ -14,7 +14,7 @@ from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.remote import local_folder, remote_folder
 from dfm_nb.data.stores import MockStore, SampleStore, ShardStore, has_split
-from dfm_nb.packs.packs import PackSettings
+from dfm_nb.packs.packs import LatentStatistics, PackSettings
 from dfm_nb.parallel.groups import layout_of
 
 TEXT_MULTIPLE, ROW_MULTIPLE = 64, 8
@@ -24,11 +24,12 @@ TEXT_MULTIPLE, ROW_MULTIPLE = 64, 8
 MOCK_TEXT_DIM = 1024  # T5-11B's
 
 
-def pack_settings(config: cfg.Config) -> PackSettings:
+def pack_settings(config: cfg.Config, statistics: LatentStatistics) -> PackSettings:
     """How training turns samples into packs; lengths are padded to what the parallel layout needs."""
     layout = layout_of(config.model)
     return PackSettings(
         config,
+        statistics.used_by(config.model.network),
         token_multiple=layout.token_multiple(),
         text_multiple=math.lcm(layout.text_multiple(), TEXT_MULTIPLE),
         row_multiple=ROW_MULTIPLE,
@@ -64,9 +65,7 @@ def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
         )
     if split == "val" and not held_out:
         split = "train"
-    store = ShardStore(folder, split, progress=parallel.rank() == 0, remote=remote)
-    store.statistics = store.statistics.used_by(config.model.network)
-    return store
+    return ShardStore(folder, split, progress=parallel.rank() == 0, remote=remote)
 
 
 def pack_capacity(config: cfg.Config) -> int:
@@ -74,10 +73,12 @@ def pack_capacity(config: cfg.Config) -> int:
     return config.train.micro_batch_size * config.dataset.task_encoder_seq_length
 
 
-def packed_loader(config: cfg.Config, store: SampleStore, dp_rank: int, dp_size: int) -> PackedLoader:
-    """This data-parallel rank's packs of each global batch."""
+def packed_loader(
+    config: cfg.Config, store: SampleStore, dp_rank: int, dp_size: int, statistics: LatentStatistics | None = None
+) -> PackedLoader:
+    """This data-parallel rank's packs of each global batch. statistics : None for those of the data set."""
     d = config.dataset
-    capacity, settings = pack_capacity(config), pack_settings(config)
+    capacity, settings = pack_capacity(config), pack_settings(config, statistics or store.statistics)
     order = PackOrder(store, settings, capacity, d.packing_buffer_size, lanes=d.lanes, lane_window=d.lane_window)
     packs_per_step = config.train.global_batch_size // config.train.micro_batch_size
     return PackedLoader(order, packs_per_step, dp_rank, dp_size, d.num_workers, d.balance_steps)

@@ -135,7 +135,6 @@ class Training:
         self.saved: int | None = None  # iteration of the newest checkpoint that the run itself has
         self.best: tuple[float, int] | None = None  # lowest validation loss, and its iteration
         self.trainer = Trainer(self.config)
-        self.loader = packed_loader(self.config, store, self.trainer.dp_rank, self.trainer.dp_size)
         root = c.checkpoint_dir or run.checkpoints
         self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save)
         folder = data_folder(self.config)
@@ -152,26 +151,27 @@ class Training:
 
     @functools.cached_property
     def validation(self) -> Validation:
-        store = open_store(self.config, "val")
-        store.statistics = self.store.statistics
-        return Validation(self.config, self.trainer, store)
+        return Validation(self.config, self.trainer, open_store(self.config, "val"), self.loader.order.settings)
 
     @functools.cached_property
     def samples(self) -> Samples:
-        return Samples(self.config, self.trainer, self.folder, self.validation.store)
+        statistics = self.loader.order.settings.statistics
+        return Samples(self.config, self.trainer, self.folder, self.validation.store, statistics)
 
     def resume(self) -> None:
-        """From `checkpoint.load_checkpoint`; else from the newest good one of `loading.load`; else of the run."""
+        """From `checkpoint.load_checkpoint`; else from the newest good one of `checkpoint.load`; else of the run."""
         c = self.config.checkpoint
         folder = folders.find(c.load_checkpoint) if c.load_checkpoint else self._newest()
         if folder is not None:
             self._load(folder)
             log.info("Resumed from %s at iteration %d", folder, self.iteration)
         elif c.pretrained:
-            self._normalise_by(loading.load_pretrained(self.trainer, Path(c.pretrained), data_folder(self.config)))
+            self._open(loading.load_pretrained(self.trainer, Path(c.pretrained), data_folder(self.config)))
             log.info("Started from the weights of %s", c.pretrained)
-        elif c.load:
-            log.info("checkpoint.load=%s has no checkpoint yet: training starts from scratch", c.load)
+        else:
+            self._open(None)
+            if c.load:
+                log.info("checkpoint.load=%s has no checkpoint yet: training starts from scratch", c.load)
         self.report.resume(self.iteration)
 
     def _newest(self) -> Path | None:
@@ -191,6 +191,7 @@ class Training:
         source = loading.weights_in(folder)
         loading.check_same_model(source, self.config)
         loading.check_same_optimizer(source, self.config)
+        self._open(folders.read_statistics(folder))
         try:
             state = saving.load(self.trainer.pieces(), folder)
             self.iteration, self.trainer.steps_taken = int(state["iteration"]), int(state["steps_taken"])
@@ -202,16 +203,18 @@ class Training:
         except (KeyError, TypeError, AttributeError, IndexError) as error:  # anybody can write checksums that fit
             where = f"{folder}: state.json is damaged"
             raise folders.CheckpointError(f"{where} ({error!r}); use another checkpoint") from error
-        self._normalise_by(folders.read_statistics(folder))
         for key in cfg.FIELDS:
             before, now = attrgetter(key)(source.config), attrgetter(key)(self.config)
             if before != now:
                 log.info("%s is %s from iteration %d on; it was %s", key, now, self.iteration + 1, before)
 
-    def _normalise_by(self, statistics: LatentStatistics | None) -> None:
-        """Weights keep what they were trained with, whatever data come after: the same colour is the same input."""
-        if statistics is not None:
-            self.store.statistics = statistics.used_by(self.config.model.network)
+    def _open(self, statistics: LatentStatistics | None) -> None:
+        """Open the loader with the latent statistics of the weights; None: with those of the data set.
+
+        Weights keep their statistics, also with new data: a colour must stay the same input.
+        """
+        trainer = self.trainer
+        self.loader = packed_loader(self.config, self.store, trainer.dp_rank, trainer.dp_size, statistics)
 
     def run(self) -> int:
         """Train to `train.train_iters`, or until a signal or `train.exit_duration_s`; the last state is saved.
@@ -343,7 +346,9 @@ class Training:
             "consumed_samples": data["samples"],
             "consumed_tokens": data["tokens"],
         }
-        small = {**self.assets, folders.STATISTICS: folders.statistics_file(self.store.statistics)}
+        statistics = self.loader.order.settings.statistics
+        assert statistics is not None
+        small = {**self.assets, folders.STATISTICS: folders.statistics_file(statistics)}
         self.writer.save(self.trainer.pieces(), self.iteration, state, self.config_yaml, small)
         self.saved = self.iteration
         self.folder.tell("training")

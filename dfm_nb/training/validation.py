@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,8 +22,9 @@ from dfm_nb.diffusion import edm
 from dfm_nb.generation.clip_files import output_path
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
+from dfm_nb.packs.packs import LatentStatistics, PackSettings
 from dfm_nb.parallel.groups import everyones, is_first_of_model
-from dfm_nb.training.batches import data_folder, pack_capacity, pack_settings
+from dfm_nb.training.batches import data_folder, pack_capacity
 from dfm_nb.training.trainer import Trainer
 
 
@@ -33,14 +35,13 @@ class Validation:
     data-parallel rank takes its share.
     """
 
-    def __init__(self, config: cfg.Config, trainer: Trainer, store: SampleStore):
+    def __init__(self, config: cfg.Config, trainer: Trainer, store: SampleStore, settings: PackSettings):
         self.trainer, self.store, num_sigmas = trainer, store, config.validation.num_sigmas
         # without what training makes harder
         off = {"train": {"caption_dropout": 0.0}, "dataset": {"condition_frames_prob": 0.0}}
         easy = config.model_copy(update={g: getattr(config, g).model_copy(update=of) for g, of in off.items()})
-        order = PackOrder(
-            store, pack_settings(easy), pack_capacity(config), config.dataset.packing_buffer_size, shuffle=False
-        )
+        settings, buffer = replace(settings, config=easy), config.dataset.packing_buffer_size
+        order = PackOrder(store, settings, pack_capacity(config), buffer, shuffle=False)
         t = config.train
         packs = [order.next() for _ in range(t.eval_iters * t.global_batch_size // t.micro_batch_size)]
         # The levels continue from pack to pack, so that every level occurs equally often.
@@ -74,8 +75,11 @@ class Samples:
     no text encoder is loaded. Sample i is for caption i. If a rank cannot sample, it logs why once; the run continues.
     """
 
-    def __init__(self, config: cfg.Config, trainer: Trainer, run: Run, store: SampleStore):
+    def __init__(
+        self, config: cfg.Config, trainer: Trainer, run: Run, store: SampleStore, statistics: LatentStatistics | None
+    ):
         self.config, self.trainer, self.run, self.store = config, trainer, run, store
+        self.statistics = statistics  # in fine-tuning not those of the folder
         self.off = self._agree(self._prepare)
 
     def _agree(self, work: Callable[[], object]) -> bool:
@@ -94,8 +98,9 @@ class Samples:
         if folder is None:
             raise ValueError("random latents (dataset.mock) have no decoder")
         decoder = self.config.model.vae_cache_folder
-        self.pipeline = Pipeline(self.config, self.trainer.chunks, folder, tokenizer_path=decoder)
-        self.pipeline.statistics = self.store.statistics  # in fine-tuning not those of the folder
+        self.pipeline = Pipeline(
+            self.config, self.trainer.chunks, folder, tokenizer_path=decoder, statistics=self.statistics
+        )
         sample = self.store.read(index % len(self.store))
         frames, height, width = geometry.pixel_size(*sample.latent.shape[2:])
         prompt = sample.meta.get("caption") or sample.key

@@ -128,7 +128,7 @@ def losses_and_gradients(overrides: list[str], iterations: int = 5) -> dict:
         norms.append(result.grad_norm)
         losses.append(result.loss)
     weights = gather(local_values(trainer, "weight"))
-    held_out = Validation(trainer.config, trainer, loader.order.store).run()
+    held_out = Validation(trainer.config, trainer, loader.order.store, loader.order.settings).run()
     found = {"losses": losses, "gradients": gradients, "norms": norms, "weights": weights}
     return found | {"val_losses": [held_out["val_loss"], *held_out["val_loss_by_sigma"]]}
 

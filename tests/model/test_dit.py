@@ -36,7 +36,8 @@ def make(*overrides, random=True):
 
 def draws(count=5):
     store = MockStore([(1, 8, 8), (3, 4, 8), (1, 6, 4)], text_tokens=5, channels=4, text_dim=6)
-    return [draw_sample(store.read(i), 0, SETTINGS, store.statistics, store.empty_text) for i in range(count)]
+    settings = replace(SETTINGS, statistics=store.statistics)
+    return [draw_sample(store.read(i), 0, settings, store.empty_text) for i in range(count)]
 
 
 def outputs(chunk, pack):

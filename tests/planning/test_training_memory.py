@@ -30,8 +30,8 @@ def kept_by_autograd(model, precision: str) -> int:
     _, (chunk,) = build_chunks(model, precision, seed=1)
     chunk.train()
     store = MockStore([(1, 8, 8), (1, 8, 16)], text_tokens=TEXT, channels=4, text_dim=6)  # 16 and 32 tokens: six runs
-    settings = PackSettings(cfg.resolve(None, overrides=["train.caption_dropout=0"]).config)
-    draws = [draw_sample(store.read(i), 0, settings, store.statistics, store.empty_text) for i in range(SAMPLES)]
+    settings = PackSettings(cfg.resolve(None, overrides=["train.caption_dropout=0"]).config, store.statistics)
+    draws = [draw_sample(store.read(i), 0, settings, store.empty_text) for i in range(SAMPLES)]
     pack = pack_draws(draws, settings)
     assert len(pack.x0) == TOKENS and len(pack.text) == SAMPLES * TEXT
     weights = {p.untyped_storage().data_ptr() for p in chunk.parameters()}

@@ -54,7 +54,7 @@ def test_step_with_nan_changes_nothing_and_says_so(one_rank):
 def test_validation_is_of_whole_samples_at_quantiles_of_the_times_that_are_trained(one_rank):
     asked = "model.objective=flow model.times=uniform model.P_mean=0 model.P_std=1 train.eval_iters=1".split()
     trainer, loader = make_trainer([*SMALL, *asked, "dataset.condition_frames_prob=1"])
-    validation = Validation(trainer.config, trainer, loader.order.store)
+    validation = Validation(trainer.config, trainer, loader.order.store, loader.order.settings)
     assert all(pack.loss_mask.sum() == pack.num_tokens for pack in validation.packs), "no frame is given"
     sigmas = validation.run()["val_sigmas"]
     assert [s / (1 + s) for s in sigmas] == pytest.approx([(i + 0.5) / len(sigmas) for i in range(len(sigmas))])
@@ -100,6 +100,7 @@ def test_skipped_steps_are_listed_and_too_many_end_the_run(tmp_path, one_rank):
     resolved = cfg.resolve(None, overrides=overrides)
     run = Run.create(tmp_path / "run")
     training = Training(resolved, run, open_store(resolved.config))
+    training.resume()
     with torch.no_grad():
         training.trainer.chunks[0].x_embedder.weight[0, 0] = float("nan")
     with pytest.raises(ValueError, match="skipped.jsonl"):
@@ -118,6 +119,7 @@ def test_checkpoints_of_skipped_steps_replace_none(tmp_path, one_rank):
     resolved = cfg.resolve(None, overrides=[*BASE, *SMALL, *own])
     run = Run.create(tmp_path / "run")
     training = Training(resolved, run, open_store(resolved.config))
+    training.resume()
     step = training.trainer.step
 
     def failing(packs):

@@ -57,7 +57,8 @@ def test_pack_shares_are_those_of_the_packs_of_training(tiny_data):
     capacity, count = 200, pictures.PACKS_COUNTED
     picture = check(pictures.packs(tiny_data, capacity))
     config = cfg.resolve("demo").config
-    store, settings = ShardStore(tiny_data, "train"), PackSettings(config)
+    store = ShardStore(tiny_data, "train")
+    settings = PackSettings(config, store.statistics)
     order = PackOrder(store, settings, capacity, config.dataset.packing_buffer_size)
     packs = [build_pack(order, order.next()) for _ in range(count)]
     used = sum(pack.num_tokens for pack in packs)

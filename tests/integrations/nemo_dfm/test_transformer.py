@@ -10,7 +10,7 @@ from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
 from dfm_nb.packs.packs import PackSettings, noised, pack_draws
 from dfm_nb.packs.patches import unpatchify
-from dfm_nb.training.batches import open_store
+from dfm_nb.training.batches import open_store, pack_settings
 from tests.conftest import STORED
 from tests.integrations.nemo_dfm.reference import random_network
 from tests.networks import samples
@@ -58,5 +58,6 @@ def test_positions_of_another_table_are_refused():
 
 def test_latents_are_multiplied_by_sigma_data_and_nothing_else():
     config = cfg.resolve(None, overrides=["model.variant=dfm", f"dataset.path={STORED / 'data'}"]).config
-    statistics, latent = open_store(config).statistics, torch.randn(16, 1, 2, 2)
+    statistics = pack_settings(config, open_store(config).statistics).statistics
+    latent = torch.randn(16, 1, 2, 2)
     assert torch.equal(statistics.to_model(latent, 0.5), latent * 0.5)
