@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_METRICS = 1 << 29
-"""Bytes of the file: a million iterations have 400 MB."""
+"""Bytes of a file that is read whole: a million iterations have 400 MB."""
 RISEN_ROUNDS = 3
 """Number of validations without improvement before it is reported."""
 LARGEST = 3.4e38
@@ -117,7 +118,7 @@ def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> t
     if not path.exists():
         return [], 0
     records: list[dict[str, Any]] = []
-    with plain(path, path.parent, MOST_METRICS).open("rb") as file:
+    with plain(path, path.parent, MOST_METRICS if limit < 0 else sys.maxsize).open("rb") as file:
         file.seek(offset)
         data = file.read(limit)
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
