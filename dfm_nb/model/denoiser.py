@@ -30,14 +30,14 @@ class TokenLosses:
 
 
 def forward(
-    model: torch.nn.Module, pack: Pack, objective: Objective, device: torch.device, sigma: torch.Tensor | None = None
+    model: torch.nn.Module, pack: Pack, objective: Objective, device: torch.device
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], TokenLosses]]:
-    """Run the network on a noised pack. sigma : noise levels of the rows [R]; None: the pack's.
+    """Run the network on a noised pack.
 
     Returns (output, loss_of): on the last pipeline stage `loss_of(output)` returns `TokenLosses`.
     """
     part = PackSlice.of(pack, device)
-    sigma = (pack.sigma if sigma is None else sigma).to(device, non_blocking=True)
+    sigma = pack.sigma.to(device, non_blocking=True)
     x0, noise = part.take(pack.x0), part.take(pack.noise)
     token_sigma = sigma[part.row][:, None]
     x = x0 + token_sigma * noise
