@@ -107,10 +107,13 @@ class EncodedClip:
 class Source(Protocol):
     """A list of items (an image, a video file, a table row); an item yields zero, one or many clips.
 
-    A source may also have `item_split(index)`: `train`, `val`, `test`, or None to use the fractions.
+    Inherit from it: then what has a default here can be left out.
+
+    tagged : whether some clips have tags, as `--tag-captions` requires.
     """
 
     name: str
+    tagged: bool = False
 
     def __len__(self) -> int: ...
 
@@ -121,6 +124,14 @@ class Source(Protocol):
     def read(self, index: int) -> Iterator[Clip]:
         """Raises SampleError if the item cannot be used."""
         ...
+
+    def item_split(self, index: int) -> str | None:
+        """`train`, `val`, `test`, or None to use the fractions."""
+        return None
+
+    def captions(self, index: int) -> tuple[list[str], list[str]] | None:
+        """Captions and tags of an item without its pixels, for `--texts-only`; None: they come from `read`."""
+        return None
 
     def identity(self) -> dict:
         """JSON-serialisable description of the input (paths, counts, seeds); equal identities mean equal samples."""

@@ -17,7 +17,7 @@ from typing import Iterator
 import numpy as np
 
 from dfm_nb.base.options import Options, option
-from dfm_nb.base.records import Clip
+from dfm_nb.base.records import Clip, Source
 from dfm_nb.butterflies import captions, drawing
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -166,7 +166,7 @@ def image_size(rng: np.random.Generator, size_px: int, shapes=IMAGE_SHAPES) -> t
 
 
 @dataclass(eq=False)
-class Synthetic:
+class Synthetic(Source):
     """Items 0 .. num_images - 1 are images, followed by `num_clips` clips; the fields are the parameters of `build`."""
 
     num_images: int

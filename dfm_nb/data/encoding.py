@@ -92,12 +92,12 @@ class Reading:
 
         Pixels are read only where the source cannot give captions alone.
         """
-        own, captions = key.removesuffix(MIRRORED) if self.flip else key, getattr(self.source, "captions", None)
+        own = key.removesuffix(MIRRORED) if self.flip else key
         try:
-            if captions is None:
+            if (captions := self.source.captions(index)) is None:
                 clip = next(clip for clip in self.source.read(index) if clip.key == own)
             else:
-                (caption, *more), tags = captions(index)
+                (caption, *more), tags = captions
                 blank = np.zeros((1, 1, 1, 3), np.uint8)
                 clip = Clip(own, blank, caption, 1.0, self.source.name, more_captions=more, tags=tags)
             result = self.edited(clip)

@@ -163,7 +163,7 @@ class PrepareConfig(Verb):
         source = self.source_module.build(spec or None if self.table is None else self.table, **options)
         if not len(source):
             raise ValueError(f"--source {self.source} has no items: there is nothing to prepare")
-        if self.tag_captions and not getattr(source, "tagged", False):
+        if self.tag_captions and not source.tagged:
             raise ValueError(f"--tag-captions needs tags, and --source {self.source} has none; add a column tags")
         return source
 
@@ -171,8 +171,8 @@ class PrepareConfig(Verb):
         """`val_fraction`, or by default every eighth item of a small source without splits of its own."""
         if self.val_fraction is not None:
             return self.val_fraction
-        count, split = min(len(source), self.limit or len(source)), getattr(source, "item_split", lambda index: None)
-        small = VAL_FROM_ITEMS <= count < SMALL_BELOW_ITEMS and not any(map(split, range(count)))
+        count = min(len(source), self.limit or len(source))
+        small = VAL_FROM_ITEMS <= count < SMALL_BELOW_ITEMS and not any(map(source.item_split, range(count)))
         return SMALL_VAL_FRACTION if small and self.test_fraction + SMALL_VAL_FRACTION < 1 else VAL_FRACTION
 
     def plan(self, source: Source, world: int) -> dict[str, Any]:
@@ -271,9 +271,8 @@ class Preparation:
     def __init__(self, config: PrepareConfig, source: Source, folder: PreparedFolder, ranks: Ranks, plan: dict):
         self.config, self.source, self.folder, self.ranks, self.plan = config, source, folder, ranks, plan
         keys = item_keys(source, config.limit)
-        given = getattr(source, "item_split", lambda index: None)
         shares = plan["val_fraction"], config.test_fraction
-        self.plans = ShardPlans(keys, *shares, plan["ranks"], config.shard_size, given)
+        self.plans = ShardPlans(keys, *shares, plan["ranks"], config.shard_size, source.item_split)
         # pictures that a source makes at the size asked for stay as they are
         side_px = None if plugins.takes(config.source_module, "size_px") else config.side_px
         share = len(os.sched_getaffinity(0)) // ranks.local_world  # of the cores

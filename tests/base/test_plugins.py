@@ -10,13 +10,13 @@ from dfm_nb.base import plugins
 MOTHS = """
 import numpy as np
 from dfm_nb.base.options import Options, option
-from dfm_nb.base.records import Clip
+from dfm_nb.base.records import Clip, Source
 
 class Flags(Options):
     wing_grey: int | None = option(None, "moths: how bright")
 
 
-class Moths:
+class Moths(Source):
     def __init__(self, grey): self.grey = grey
     def __len__(self): return 8
     def item_key(self, index): return f"moth-{index}"

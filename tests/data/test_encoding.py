@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dfm_nb.base import records
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data import encoding, shards
 from dfm_nb.data.captioning import tag_captions
@@ -15,7 +16,7 @@ from dfm_nb.data.edits import Edit
 from dfm_nb.data.shard_plan import ShardPlan
 
 
-class Source:
+class Source(records.Source):
     """Item i gives `clips[i]` grey images of 16 x 16 px with the value i; negative: a fault after so many clips."""
 
     name = "tiny"

@@ -30,7 +30,7 @@ from typing import Any
 from dfm_nb.base import video
 from dfm_nb.base.files import read_text
 from dfm_nb.base.log import log
-from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.base.records import Clip, SampleError, Source
 from dfm_nb.data.captioning import LARGEST_CAPTION, TAG_COLUMNS, check_length, tags_of, texts_of
 from dfm_nb.data.sources import table
 from dfm_nb.data.sources._location import Location
@@ -48,7 +48,7 @@ Said = tuple[list[str], list[str]]
 """Captions and tags."""
 
 
-class Folder:
+class Folder(Source):
     """Items are files; a video gives one or more clips."""
 
     name = "folder"

@@ -39,7 +39,7 @@ from PIL import Image
 from dfm_nb.base.files import read_text
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
-from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.base.records import Clip, SampleError, Source
 from dfm_nb.base.urls import HTTP, is_public, reported, uses_fsspec
 from dfm_nb.data.captioning import TAG_COLUMNS, check_length, tags_of, texts_of
 from dfm_nb.data.sources._fetch import fetched
@@ -246,7 +246,7 @@ def _records(lines: Iterable[str]) -> Iterator[dict]:
 
 
 @dataclass
-class Table:
+class Table(Source):
     """Items are rows.
 
     label : the table's name in keys, messages and the identity.
@@ -264,6 +264,9 @@ class Table:
     caption_column: str
     splits: Sequence[str | None] = ()
     tag_column: str | None = None
+
+    def __post_init__(self) -> None:
+        self.tagged = self.tag_column is not None
 
     @property
     def reading(self) -> MediaOptions:
@@ -314,10 +317,6 @@ class Table:
                 yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags, lost=lost)
         except SampleError as error:
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
-
-    @property
-    def tagged(self) -> bool:
-        return self.tag_column is not None
 
     def captions(self, index: int) -> tuple[list[str], list[str]]:
         """The captions of a row and its tags; without a caption, the tags are one."""
