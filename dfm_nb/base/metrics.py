@@ -161,7 +161,9 @@ def rounds_by_sigma(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def generated_with(lengths: Iterable[float]) -> float | None:
-    """The average that generates and is judged, of the stored relative lengths: the shortest; None without."""
+    """The stored average that generates and is judged: the shortest; None if there is none.
+
+    The shortest follows training most closely. A long average of a short run still contains its first, bad weights."""
     return min(lengths, default=None)
 
 

@@ -21,9 +21,9 @@ MAX_ERROR = 0.1
 
 
 def whole_weights(source: loading.Weights, sigma_rel: float | str | None = "auto") -> Mapping[str, Tensor]:
-    """All weights, with low-rank updates under their own names.
+    """All weights; LoRA weights have their own names.
 
-    sigma_rel : as `Weights.whole` takes it, or any length that the stored averages of the run can rebuild.
+    sigma_rel : as for `Weights.whole`, or any length that the run's stored averages can rebuild.
     """
     length = source.length(sigma_rel)
     if source.file is not None or length is None or length in source.config.ema.sigma_rels:
@@ -41,7 +41,7 @@ def _rebuilt(source: loading.Weights, sigma_rel: float) -> Mapping[str, Tensor]:
         raise ValueError(f"{source.folder} stores no averages (ema.sigma_rels is empty); use --raw")
     saved = folders.whole_checkpoints(source.folder.parent)
     for folder in saved:
-        if folder != source.folder:  # that one has been verified
+        if folder != source.folder:  # this one was verified before
             folders.verify(folder)
     steps = {f: saving.read_state(f)["steps_taken"] for f in saved}
     last = steps[source.folder]
@@ -51,15 +51,15 @@ def _rebuilt(source: loading.Weights, sigma_rel: float) -> Mapping[str, Tensor]:
     if not error <= MAX_ERROR:
         good = [f"{low:.3f} to {high:.3f}" for low, high in ema.rebuildable(profiles, last, MAX_ERROR)]
         raise ValueError(
-            f"--ema-sigma-rel must lie in what the {len(profiles)} averages stored in this run can rebuild, "
-            f"{' or '.join(good)}; got {sigma_rel:g}; keep more checkpoints, or that length in ema.sigma_rels"
+            f"--ema-sigma-rel must be a length that the {len(profiles)} stored averages of this run can rebuild, "
+            f"{' or '.join(good)}; got {sigma_rel:g}; keep more checkpoints or set ema.sigma_rels"
         )
     print(f"[INFO] EMA of length {sigma_rel:g} from {len(profiles)} stored ones: its profile is off by {error:.1%}")
     lora = bool(source.config.model.lora.rank)
     averages = [loading.stored(folder, length, lora) for _, length, folder in found]
 
     def combined(name: str) -> Tensor:
-        if is_lora(name) != lora:  # frozen: it has no average
+        if is_lora(name) != lora:  # frozen, so it has no average
             return averages[0][name]
         # float64, as the weights of a combination can be large and of both signs
         total = sum(float(w) * s[name].double() for w, s in zip(weights, averages))
@@ -72,10 +72,10 @@ def _rebuilt(source: loading.Weights, sigma_rel: float) -> Mapping[str, Tensor]:
 def write_weights(
     tensors: Mapping[str, Tensor], output: Path, source: loading.Weights, lora: str, dtype: torch.dtype | None = None
 ) -> None:
-    """Write `output`, with low-rank updates merged into it or (lora="apart") in a file beside it.
+    """Write `output`, with LoRA weights merged into it or (lora="apart") in a second file.
 
-    tensors : floating point; stored as `dtype` (None: as they are), rounded after updates were merged.
-    source : has the small files and the settings, whose model is changed to describe the result.
+    tensors : floating point; stored as `dtype` (None: unchanged), rounded after LoRA weights were merged.
+    source : has the small files and the settings, whose `model` is changed to describe the result.
     """
     model, assets = source.config.model, assets_of(source.folder)
     if model.lora.rank and lora == "apart":
@@ -89,7 +89,7 @@ def write_weights(
 
 
 def without_updates(tensors: Mapping[str, Tensor], model: cfg.ModelConfig) -> Mapping[str, Tensor]:
-    """Low-rank updates added to their weights; `model` is changed to have none."""
+    """The weights with LoRA weights added; `model` is changed to have none."""
     if not model.lora.rank:
         return tensors
     whole, scale = tensors, model.lora.scale
@@ -98,7 +98,7 @@ def without_updates(tensors: Mapping[str, Tensor], model: cfg.ModelConfig) -> Ma
 
 
 def assets_of(folder: Path) -> dict[str, bytes]:
-    """The small files of a checkpoint; of the manifest what generation reads, and no list of shards."""
+    """The small files of a checkpoint; the manifest has only the keys that generation reads."""
     assets = folders.read_assets(folder)
     if "manifest.json" in assets:
         manifest = folders.read_manifest(folder)

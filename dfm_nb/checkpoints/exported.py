@@ -6,8 +6,7 @@ It holds tensors and one text, `dfm_nb` (in a `.safetensors`, of its metadata): 
     files    the text files that lie in a checkpoint folder: config.yaml, manifest.json
     sha256   of all the rest: that JSON, and each tensor's name, dtype, shape and bytes
 
-A small file that is no text (the tokenizer's, the empty caption's) is a tensor of bytes, `file.NAME`. Reading runs no
-code.
+A small binary file (the tokenizer, the empty caption) is a tensor of bytes, `file.NAME`. Reading runs no code.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from dfm_nb.config.schema import ModelConfig
 
 KEY, BYTES = "dfm_nb", "file."
 TEXT, BINARY = r"^\w+\.(json|yaml)$", r"^\w+\.safetensors$"
-"""Names of the small files: plain, so that none leaves the folder that it is unpacked to."""
+"""Names of the small files: plain, so that none is unpacked outside its folder."""
 
 
 class About(BaseModel, strict=True, extra="forbid"):
@@ -44,7 +43,7 @@ class About(BaseModel, strict=True, extra="forbid"):
     sha256: str = ""
 
     def json_text(self) -> str:
-        """One way to write it, as a checksum covers it."""
+        """Canonical JSON, because a checksum covers it."""
         return json.dumps(dict(self), sort_keys=True)
 
 
@@ -73,7 +72,7 @@ def _checksum(files: dict[str, str], tensors: Mapping[str, Tensor]) -> str:
 def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes]) -> None:
     """Write weights [on the CPU] and the small files (name -> content) as one file, whole or absent.
 
-    A `.safetensors` is written one tensor at a time, each of which is asked for three times.
+    A `.safetensors` is written one tensor at a time; each is requested three times.
     """
     texts = {name: content.decode() for name, content in files.items() if re.fullmatch(TEXT, name)}
     packed = {BYTES + name: content for name, content in files.items() if name not in texts}
@@ -91,10 +90,10 @@ def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes
 
 
 def check_shapes(source: Path, found: Mapping[str, list], wanted: Mapping[str, list], note: str = "") -> None:
-    """ValueError with the name of a weight that `source` lacks, or that is unknown or of another shape."""
+    """ValueError with the name of a weight that is missing, unknown or of another shape."""
     for name in sorted(found.keys() ^ wanted.keys()):
         fault = "lacks the weight" if name in wanted else "holds the unknown weight"
-        raise ValueError(f"{source} {fault} {name}{note}: it is not of the published network")
+        raise ValueError(f"{source} {fault} {name}{note}: the file is not from the published network")
     for name, shape in wanted.items():
         if found[name] != shape:
             raise ValueError(f"{source}: the weight {name}{note} must have shape {shape}; it has {found[name]}")
@@ -124,7 +123,7 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
         own = About.model_validate_json(text if isinstance(text, str) else "")
     except ValidationError:
         raise CheckpointError(
-            f"{file} has no text {KEY!r} of a known format; it is damaged, of another version, or another program's "
+            f"{file} has no text {KEY!r} of a known format; it is damaged, from another version, or from another tool "
             "(dfm import)"
         ) from None
     if _checksum(own.files, content) != own.sha256:

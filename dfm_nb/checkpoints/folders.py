@@ -29,12 +29,12 @@ from dfm_nb.packs.packs import LatentStatistics
 TRACKER = "latest_checkpointed_iteration.txt"
 CHECKSUMS = "checksums.json"
 NEEDED = (INDEX, "state.json", "config.yaml")
-"""Files that every checkpoint has, besides those of its tensors."""
+"""Files that every checkpoint has, in addition to those of its tensors."""
 
 MANIFEST, STATISTICS = "manifest.json", "latent_statistics.json"
 ENCODERS = ("tokenizer", "text_encoder")
 ASSETS = (MANIFEST, "tokenizer.safetensors", "text_empty.safetensors", STATISTICS)
-"""Files that a checkpoint carries along, so that generation needs nothing else: the data set's, and the statistics."""
+"""Files of the data set, and the statistics, that a checkpoint carries, so that generation needs nothing else."""
 
 
 def iteration_of(folder: Path) -> int:
@@ -51,7 +51,7 @@ def read_object(path: Path, wanted: dict[str, Any] | None = None) -> dict[str, A
     """The JSON object in a file; `CheckpointError` names the file and what of `wanted` it lacks."""
     value = read_json(path)
     if value is None:
-        raise CheckpointError(f"{path} must be a JSON object; it is missing or damaged: take another copy")
+        raise CheckpointError(f"{path} must be a JSON object; it is missing or damaged: use another copy")
     if missing := prepared_folder.lacking(value, wanted or {}):
         raise CheckpointError(f"{path} is damaged ({', '.join(missing)}); use another checkpoint")
     return value
@@ -61,12 +61,12 @@ def verify(folder: Path) -> None:
     """Raise `CheckpointError` when a file is missing, changed, not listed, or holds more than tensors."""
     listing = folder / CHECKSUMS
     if not listing.is_file():
-        raise CheckpointError(f"{folder} is not a whole checkpoint: it has no {CHECKSUMS} (its writing was cut off)")
+        raise CheckpointError(f"{folder} is incomplete: it has no {CHECKSUMS}, so writing it was interrupted")
     try:
         files = read_listing(listing)
         check(folder, files, files, "use another checkpoint")
         needed = {*NEEDED, *TensorIndex(folder).files()}
-        if files.keys() & {*ASSETS} - {STATISTICS}:  # without any of its data set, the user may have put one there
+        if files.keys() & {*ASSETS} - {STATISTICS}:  # without a data set's files, the user may have added them
             needed |= {name for name in ASSETS if (folder / name).is_file()}
         if lacking := sorted(needed - files.keys()):
             raise ValueError(f"{listing} is damaged: it does not list {', '.join(lacking)}")
@@ -76,9 +76,9 @@ def verify(folder: Path) -> None:
 
 
 def find(path: str | Path) -> Path:
-    """The checkpoint that a user's path means: an `iter_*` folder, or the newest good one of a folder or a run.
+    """The checkpoint for a user's path: the `iter_*` folder itself, or the newest good one of a folder or a run.
 
-    What is returned has passed `verify`. A damaged newest one is logged, and the one before it is taken.
+    It has passed `verify`. Damaged checkpoints are reported and the previous one is used.
 
     Raises
     ------
@@ -91,33 +91,33 @@ def find(path: str | Path) -> Path:
         if len(path.parts) == 1:
             hint += f", and no packaged model of that name; packaged: {', '.join(pretrained.files()) or 'none'}"
         raise FileNotFoundError(f"there is no checkpoint at {path}{hint}")
-    if path.resolve().name.startswith("iter_"):  # also when it is given as "."; then no other will do
+    if path.resolve().name.startswith("iter_"):  # also if the path is "."; then no other checkpoint may replace it
         verify(path)
         return path
     if (whole := checkpoints_of(path)) and (newest := usable(whole[0].parent)):
         return newest
     raise FileNotFoundError(
-        f"{path} holds no finished checkpoint (no iter_*/ with {CHECKSUMS}); train first, or name another folder; "
-        "weights of others come in by dfm import"
+        f"{path} holds no finished checkpoint (no iter_*/ with {CHECKSUMS}); train first, or give another folder; "
+        "convert weights of other tools with `dfm import`"
     )
 
 
 def checkpoints_of(path: Path) -> list[Path]:
     """Finished checkpoints of a run, or of a folder of them, oldest first; not verified."""
     roots = [path, path / "checkpoints"]
-    with contextlib.suppress(ValueError, FileNotFoundError):  # each checkpoint has a configuration of its own
+    with contextlib.suppress(ValueError, FileNotFoundError):  # it may be damaged: each checkpoint has its own, too
         if named := cfg.from_yaml(path / "config.yaml").config.checkpoint.checkpoint_dir:
             roots.insert(0, Path(named))
     return next(filter(None, map(whole_checkpoints, roots)), [])
 
 
 def usable(root: Path) -> Path | None:
-    """The newest checkpoint under `root` that passes `verify`; every one passed over is logged.
+    """The newest checkpoint under `root` that passes `verify`; those that do not are reported.
 
-    None when there has been no save yet; `CheckpointError` when there are checkpoints and all are damaged.
+    None if nothing was saved yet; `CheckpointError` if there are checkpoints and all are damaged.
     """
     for folder in sorted(root.glob("iter_*.tmp")):
-        log.warning("%s was not finished and is not used", folder.name)
+        log.warning("%s is incomplete and is not used", folder.name)
     folders, faults = [p for _, p in iteration_folders(root)], []
     for folder in reversed(folders):
         try:
@@ -125,7 +125,7 @@ def usable(root: Path) -> Path | None:
             return folder
         except CheckpointError as error:
             faults.append(error)
-            log.warning("%s; trying the one before it", error)
+            log.warning("%s; trying the previous checkpoint", error)
     if faults:
         what = f"none of the {len(faults)} checkpoints under {root} can be used ({faults[0]})"
         raise CheckpointError(f"{what}; use another folder, or remove them all to start from scratch")
@@ -133,18 +133,18 @@ def usable(root: Path) -> Path | None:
 
 
 def read_assets(dataset: str | Path) -> dict[str, bytes]:
-    """Those of a data set, by name."""
+    """The `ASSETS` of a data set or checkpoint: name -> content."""
     root = Path(dataset)
     return {name: (root / name).read_bytes() for name in ASSETS if (root / name).is_file()}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """`manifest.json` of a data set or checkpoint; FileNotFoundError when it has none."""
+    """`manifest.json` of a data set or checkpoint; FileNotFoundError if there is none."""
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(
             f"{folder} has no manifest.json, so its tokenizer and text encoder are unknown; for shards of another "
-            "writer `dfm adopt DIR --tokenizer NAME --text-encoder NAME` makes one: copy it to a checkpoint without"
+            "tool, `dfm adopt DIR --tokenizer NAME --text-encoder NAME` writes one: copy it into the checkpoint"
         )
     return read_object(path, {**prepared_folder.STATISTICS, **{kind: {"name": str} for kind in ENCODERS}})
 
@@ -155,7 +155,7 @@ def statistics_file(statistics: LatentStatistics) -> bytes:
 
 
 def read_statistics(folder: Path) -> LatentStatistics:
-    """Those that a checkpoint was trained with; of an import or a data set, which have no such file, the manifest's."""
+    """The statistics that a checkpoint was trained with; imports and data sets have them in the manifest."""
     own = folder / STATISTICS
     found = read_object(own, prepared_folder.STATISTICS) if own.is_file() else read_manifest(folder)
     return LatentStatistics.from_manifest(found)

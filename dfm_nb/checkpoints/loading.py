@@ -48,12 +48,12 @@ LORA = "model.lora."  # prefix of the settings of LoRA weights
 
 @dataclass
 class Weights:
-    """Where weights come from: a sharded checkpoint folder, or an exported file and a folder of what it carries."""
+    """The source of weights: a sharded checkpoint folder, or an exported file with a folder of its small files."""
 
     folder: Path
     config: cfg.Config
     file: Path | None = None
-    tensors: dict[str, Tensor] = field(default_factory=dict, repr=False)  # of the file, on disk until they are used
+    tensors: dict[str, Tensor] = field(default_factory=dict, repr=False)  # of the file, on disk until used
 
     @functools.cached_property
     def identity(self) -> dict:
@@ -63,14 +63,14 @@ class Weights:
         return {"folder": self.folder.name, "sha256": sha256(self.folder / CHECKSUMS)}
 
     def length(self, ema: float | str | None) -> float | None:
-        """The average that `ema` means: "auto" as a length, or None where none is stored."""
+        """`ema` with "auto" replaced by a length; None if no average is stored."""
         return generated_with(self.config.ema.sigma_rels) if ema == "auto" else ema  # type: ignore[return-value]
 
     def whole(self, ema: float | str | None = "auto") -> Mapping[str, Tensor]:
-        """All weights by name, with low-rank updates under their own names.
+        """All weights by name; LoRA weights have their own names.
 
         ema : "auto" (shortest stored average), a stored length, or None (the weights themselves). An exported file has
-        one set of weights, whatever `ema` is, and low-rank updates in a file next to it.
+        one set of weights, whatever `ema` is, and its LoRA weights are in a second file.
         """
         lora, lengths = bool(self.config.model.lora.rank), self.config.ema.sigma_rels
         if self.file is not None:
@@ -90,8 +90,8 @@ class Weights:
 def stored(folder: Path, sigma_rel: float | None, lora: bool) -> Mapping[str, Tensor]:
     """Whole float32 weights of an `iter_*` folder, one in memory at a time.
 
-    sigma_rel : length of the stored average, or None for the weights themselves. With low-rank updates (lora) the
-    averages are of these alone.
+    sigma_rel : length of the stored average, or None for the weights themselves. With LoRA, only the LoRA weights
+    are averaged.
     """
     index = TensorIndex(folder)
 
@@ -106,7 +106,7 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
     """A run folder, a folder of checkpoints, an `iter_*` folder, an exported `.safetensors` / `.pth` file, or the name
     of a packaged model where no run or file has it.
 
-    What was found before is given back as it is: finding hashes every file, and a run may have saved again since.
+    A `Weights` is returned unchanged: finding it again would hash every file, and the run may have saved since.
     """
     if isinstance(path, Weights):
         return path
@@ -114,8 +114,8 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
     if path.suffix in (".safetensors", ".pth") and path.is_file():
         tensors, files = exported.read(path)
         if "config.yaml" not in files:
-            raise ValueError(f"{path} holds no settings; name the file that dfm export wrote beside it")
-        if MANIFEST not in files:  # of a run on shards without one: it may lie beside the file
+            raise ValueError(f"{path} holds no settings; give the file of the base that dfm export wrote next to it")
+        if MANIFEST not in files:  # the run's shards had none; the user may have put one next to the file
             files = read_assets(path.parent) | files
         folder = Path(exported.unpacked(tuple(files.items())).name)
         config = cfg.from_yaml(folder / "config.yaml").config
@@ -124,9 +124,9 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
 
 
 def _fitting(source: Weights) -> Weights:
-    """`source`, if its tensors have as many numbers as the network of its configuration, which may be anybody's.
+    """`source`, if its tensors have as many numbers as the network of its config.yaml; CheckpointError otherwise.
 
-    No memory is taken for that network before.
+    A config.yaml is untrusted: this is checked before memory is allocated for its network.
     """
     model, rank = source.config.model, source.config.model.lora.rank or 0
     if source.file:
@@ -143,14 +143,14 @@ def _fitting(source: Weights) -> Weights:
 
 
 def weights_in(folder: Path) -> Weights:
-    """Weights of an `iter_*` folder that is known to be whole."""
+    """Weights of an `iter_*` folder that has been verified."""
     return Weights(folder, cfg.from_yaml(folder / "config.yaml").config)
 
 
 def settings_of(path: str | os.PathLike) -> dict[str, Any]:
-    """The settings of the network in the weights that a path means, and what they recommend, by dotted key.
+    """The network's settings and recommended generation settings of the weights at a path, by dotted key.
 
-    A run's newest checkpoint is not verified for them, which takes long if it is large: loading does that.
+    A run's newest checkpoint is not verified here, because that takes long if it is large: loading does it.
     """
     folder = weights_path(path)
     whole = checkpoints_of(folder)
@@ -160,66 +160,66 @@ def settings_of(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def lora_file(file: Path) -> Path:
-    """Where an export keeps low-rank updates apart from `file`: model.lora.safetensors beside model.safetensors."""
+    """The file of LoRA weights exported apart from `file`: model.lora.safetensors for model.safetensors."""
     return file.with_suffix(f".lora{file.suffix}")
 
 
 def read_lora(file: Path) -> dict[str, Tensor]:
-    """The low-rank updates beside an exported file; FileNotFoundError when they are not there."""
+    """The LoRA weights of an exported file; FileNotFoundError if their file is missing."""
     apart = lora_file(file)
     if not apart.is_file():
         raise FileNotFoundError(
-            f"{file} is the base of low-rank updates (model.lora.rank in its settings), which dfm export wrote to "
-            f"{apart.name} beside it; copy that file there too"
+            f"{file} is the base of LoRA weights (model.lora.rank in its settings), which dfm export wrote to "
+            f"{apart.name} in the same folder; copy that file there too"
         )
     return exported.read(apart)[0]
 
 
 @torch.no_grad()
 def load_whole(chunks: Sequence[nn.Module], source: Path, whole: Mapping[str, Tensor], lora: bool = False) -> None:
-    """`whole`, the weights of a file or folder, into this rank's shards; with `lora`, low-rank updates too."""
+    """`whole`, the weights of a file or folder, into this rank's shards; with `lora`, LoRA weights too."""
     for chunk in chunks:
         for local, p in chunk.named_parameters():
             if is_lora(local) and not lora:
                 continue
             name = global_name(local, chunk)
             if name not in whole:
-                raise ValueError(f"{source} lacks the weight {name}: it is not of this model")
+                raise ValueError(f"{source} lacks the weight {name}: it is of another model")
             value = own_part(whole[name], p)
             if value.shape != p.shape:
                 raise ValueError(
                     f"{source}: weight {name} must have shape {list(p.shape)} here; it has {list(value.shape)}; "
-                    "it is damaged, or beside the config.yaml of another model"
+                    "it is damaged, or its config.yaml belongs to another model"
                 )
             p.copy_(value)
 
 
 def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> LatentStatistics | None:
-    """Weights of a checkpoint or export into a new training: optimizer, averages and data start afresh.
+    """Weights of a checkpoint or export into a new training: optimizer, averages and data order start from scratch.
 
-    A model with low-rank updates starts from a source without (its updates then start at zero) or with the same ones.
+    A LoRA model starts from a source without LoRA weights (then its own start at zero) or with the same ones.
 
     Returns
     -------
-    What latents must be normalised by for these weights; None when they are of another tokenizer than the data.
+    The latent statistics of these weights; None if they were trained with another tokenizer than the data's.
     """
     source = find_weights(path)
     lora = bool(source.config.model.lora.rank)
-    fix = "leave these settings out, and they are the checkpoint's (in_channels and text_dim are those of the data)"
+    fix = "omit these settings to use the checkpoint's (in_channels and text_dim are those of the data)"
     if lora:
-        fix += "; dfm export --lora merged makes one set of weights of low-rank updates and their base"
+        fix += "; dfm export --lora merged adds LoRA weights to their base"
     check_same_model(source, trainer.config, lora, fix)
     different = _different_encoders(source.folder, dataset)
     for kind in different:
-        log.warning("%s was trained on data of another %s than these, and has to learn it anew", path, kind)
+        log.warning("%s was trained with another %s; the network must relearn it", path, kind)
     source.load(trainer.chunks)
-    trainer.optimizer.reload_model_params()  # its float32 copies, which the first step would write back
+    trainer.optimizer.reload_model_params()  # else the first step would write its old float32 copies back
     trainer.ema = PowerEMA(trainer.chunks, trainer.ema.sigma_rels)
     return None if "tokenizer" in different else read_statistics(source.folder)
 
 
 def _different_encoders(source: Path, dataset: Path | None) -> list[str]:
-    """What weights and a data set are known to differ in, of tokenizer and text encoder."""
+    """Which of tokenizer and text encoder are known to differ between weights and a data set."""
     if dataset is None or not all((Path(f) / MANIFEST).is_file() for f in (source, dataset)):
         return []
     pairs = [(kind, read_manifest(source)[kind], read_manifest(dataset)[kind]) for kind in ENCODERS]
@@ -233,9 +233,9 @@ def _different_encoders(source: Path, dataset: Path | None) -> list[str]:
 def check_same_model(
     source: Weights, config: cfg.Config, lora: bool = True, fix: str = "use its settings or another --run-dir"
 ) -> None:
-    """ValueError naming every setting that decides what weights mean, and in which `source` differs from `config`.
+    """ValueError with every setting of the network's shape in which `source` differs from `config`.
 
-    lora : those of low-rank updates too.
+    lora : also compare the LoRA settings.
     """
     keys = [*marked("shape"), *(k for k in cfg.FIELDS if lora and k.startswith(LORA))]
     pairs = [(k, attrgetter(k)(source.config), attrgetter(k)(config)) for k in keys]
@@ -247,7 +247,7 @@ def check_same_model(
 
 
 def check_same_optimizer(source: Weights, config: cfg.Config) -> None:
-    """ValueError when a checkpoint holds the state of another optimizer, or lacks an average that `config` asks for."""
+    """ValueError if a checkpoint has another optimizer's state, or lacks an average that `config` requires."""
     for key, fits in (("optimizer.optimizer", eq), ("ema.sigma_rels", lambda a, b: set(a) >= set(b))):
         theirs, ours = attrgetter(key)(source.config), attrgetter(key)(config)
         if not fits(theirs, ours):

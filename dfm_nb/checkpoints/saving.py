@@ -1,8 +1,8 @@
-"""Writes checkpoints, also while training continues, and loads one into a trainer; each is whole or absent.
+"""Write checkpoints, also while training continues, and load one into a trainer. Each is whole or absent.
 
-Every rank writes what it holds, from a fork of itself: the child has the state as it is at the fork, whatever training
-does next, and the kernel copies a page only when training changes it. A fork does not see device memory, so what is on
-a GPU is copied first. The child of rank 0 waits for the files of the others and closes the checkpoint.
+Every rank writes its part from a fork of itself. The child has the state at the fork, whatever training does next; the
+kernel copies a page only when training changes it. A fork cannot read GPU memory, so tensors on a GPU are copied first.
+The child of rank 0 waits for the files of the other ranks and completes the checkpoint.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from dfm_nb.checkpoints.tensor_files import INDEX, NAMES, TensorIndex
 from dfm_nb.parallel.groups import everyones
 
 FILE, NOTE = "rank-{:05d}.safetensors", "rank-{:05d}.json"
-"""A rank's tensors, and where it says that they are on disk and what they are."""
+"""A rank's tensors, and its note that they are on disk, with their index."""
 POLL_S = 0.005
-"""Between two looks for what other processes have written."""
+"""Interval of looking for the files of other processes."""
 
 
 class Writer:
@@ -42,9 +42,9 @@ class Writer:
 
     Parameters
     ----------
-    keep_last : remove all but the newest so many; 0 keeps all, and so does the attribute `rotates` when false.
-    keep_every : iterations divisible by this stay anyway, and so does that of the attribute `best`.
-    asynchronous : return as soon as training may go on, while the files are being written.
+    keep_last : number of newest checkpoints to keep; 0 keeps all, as does the attribute `rotates` = False.
+    keep_every : iterations divisible by this are always kept, as is the attribute `best`.
+    asynchronous : return as soon as training can continue; the files are then written in the background.
     """
 
     def __init__(self, root: str | Path, keep_last: int = 0, keep_every: int | None = None, asynchronous: bool = False):
@@ -62,7 +62,7 @@ class Writer:
 
         Raises
         ------
-        ValueError : the disk is full or at fault; the message names the last good checkpoint.
+        ValueError : the disk is full or failed; the message has the last good checkpoint.
         """
         self.finish()
         self._pending = final = self.root / iteration_name(iteration)
@@ -95,11 +95,11 @@ class Writer:
         return self._child is not None
 
     def poll(self) -> None:
-        """See whether the last save is whole, on every rank alike; cheap when it is known.
+        """Check whether the last save is complete, with the same result on every rank; cheap if none is in progress.
 
         Raises
         ------
-        ValueError : it could not be written. On the other ranks SystemExit: one speaks.
+        ValueError : it could not be written. Other ranks raise SystemExit, so the error is printed once.
         """
         if self._child is None:
             return
@@ -112,7 +112,7 @@ class Writer:
                 log.info("Checkpoint saved: %s/", self._pending)
 
     def finish(self) -> None:
-        """Wait until the last save is whole."""
+        """Wait until the last save is complete."""
         while self.busy:
             self.poll()
             time.sleep(POLL_S)
@@ -120,7 +120,7 @@ class Writer:
     close = finish
 
     def _give_up(self, cause: str) -> None:
-        """A fault of the disk becomes one sentence of one rank; what is whole stays as it is."""
+        """Rank 0 reports a disk error in one line; complete checkpoints are kept."""
         assert self._child is not None
         self._child.end()
         self._child = None
@@ -198,9 +198,9 @@ class _Child:
             self._receive = os.fdopen(receive)
             return
         try:
-            gc.disable()  # it must not end a process group, which would wait for threads that did not come along
+            gc.disable()  # it must not free a process group, which would wait for threads that the fork does not have
             end_with_parent()
-            # Signals go to the whole process group and mean the trainer, which waits for this process to finish.
+            # Signals reach the whole process group but are for the trainer, which waits for this process.
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
                 signal.signal(number, signal.SIG_IGN)
             os.nice(5)  # training first
@@ -237,7 +237,7 @@ def _write(parts: list[LocalPart], folder: Path, rank: int) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a checkpoint; its name goes first, so that a kill on the way leaves none that lacks files."""
+    """Remove a checkpoint. It is renamed first, so that a kill during removal leaves no incomplete one."""
     if folder.exists():
         away = folder.with_name(f"{folder.name}.removed.tmp")
         shutil.rmtree(away, ignore_errors=True)  # an earlier kill's
@@ -249,14 +249,14 @@ def _discard(folder: Path) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What `Writer.save` got as `state`: iteration, steps taken, place in the data."""
+    """The `state` that `Writer.save` wrote: iteration, steps taken, position in the data."""
     return read_object(folder / "state.json")
 
 
 def load(pieces: Pieces, folder: Path) -> dict[str, Any]:
     """Load everything into `pieces`, in this layout; returns the JSON state. The folder must have passed `verify`.
 
-    Learning rate, decay and the optimizer's other settings stay those that `pieces` were built with.
+    Learning rate, weight decay and other optimizer settings remain those of `pieces`.
     """
     state = read_state(folder)
     load_into(pieces, TensorIndex(folder))

@@ -1,4 +1,4 @@
-"""What this rank holds of a run: weights, the optimizer's state and averages, each a part of a named whole tensor."""
+"""This rank's part of a run's state: weights, optimizer state and averages, each a part of a named tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dfm_nb.model.ema import PowerEMA
 from dfm_nb.parallel.groups import global_name, mpu, shard_dim
 
 OPTIMIZER, EMA = "optimizer.", "ema."
-"""What begins the names that are no weights: `optimizer.exp_avg.final.weight`, `ema.0.1.final.weight`."""
+"""Name prefixes of tensors that are not weights: `optimizer.exp_avg.final.weight`, `ema.0.1.final.weight`."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class LocalPart:
     rank has all 12 elements of the box; of the moments the distributed optimizer may leave it elements 7 .. 12.
 
     values : [last - first] elements in any shape, to write or to load into.
-    written : whether this rank writes them; other ranks with the same ones do not.
+    written : whether this rank writes them; of ranks with equal elements, one does.
     """
 
     name: str
@@ -59,7 +59,7 @@ def box_of(p: torch.nn.Parameter) -> tuple[list[int], list[int]]:
 
 
 def make_optimizer_state(optimizer: Any) -> None:
-    """What AdamW makes at its first step, where it is not there yet."""
+    """Create the state that AdamW makes at its first step, unless it exists."""
     for inner in (part.optimizer for part in optimizer.chained_optimizers):
         for p in (p for group in inner.param_groups for p in group["params"]):
             if not inner.state[p]:
@@ -70,13 +70,13 @@ def make_optimizer_state(optimizer: Any) -> None:
 
 
 def step_counts(optimizer: Any) -> list[Tensor]:
-    """The optimizer's count of its steps, which each parameter has."""
+    """The optimizer's step counts, one per parameter."""
     states = (part.optimizer.state for part in optimizer.chained_optimizers)
     return [of["step"] for state in states for of in state.values()]
 
 
 def _optimized(p: torch.nn.Parameter, optimizer: Any) -> tuple[Tensor, int, dict[str, Tensor]] | None:
-    """What the optimizer has of a parameter: float32 values from which element on, and state; None if nothing.
+    """The optimizer's float32 values of a parameter, their first element, and its state; None if it has none.
 
     The float32 values are the parameter itself or, with bfloat16, a copy of it.
     """
@@ -95,9 +95,9 @@ def _optimized(p: torch.nn.Parameter, optimizer: Any) -> tuple[Tensor, int, dict
 
 
 def local_parts(pieces: Pieces) -> Iterator[LocalPart]:
-    """All of it; the names are those of the parameters of the whole network, with what begins others in front.
+    """Every tensor of the run, under the parameter's full name; optimizer state and averages have a prefix.
 
-    A weight is the optimizer's float32 copy of it, where there is one: the bfloat16 one is this, rounded.
+    A weight is saved as the optimizer's float32 copy, if there is one: the bfloat16 weight is its rounding.
     """
     make_optimizer_state(pieces.optimizer)
     replica = mpu.get_data_parallel_rank(with_context_parallel=True)
@@ -106,15 +106,16 @@ def local_parts(pieces: Pieces) -> Iterator[LocalPart]:
     for i, chunk in enumerate(pieces.chunks):
         for local, p in chunk.named_parameters():
             name, (whole, offset), count = global_name(local, chunk), box_of(p), p.numel()
-            # replicated over tensor-parallel ranks, or (`shared`) over pipeline stages: the first one writes
+            # replicated over tensor-parallel ranks, or (`shared`) over pipeline stages: the first rank writes it
             first_of_model = shard_dim(p) is not None or mpu.get_tensor_model_parallel_rank() == 0
             first_of_model &= not getattr(p, "shared", False)
             first_of_all = first_of_model and replica == 0
             box, optimized = (whole, offset, list(p.shape)), _optimized(p, pieces.optimizer)
-            split = distributed and p.requires_grad  # each data-parallel rank has, and writes, elements of its own
-            yield LocalPart(
-                name, *box, 0, count, p, first_of_all and not split and (optimized is None or optimized[0] is p)
-            )
+            split = distributed and p.requires_grad  # each data-parallel rank has and writes its own elements
+            # The parameter itself is always loaded, but saved only if no float32 values of it are saved below: not if
+            # data-parallel ranks hold parts of them, nor if the optimizer has a copy (a frozen parameter has none).
+            written = first_of_all and not split and (optimized is None or optimized[0] is p)
+            yield LocalPart(name, *box, 0, count, p, written)
             if optimized is not None:
                 main, first, state = optimized
                 last, writes = first + main.numel(), first_of_model if split else first_of_all
@@ -129,9 +130,9 @@ def local_parts(pieces: Pieces) -> Iterator[LocalPart]:
 
 @torch.no_grad()
 def load_into(pieces: Pieces, index: TensorIndex) -> None:
-    """Everything that this rank holds, from a checkpoint of any layout.
+    """Load this rank's part from a checkpoint of any layout.
 
-    CheckpointError : it lacks a tensor, or has it in another shape.
+    CheckpointError : a tensor is missing or has another shape.
     """
     for part in local_parts(pieces):
         index.entry(part.name, part.whole)

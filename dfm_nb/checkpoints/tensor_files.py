@@ -1,15 +1,15 @@
-"""Tensors in `.safetensors` files, written and read a part at a time, and the index of a checkpoint's tensors.
+"""Tensors in `.safetensors` files, written and read in parts, and the index of a checkpoint's tensors.
 
-Every rank of a run writes one file, and `index.json` says what whole tensors the pieces in these files make:
+Every rank of a run writes one file; `index.json` says how the pieces in these files make whole tensors:
 
     {"decoder.layers.0.mlp.linear_fc1.weight": {"dtype": "F32", "shape": [6, 4], "pieces": [
         {"file": "rank-00000.safetensors", "offset": [0, 0], "shape": [3, 4], "elements": [0, 12]},
         {"file": "rank-00001.safetensors", "offset": [3, 0], "shape": [3, 4], "elements": [0, 7]},
         {"file": "rank-00003.safetensors", "offset": [3, 0], "shape": [3, 4], "elements": [7, 12]}]}}
 
-A box of `shape` at `offset` is what a tensor-parallel rank has. Of the flattened box, a piece is the elements from the
-first number up to the second: the distributed optimizer splits boxes over data-parallel ranks. In its file, a piece
-has the whole tensor's name and one dim.
+A box of `shape` at `offset` is a tensor-parallel rank's part. A piece is a range of elements of the flattened box,
+because the distributed optimizer splits boxes over data-parallel ranks. In its file, a piece has the whole tensor's
+name and one dim.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from torch import Tensor
 
 INDEX = "index.json"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8}
-"""By what the format calls them."""
+"""By their names in the format."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MOST_HEADER = 100 * 10**6
-"""Bytes; safetensors takes no longer one."""
+"""Bytes; the limit of safetensors itself."""
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 """Of mmap(2); Python names it from 3.13 on."""
 Kind = tuple[torch.dtype, list[int]]
@@ -43,11 +43,11 @@ Kind = tuple[torch.dtype, list[int]]
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be used; the message names it and says why."""
+    """A checkpoint cannot be used; the message has its path and the reason."""
 
 
 def reason(error: BaseException) -> str:
-    """Why torch refused a file, in one line, without its advice to unpickle it all the same."""
+    """Why torch refused a file, in one line, without torch's advice to unpickle it anyway."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, pickle.UnpicklingError):
         lines = [line for line in lines if line.startswith(("Trying", "Unsupported"))] or ["it is no tensor"]
@@ -58,7 +58,7 @@ def reason(error: BaseException) -> str:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Those of a tensor on the CPU; of a contiguous one its own, not a copy."""
+    """The bytes of a tensor on the CPU; not a copy if it is contiguous."""
     flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))  # a view of one number may keep a stride
     return flat.view(torch.uint8).numpy().data
 
@@ -66,14 +66,14 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def write(
     file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], kinds: Mapping[str, Kind] | None = None
 ) -> dict[str, Any]:
-    """As safetensors' `save_file`, which must have all tensors in memory; here each is asked for when it is written.
+    """Like safetensors' `save_file`, but each tensor is requested only when it is written, not all at once.
 
-    kinds : of the tensors, where known. Returns what `base.files.listed_as` says of the file, without reading it.
+    kinds : types and shapes, if known. Returns what `base.files.listed_as` returns, without reading the file.
     """
     kinds = kinds or {name: (t.dtype, list(t.shape)) for name, t in tensors.items()}
     header: dict[str, Any] = {"__metadata__": metadata}
     place = 0
-    # the widest first, so that each begins at a multiple of its own width
+    # widest types first, so that each tensor starts at a multiple of its item size
     for name in sorted(tensors, key=lambda name: -kinds[name][0].itemsize):
         dtype, shape = kinds[name]
         if dtype not in NAMES:
@@ -82,7 +82,7 @@ def write(
         header[name] = {"dtype": NAMES[dtype], "shape": shape, "data_offsets": [place, end]}
         place = end
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the data begin at a multiple of 8, as in all such files
+    text += b" " * (-len(text) % 8)  # the data start at a multiple of 8, as safetensors requires
     digest = hashlib.sha256()
     with file.open("wb") as f:
         for part in (len(text).to_bytes(8, "little") + text, *list(header)[1:]):
@@ -93,7 +93,7 @@ def write(
 
 
 class Lazy(UserDict[str, Any]):
-    """Tensors by name, each made when it is asked for: weights that are larger than memory."""
+    """Tensors by name, each made on access, for weights that are larger than memory."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], Tensor]):
         self.data = dict.fromkeys(names, make)
@@ -103,12 +103,12 @@ class Lazy(UserDict[str, Any]):
 
 
 def open_safetensors(file: Path, apart: bool = False) -> tuple[Lazy, dict[str, str]]:
-    """Tensors and metadata; CheckpointError for a damaged file, or another type of number.
+    """Tensors and metadata; CheckpointError for a damaged file or an unknown dtype.
 
-    A tensor stays on disk until its numbers are used, and what is written to it stays in memory.
+    A tensor stays on disk until it is read; writes to it stay in memory.
 
-    apart : map each tensor when it is asked for, in place of the whole file. `ulimit -v` bounds what is mapped, and
-        `ulimit -n` the maps, each of which has a file open.
+    apart : map tensors one by one instead of the whole file, for machines with a low `ulimit -v`; each mapped tensor
+        counts for `ulimit -n`.
     """
     try:
         if not file.is_file():
@@ -123,7 +123,7 @@ def open_safetensors(file: Path, apart: bool = False) -> tuple[Lazy, dict[str, s
             dtype, shape, (begin, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
             sizes_fit = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
             if not sizes_fit or end - begin != math.prod(shape) * dtype.itemsize or start + end > size:
-                raise ValueError(f"{name!r:.120} is not all there")
+                raise ValueError(f"{name!r:.120} is incomplete")
             places[name] = dtype, shape, start + begin, end - begin
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file} is missing or damaged ({reason(error)}); fetch or export it again") from None
@@ -142,7 +142,7 @@ def open_safetensors(file: Path, apart: bool = False) -> tuple[Lazy, dict[str, s
 
 
 def _mapped(file: Path, first: int, length: int) -> mmap.mmap:
-    """Bytes of a file that can be changed in memory. safetensors' own map of a file larger than memory is refused."""
+    """A private, writable map of a file. safetensors' own map fails for a file larger than memory."""
     with file.open("rb") as f:
         # Without NORESERVE, Linux promises memory for each page of a private map.
         return mmap.mmap(f.fileno(), length, flags=mmap.MAP_PRIVATE | MAP_NORESERVE, offset=first)
@@ -151,10 +151,10 @@ def _mapped(file: Path, first: int, length: int) -> mmap.mmap:
 def assembled(name: str, shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
     """The tensor that boxes at offsets make; CheckpointError if they do not.
 
-    A shape is numbers that anybody can write: no memory is taken for more than the boxes have.
+    The shape is untrusted: no more memory is allocated than the boxes have.
     """
     if not boxes or sum(box.numel() for _, box in boxes) != math.prod(shape):
-        raise CheckpointError(f"{name} is not all there")
+        raise CheckpointError(f"{name} is incomplete")
     if boxes[0][1].shape == tuple(shape):
         return boxes[0][1]
     out = torch.empty(tuple(shape), dtype=boxes[0][1].dtype)
@@ -202,7 +202,7 @@ _INDEX = TypeAdapter(dict[str, Entry])
 
 
 class TensorIndex:
-    """Whole tensors of a checkpoint folder by name, and parts of them, read when they are asked for.
+    """Whole tensors of a checkpoint folder by name, and parts of them, read on access.
 
     CheckpointError : `index.json` is damaged.
     """
@@ -211,7 +211,7 @@ class TensorIndex:
         self.folder, path = folder, folder / INDEX
         try:
             self.entries = _INDEX.validate_json(path.read_bytes())
-            # a shape is numbers that anybody can write: no memory is taken for more than the files have
+            # shapes are untrusted: no more memory is allocated than the files have
             need = sum(math.prod(e.shape) * DTYPES[e.dtype].itemsize for e in self.entries.values())
             if need > sum((folder / file).stat().st_size for file in self.files()):
                 raise ValueError("its tensors are larger than the files")
@@ -220,16 +220,16 @@ class TensorIndex:
         self._open = functools.cache(lambda file: open_safetensors(folder / file, apart=True)[0])
 
     def files(self) -> set[str]:
-        """Names of those that the pieces are in."""
+        """Names of the files with the pieces."""
         return {piece.file for entry in self.entries.values() for piece in entry.pieces}
 
     def whole(self, name: str) -> Tensor:
-        """A whole tensor in its own type."""
+        """A whole tensor in its stored dtype."""
         shape = self.entry(name).shape
         return self.part(name, [0] * len(shape), shape)
 
     def part(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """The box of `shape` at `offset`. Of the stored boxes that overlap it, the rows that it needs are read."""
+        """The box of `shape` at `offset`. Of stored boxes that overlap it, only the needed rows are read."""
         found = []
         for o, s in dict.fromkeys((tuple(p.offset), tuple(p.shape)) for p in self.entry(name).pieces):
             first = [max(a, b) for a, b in zip(offset, o)]
@@ -244,7 +244,7 @@ class TensorIndex:
     def elements(self, name: str, offset: Sequence[int], shape: Sequence[int], first: int, last: int) -> Tensor:
         """Elements first .. last of the flattened box of `shape` at `offset`, [last - first].
 
-        Of the pieces of that box, what is needed is read; if no such box is stored, the box comes from `part`.
+        Only the needed part of that box's pieces is read. If no such box is stored, `part` builds it.
         """
         entry, found = self.entry(name), []
         for piece in sorted(entry.pieces, key=lambda piece: piece.elements):
@@ -263,7 +263,7 @@ class TensorIndex:
         return out
 
     def entry(self, name: str, shape: list[int] | None = None) -> Entry:
-        """CheckpointError when there is none of that name, or it has another shape."""
+        """CheckpointError if there is none of that name, or it has another shape."""
         found = self.entries.get(name)
         if found is None or shape not in (None, found.shape):
             what = f"lacks {name}" if found is None else f"has {name} as {found.shape} and not {shape}"

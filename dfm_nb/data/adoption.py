@@ -56,16 +56,16 @@ def adopt_dataset(
     """
     place = PreparedFolder(folder)
     tars = shards.find_shards(place.path)
-    # as WebDataset's writer leaves when the last one has just been filled; Energon refuses them
+    # WebDataset's writer leaves an empty one if the last tar was just full; Energon refuses them
     if empty := [tar for tar in tars if tar.stat().st_size <= tarfile.RECORDSIZE and not shards.samples_of(tar)]:
-        log.warning("left out %d tar(s) without samples, such as %s; remove them", len(empty), empty[0])
+        log.warning("skipped %d tar(s) without samples, such as %s; remove them", len(empty), empty[0])
         tars = [tar for tar in tars if tar not in empty]
     if place.held_plan() is not None:
         fix = "it needs no adopting" if (place.path / CHECKSUMS).is_file() else "finish it with --resume"
         raise ValueError(f"{place.path} was made by dfm prepare: {fix}")
     if not 0 <= val_fraction < 1:
         raise ValueError(f"--val-fraction must be at least 0 and below 1; got {val_fraction}")
-    # a wrong path shows now, not after all tars were read
+    # a wrong path fails now, not after all tars were read
     about = {"tokenizer": {"name": tokenizer}, "text_encoder": {"name": text_encoder}}
     paths = {"tokenizer": tokenizer_path, "text_encoder": text_encoder_path}
     encoders = {kind: _build(kind, about[kind]["name"], paths[kind], place, device) for kind in about}
@@ -75,9 +75,10 @@ def adopt_dataset(
         survey = _Survey(place.path, splits)
         write_indexes(place.path, splits, survey)
         for record in survey.records.values():
-            if not record["samples"] and any(drop["reason"] == "other_text_width" for drop in record["drops"]):
-                odd = f"{record['name']} has another than the {survey.text_dim} of those before it"
-                raise ValueError(f"{place.path}: text embeddings must have one width; {odd}; move such shards away")
+            odd = next((drop["detail"] for drop in record["drops"] if drop["reason"] == "other_text_width"), None)
+            if odd and not record["samples"]:
+                what = f"{odd} as in the shards before it"
+                raise ValueError(f"{place.path}: text embeddings must have one width; {what}; move such shards away")
         totals = ShardTotals(survey.records.values())
         if not any(r["split"] == "train" for r in totals.full):
             first = totals.drops[0]["detail"] if totals.drops else "its tars are empty"
@@ -104,7 +105,7 @@ def adopt_dataset(
 
 
 def _build(kind: str, name: str, path: str | None, place: PreparedFolder, device: str) -> Any:
-    """The plugin, with its weights seen to be there; None when they were not named and the package has none."""
+    """The plugin with its weights; None if no path was given and the package has no weights."""
     module = plugins.load(f"{kind}s", name)
     carried = getattr(module, "CARRIED", False)
     if kind == "tokenizer" and place.tokenizer.is_file():
@@ -136,7 +137,7 @@ def _write_empty_caption(folder: Path, encoder: Any, text_dim: int) -> None:
 
 
 class _Survey:
-    """Reads every sample once, as the index asks for its size, and notes what a preparation notes of its shards."""
+    """Read every sample once, when the index needs its size, and record what a preparation records of its shards."""
 
     def __init__(self, folder: Path, splits: dict[str, list[str]]):
         self.text_dim = 0
@@ -147,7 +148,7 @@ class _Survey:
         }
 
     def __call__(self, entry: shards.SampleEntry) -> list[int] | None:
-        """Latent T, H, W and text tokens; None for what cannot be used."""
+        """Latent T, H, W and text tokens; None if it cannot be used."""
         record = self.records[entry.shard]
         try:
             clip = entry.read(shards.Fits(LATENT_CHANNELS, self.text_dim or None))
@@ -170,7 +171,7 @@ class _Survey:
 
 
 def _splits(folder: Path, tars: list[Path], val_fraction: float) -> dict[str, list[str]]:
-    """The shards of each split: as `.nv-meta` has them; without one, all train but the smallest for validation."""
+    """The shards of each split: those of `.nv-meta`; without it, the smallest ones for validation."""
     names = [tar.relative_to(folder).as_posix() for tar in tars]
     if shards.has_energon_metadata(folder):
         splits = {split: shards.shards_of(folder, split) for split in SPLITS}

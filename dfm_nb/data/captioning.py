@@ -29,7 +29,7 @@ def texts_of(value: Any, where: object) -> list[str]:
 
     Raises
     ------
-    SampleError : it holds something else; `where` says which cell.
+    SampleError : the cell has something else; `where` names the cell.
     """
     values = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
     if isinstance(value, (int, float)):
@@ -41,7 +41,7 @@ def texts_of(value: Any, where: object) -> list[str]:
 
 
 def tags_of(value: Any) -> list[str]:
-    """The tags of a cell: a text with commas between them, or a list; what is neither has none."""
+    """The tags of a cell: a text with commas between them, or a list; [] for anything else."""
     values = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
     return [tag for v in values if isinstance(v, str) for part in v.split(",") if (tag := part.strip())]
 

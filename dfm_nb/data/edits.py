@@ -5,7 +5,7 @@ One line per edited sample:
     {"key": "cat-07", "caption": "a black cat on a wall"}
     {"key": "cat-12", "left_out": true}
 
-The next preparation of the folder applies all of it. Training skips excluded samples from its next start, and every
+The next preparation of the folder applies all edits. Training skips excluded samples from its next start, and every
 other sample keeps its position in the data order.
 """
 
@@ -38,7 +38,7 @@ def read_edits(folder: str | Path) -> dict[str, Edit]:
 
     Raises
     ------
-    ValueError : a line that is no edit, with its number.
+    ValueError : a line is not an edit; the message has its number.
     """
     path, found = Path(folder) / EDITS, dict[str, Edit]()
     if not path.is_file():
@@ -55,7 +55,7 @@ def read_edits(folder: str | Path) -> dict[str, Edit]:
 
 
 def write_edit(folder: str | Path, edit: Edit) -> None:
-    """Write an edit to the file, in place of the sample's earlier one; an edit without changes removes its line."""
+    """Write an edit to the file, replacing the sample's earlier one; an edit without changes removes the line."""
     edits = read_edits(folder) | {edit.key: edit}
     lines = [e.model_dump_json(exclude_defaults=True) + "\n" for e in edits.values() if e.caption or e.left_out]
     if lines:
@@ -65,6 +65,6 @@ def write_edit(folder: str | Path, edit: Edit) -> None:
 
 
 def edits_sha256(folder: str | Path) -> str | None:
-    """Of the file; None where there is none."""
+    """Checksum of the file; None if there is none."""
     path = Path(folder) / EDITS
     return sha256(path) if path.is_file() else None

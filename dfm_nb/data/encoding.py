@@ -5,10 +5,10 @@ encodes captions and writes.
 
 - Batches are formed within a shard from what arrives in item order, so a shard's bytes do not depend on what was done
   before it, nor on timing.
-- A shard is finished when its record `.dfm/<shard>.json` is there: it is written after the tar has its name.
-- An unusable item is a drop with a key, a reason and a detail; an item's clips before the fault are kept. What a kept
-  sample lacks of its file or its captions is noted in the same form, as lost.
-- Memory is bounded whatever the length of the source, a shard or a video: `AHEAD_BYTES` of pixels read ahead,
+- A shard is finished when its record `.dfm/<shard>.json` exists: it is written after the tar got its name.
+- An unusable item is a drop with a key, a reason and a detail; an item's clips before the fault are kept. Parts of
+  a kept sample's file or captions that are missing are recorded in the same form, as lost.
+- Memory is bounded for any length of source, shard or video: `AHEAD_BYTES` of pixels read ahead,
   `HELD_PIXELS` waiting for a full batch, two slices of `SLICE_BYTES` of latents and `CAPTIONS_BYTES` of embeddings.
 """
 
@@ -36,15 +36,15 @@ from dfm_nb.data.captioning import MIRRORED, SIDE, tag_captions
 from dfm_nb.data.edits import EDITS, LEFT_OUT, Edit
 from dfm_nb.data.shard_plan import ShardPlan
 
-# Bounds of memory, whatever the source: see above.
+# Limits of memory: see above.
 AHEAD_BYTES = 256 << 20
 HELD_PIXELS = 1 << 25
-SLICE_BYTES, SLICE_SAMPLES = 64 << 20, 256
+SLICE_BYTES, SLICE_SAMPLES = 64 << 20, 256  # 256 small samples are written while the next are encoded
 CAPTIONS_BYTES = 256 << 20
 BATCH_PIXELS = {"cpu": 1 << 19, "cuda": 1 << 24}
-"""A batch of a tokenizer has at least so many: 2 pictures of 512 px, 64 on a GPU; halved where memory is short.
+"""Least pixels of a tokenizer batch: 2 pictures of 512 px, or 64 on a GPU; halved if memory is short.
 
-On a CPU more are slower: their activations leave the cache."""
+Larger batches are slower on a CPU, because their activations do not fit into the cache."""
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ On a CPU more are slower: their activations leave the cache."""
 class Reading:
     """What is read and how.
 
-    short_side : px that pictures are fitted to, both sides floored to multiples of 16; None leaves sizes as they are.
+    short_side : px that pictures are fitted to, both sides floored to multiples of 16; None keeps sizes.
     workers : number of threads. edits : by key. tag_captions : further captions to make of a clip's tags.
     flip : whether training also has each clip mirrored.
     """
@@ -68,13 +68,10 @@ class Reading:
     flip: bool = False
 
     def edited(self, clip: Clip) -> Result:
-        """The clip with its edited first caption and captions built from its tags; or that it is excluded.
-
-        Of equal captions one stays.
-        """
+        """The clip with its edited caption and captions made of its tags, without duplicates; or why it is excluded."""
         edit = self.edits.get(clip.key) or Edit(key=clip.key)
         if edit.left_out:
-            return SampleError(LEFT_OUT, f"{clip.key} is set aside in {EDITS}")
+            return SampleError(LEFT_OUT, f"{clip.key} is excluded in {EDITS}")
         of_tags = tag_captions(clip.tags, self.tag_captions, clip.key)
         _, *more = dict.fromkeys([clip.caption, *clip.more_captions, *of_tags])
         caption = edit.caption or clip.caption
@@ -88,9 +85,9 @@ class Reading:
         return self.edited(replace(clip, key=key, video=clip.video[:, :, ::-1]))
 
     def reworded(self, key: str, index: int) -> Result:
-        """A clip with the captions that the sample `key` of an item has now; or why it has none.
+        """A clip with the current captions of the item's sample `key`; or why it has none.
 
-        Pixels are read only where the source cannot give captions alone.
+        Pixels are read only if the source cannot give captions alone.
         """
         own = key.removesuffix(MIRRORED) if self.flip else key
         try:
@@ -123,7 +120,7 @@ Result = Clip | SampleError
 
 @dataclass(eq=False)
 class _Line:
-    """What has been read of one item and not yet been taken; None marks the item's end."""
+    """Clips of one item that were read and not yet taken; None marks the item's end."""
 
     index: int
     waiting: deque[Result | None] = field(default_factory=deque)
@@ -134,13 +131,15 @@ def _bytes(result: Result | None) -> int:
 
 
 class ReadAhead:
-    """Gives the clips of items in order while threads read further ones: `with ReadAhead(reading, items) as ahead:`.
+    """The clips of items in order, while threads read further ones: `with ReadAhead(reading, items) as ahead:`.
 
-    The item at the head may always continue, so a small budget slows reading but cannot stop it.
+    The first item in line may always continue, so a small budget slows reading but cannot block it.
     """
 
     def __init__(self, reading: Reading, items: Iterable[int]):
         self.reading = reading
+        # One slow item (a long video) must not stop the other workers, so many items per worker are read ahead of it;
+        # AHEAD_BYTES limits their memory.
         self._todo, self._window = iter(items), 16 * reading.workers
         self._pool = ThreadPoolExecutor(reading.workers, "read")
         self._turn = threading.Condition()
@@ -418,7 +417,7 @@ class OpenShard:
         write_atomically(path, json.dumps(record).encode())
 
     def abort(self) -> None:
-        """Leave no half shard; a finished one stays."""
+        """Remove an incomplete shard; a finished one stays."""
         if self.writer:
             self.writer.abort()
 
@@ -432,7 +431,7 @@ def encode_shards(
 ) -> None:
     """Make the planned shards in `folder`; `on_item()` is called after each item."""
     encode = LatentEncoder(encoders.tokenizer, encoders.device)
-    unfinished: deque[OpenShard] = deque(maxlen=2)  # while one is begun, only the one before it may still be open
+    unfinished: deque[OpenShard] = deque(maxlen=2)  # only the current and the previous shard can be open
     writer = ThreadPoolExecutor(1, "write")
     with ReadAhead(reading, (i for plan in plans for i in plan.items)) as ahead:
         try:
@@ -447,7 +446,7 @@ def encode_shards(
                 last.result()
                 last = writer.submit(shard.finish)
             last.result()
-        finally:  # after a fault: let what runs end, leave no half shard
+        finally:  # after an error: let running work end, and remove incomplete shards
             writer.shutdown(cancel_futures=True)
             for shard in unfinished:
                 shard.abort()
@@ -459,9 +458,9 @@ def encode_shards(
 def reword_shard(
     plan: ShardPlan, reading: Reading, encoders: Encoders, folder: Path, on_items: Callable[[int], object]
 ) -> bool:
-    """Bring the captions of a shard up to date; False where it is not finished, and has to be made from pixels.
+    """Update the captions of a shard; False if it is unfinished, so that it must be made from pixels.
 
-    Latents and the embeddings of captions that stay are taken over. What was dropped before stays dropped.
+    Latents and the embeddings of unchanged captions are copied. Dropped samples stay dropped.
 
     Raises
     ------
@@ -471,7 +470,7 @@ def reword_shard(
     if (record := read_json(path)) is None or record.get("texts", 0) >= plan.texts:
         return False
     entries = shards.samples_of(tar) if tar.is_file() else []
-    if len(entries) != record["samples"]:  # a kill came between the tar and the record of what it had lost
+    if len(entries) != record["samples"]:  # a kill came between the tar and its record
         return False
     items = {reading.source.item_key(int(i)): int(i) for i in plan.items}  # they begin the keys of their clips
     owners = (next(items[e.key[:n]] for n in range(len(e.key), 0, -1) if e.key[:n] in items) for e in entries)
@@ -500,7 +499,7 @@ def reword_shard(
                 part, part_bytes = ShardSlice(encode), 0
         shard.write(part)
         shard.finish()
-    finally:  # after a fault no half shard
+    finally:  # after an error, remove the incomplete shard
         shard.abort()
     on_items(len(plan.items))
     return True

@@ -1,4 +1,4 @@
-"""What shards contain, whether they are intact, and how they look; also for third-party shards. Read only."""
+"""The content of shards: counts, faults and pictures; also of third-party shards. Read only."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NAMED = 10
 
 
 class InspectedShards:
-    """The samples of a folder of shards, or of one tar, by their headers and .json parts alone.
+    """The samples of a folder of shards, or of one tar, from headers and .json parts alone.
 
-    entries : of all readable tars. faults : a sentence for each tar that is not. manifest : None where there is none.
+    entries : of all readable tars. faults : a sentence for each unreadable tar. manifest : None if there is none.
     """
 
     def __init__(self, place: Path, progress: bool = False):
@@ -48,7 +48,7 @@ class InspectedShards:
             self._measure()
 
     def _measure(self) -> None:
-        """Put the sizes of the indexes into `meta`: NeMo DFM's script writes a clip's frames as its height."""
+        """Take the sizes in `meta` from the indexes: NeMo DFM's script writes a clip's frames as its height."""
         sizes = {i.entry(n): (*i.grid(n), i.text_tokens(n)) for i in self._indexes for n in range(len(i))}
         for entry in self.entries:
             if found := sizes.get(entry):
@@ -85,7 +85,7 @@ class InspectedShards:
     # ---- checks ---------------------------------------------------------------------------------------------------
 
     def verify(self) -> list[str]:
-        """What is wrong: every checksum is computed again, every sample decoded, every index compared."""
+        """Faults, after computing every checksum, decoding every sample and comparing every index."""
         checked = self._files() if self.manifest and self.place.is_dir() else []
         return [*checked, *self._samples(), *self._compared()]
 
@@ -96,7 +96,7 @@ class InspectedShards:
 
     @functools.cached_property
     def fits(self) -> Fits:
-        """What the samples have in common, by the files next to them."""
+        """The sizes that all samples must have, from the files next to them."""
         if self.manifest is None:
             return Fits()
         return Fits(len(self.manifest["latent_mean"]), read_empty_text(self.folder).shape[1])
@@ -123,7 +123,7 @@ class InspectedShards:
         yield from (f"the key {key} occurs {n} times" for key, n in counts.items() if n > 1)
 
     def _compared(self) -> Iterator[str]:
-        """What the splits' indexes say against the shards themselves."""
+        """Differences between the splits' indexes and the shards."""
         try:
             indexes = self._indexes
         except ValueError as error:
@@ -141,7 +141,7 @@ class InspectedShards:
     # ---- pictures -------------------------------------------------------------------------------------------------
 
     def tokenizer(self, name: str | None = None, path: str | None = None) -> Tokenizer | None:
-        """The tokenizer of the shards; None when it is unknown or not on this machine.
+        """The tokenizer of the shards; None if it is unknown or not on this machine.
 
         A tokenizer next to the shards is only used if it consists of tensors: TorchScript runs code, so it must come
         from `path` or the hub's cache.
@@ -154,11 +154,11 @@ class InspectedShards:
             return None
         saved = None if own else plugins.load_saved("tokenizers", name, path or plugins.carried(name, self.folder))
         module, place = saved or (plugins.load("tokenizers", name), path)
-        # one that was fitted to the data has no other file
+        # a tokenizer fitted to the data has no other file
         return None if place is None and hasattr(module, "fit") else module.build(place)
 
     def sheet(self, count: int, tokenizer: Tokenizer | None) -> np.ndarray | None:
-        """Samples evenly over the shards with their captions; in false colours when there is no tokenizer."""
+        """Samples evenly over the shards with their captions; in false colours without a tokenizer."""
         chosen = (self.entries[i] for i in evenly(range(len(self.entries)), count))
         clips = list(_readable(chosen, self.fits))
         videos = [false_colours(c) if tokenizer is None else decoded(c, tokenizer) for c in clips]
@@ -176,7 +176,7 @@ def _grid_of(entry: SampleEntry, default: tuple[int, int, int]) -> list[int]:
 
 
 def size_of(meta: dict) -> str:
-    """Frames, height and width of a sample in px, `9x64x64`; `?` for what its .json does not say."""
+    """Frames, height and width of a sample in px, `9x64x64`; `?` for values that its .json lacks."""
     return "x".join(str(meta.get(k, "?")) for k in ("num_frames", "image_height", "image_width"))
 
 

@@ -37,15 +37,15 @@ UNEVEN = 0.02  # of the mean; in 50 epochs the samples of the lightest lane are 
 
 
 def deal_shards(weights: np.ndarray, lanes: int) -> list[np.ndarray]:
-    """The shards of each lane, as many lanes as are even.
+    """The shards of each lane, with as many lanes as have even weights.
 
-    Lanes give their packs in turn, so one of fewer tokens than another would go through its samples more often. Shards
-    are dealt there and back, the heaviest first; of weights 9 8 7 6 5 4, two lanes get 9 6 5 and 8 7 4.
+    Lanes give their packs in turn, so a lane with fewer tokens would repeat its samples more often. Shards are dealt
+    forwards and backwards, the heaviest first; with weights 9 8 7 6 5 4, two lanes get 9 6 5 and 8 7 4.
 
     Parameters
     ----------
-    weights : the tokens of each shard, or what is in proportion to them. lanes : wanted; halved until their weights are
-        within `UNEVEN` of one another.
+    weights : the tokens of each shard, or a number in proportion. lanes : the desired number; halved until weights
+        differ by at most `UNEVEN`.
     """
     heaviest_first = np.argsort(-weights, kind="stable")
     turn = np.arange(len(weights)) % (2 * lanes)
@@ -89,7 +89,7 @@ class SampleOrder:
 
 
 class Lane:
-    """Where a lane is: an epoch, a position in it, and the samples that wait for room in a pack."""
+    """The position of a lane: an epoch, a position in it, and the samples that wait for space in a pack."""
 
     def __init__(self, order: SampleOrder, packer: Packer, tokens_of: Callable[[np.ndarray], np.ndarray]):
         self.order, self.packer, self._tokens_of = order, packer, tokens_of
@@ -101,7 +101,7 @@ class Lane:
         return self.packer.next(self._stream)
 
     def _items(self) -> Iterator[PackItem]:
-        """Sample after sample, from where the lane is when the first one is taken."""
+        """Sample after sample, from the lane's position when the first one is taken."""
         while True:
             if self.cursor == self.order.size:
                 self.epoch, self.cursor = self.epoch + 1, 0
@@ -127,7 +127,7 @@ class PackOrder:
 
     Parameters
     ----------
-    capacity : tokens of a pack. buffer_size : of the packer. lanes : at most; 0, as many as suit the data set.
+    capacity : tokens of a pack. buffer_size : of the packer. lanes : at most; 0: chosen for the data set.
     lane_window : samples of a lane that are shuffled with one another.
 
     Raises
@@ -162,7 +162,7 @@ class PackOrder:
     def _make_lanes(self, lanes: int, window: int) -> None:
         size, seed = len(self.store), self.settings.config.rng.seed
         self.lane_window = window
-        # samples that cannot be used have no number, so the last shards may have less than they say, or nothing
+        # unusable samples have no number, so the last shards may have fewer samples than they claim, or none
         samples, voxels = np.array([(shard.samples, shard.voxels) for shard in self.store.shards], np.int64).T
         ends = np.minimum(np.cumsum(samples), size)
         ranges_R2 = np.stack((np.append(0, ends[:-1]), ends), 1)
@@ -172,10 +172,10 @@ class PackOrder:
         if len(orders) == 1:
             orders = [SampleOrder(np.array([[0, size]]), size, seed, None, self.shuffle)]
         self.lanes = [Lane(order, Packer(self.capacity, self.buffer_size), self.tokens_of) for order in orders]
-        self._states = [lane.state() for lane in self.lanes]  # kept, as those of 256 lanes take 30 ms to make
+        self._states = [lane.state() for lane in self.lanes]  # cached, because those of 256 lanes take 30 ms
 
     def tokens_of(self, samples: np.ndarray) -> np.ndarray:
-        """Tokens of each sample, int64; 0 for one that claims more than a pack: it is reported when it is read."""
+        """Tokens of each sample, int64; 0 for a sample that claims more than a pack: it is reported when it is read."""
         tokens = self.store.voxels(samples) // self.settings.patch_volume
         return np.where(tokens > self.capacity, 0, tokens)
 
@@ -196,7 +196,7 @@ class PackOrder:
         }
 
     def restore(self, state: dict) -> None:
-        """Continue from a state, in its order: its number of lanes and its window count, not those of the settings."""
+        """Continue from a state. Its number of lanes and its window apply, not those of the settings."""
         if state["fingerprint"] != self.store.fingerprint:
             raise ValueError(
                 "the checkpoint is of other data; use that dataset.path, or checkpoint.pretrained in a new run"
@@ -211,9 +211,9 @@ class PackOrder:
 class StepOrder:
     """Which packs make a step.
 
-    Packs are equal in tokens and not in work, as attention grows with the square of a sample's length; and all ranks
-    wait for the slowest. So the packs of `window` steps are taken at once and sorted by work, neighbours make a step,
-    and the steps of a window come in random order. Of six packs with 5 1 9 4 8 2 to do, two a step and a window of 3:
+    Packs have equal tokens but not equal work, because attention grows with the square of a sample's length, and all
+    ranks wait for the slowest. So the packs of `window` steps are sorted by work, neighbours make a step, and the steps
+    of a window are shuffled. Six packs with work 5 1 9 4 8 2, two per step, and a window of 3:
 
         sorted  1 2 4 5 8 9    steps  1 2 | 4 5 | 8 9    in random order  8 9 | 1 2 | 4 5
 
@@ -258,7 +258,7 @@ class StepOrder:
         return packs
 
     def state(self) -> dict:
-        """JSON-able; `restore` of it continues with the next step: where the window began, and what of it is taken."""
+        """JSON-able; `restore` continues with the next step: the start of the window and the steps taken of it."""
         now = self._start | self.counts
         if self.window == 1:
             return now
@@ -267,7 +267,7 @@ class StepOrder:
         return now | {"steps": steps}
 
     def restore(self, state: dict) -> None:
-        """Continue from a state, in its order: its window counts, not that of the settings."""
+        """Continue from a state. Its window applies, not that of the settings."""
         self.packs.restore(state)
         steps = state.get("steps", {"window": 1, "packs_per_step": 0, "taken": 0, "begun": state})
         self.window, self.counts = steps["window"], {name: steps["begun"][name] for name in self.counts}

@@ -1,11 +1,11 @@
-"""Preparing a data set: captioned images and clips to a folder of shards that `manifest.json` completes.
+"""Prepare a data set: from captioned images and clips to a folder of shards with a `manifest.json`.
 
-- Which sample goes into which shard is planned from the source, the number of processes and the settings
+- The source, the number of processes and the settings determine which sample goes into which shard
   (`shard_plan`). A shard is the unit of work: after a kill at any instant `resume` redoes only unfinished shards, and
   the result is byte-identical to an uninterrupted run.
 - Every dropped sample is counted by reason and listed in its shard's record; the manifest lists the first
-  `NAMED_DROPS`. The same for samples that are kept and lack something of their file or captions.
-- The memory of a process does not grow with samples: an item takes some bytes, a shard half a KiB on rank 0.
+  `NAMED_DROPS`. The same for kept samples without a part of their file or captions.
+- The memory of a process does not grow with samples: an item takes some bytes, a shard takes half a KiB on rank 0.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.sample_index import write_indexes
 from dfm_nb.data.shard_plan import SPLITS, VAL_FROM_ITEMS, ShardPlans, evenly
 
-SHORT_SIDE_PX = 64  # where the tokenizer has no size of its own
+SHORT_SIDE_PX = 64  # if the tokenizer has no size of its own
 FIT_ITEMS = 1500  # items a tokenizer is fitted to, evenly spaced over the training split
 PSNR_ITEMS = 64
 NAMED_DROPS = 10_000
 NAMED_WORST = 5
 MOST_RANKS = 1 << 20
 VAL_FRACTION = 0.05
-# 5 % of few items is a loss too noisy to stop by: 48 items have 6 for validation instead of 2
+# with few items, 5 % give a validation loss too noisy to stop by: of 48 items, 6 are held out instead of 2
 SMALL_VAL_FRACTION, SMALL_BELOW_ITEMS = 0.125, 1000
 
 
@@ -142,7 +142,7 @@ class PrepareConfig(Verb):
 
     @property
     def side_px(self) -> int:
-        """The short side; the tokenizer's own when none was asked for."""
+        """The short side; by default the tokenizer's own."""
         own: int = getattr(self.tokenizer_module, "SHORT_SIDE_PX", SHORT_SIDE_PX)
         return self.short_side or own
 
@@ -155,7 +155,7 @@ class PrepareConfig(Verb):
         return plugins.load("sources", plugins.source_and_spec(self.source)[0])
 
     def open_source(self) -> Source:
-        """The source; ValueError names flags that it has no use for."""
+        """The source; ValueError for flags that it does not use."""
         name, spec = plugins.source_and_spec(self.source)
         options = plugins.options_of("sources", name, self.options)
         if plugins.takes(self.source_module, "size_px"):
@@ -176,7 +176,7 @@ class PrepareConfig(Verb):
         return SMALL_VAL_FRACTION if small and self.test_fraction + SMALL_VAL_FRACTION < 1 else VAL_FRACTION
 
     def plan(self, source: Source, world: int) -> dict[str, Any]:
-        """What must be equal for a folder to be this preparation's."""
+        """The settings that must be equal for a folder to belong to this preparation."""
         settings = [name for name, field in fields(PrepareConfig).items() if field.marks.get("plan")]
         of_encoders = (*plugins.flags("tokenizers"), *plugins.flags("text_encoders"))
         plan = {
@@ -189,7 +189,7 @@ class PrepareConfig(Verb):
             "val_fraction": self.val_share(source),
             **{name: self.options.get(name) for name in of_encoders},
         }
-        # a fitted tokenizer follows from all the rest, one that was named does not
+        # a fitted tokenizer is determined by the other settings, a named one is not
         if self.tokenizer_path and getattr(self.tokenizer_module, "CARRIED", False):
             plan["tokenizer_sha256"] = self.tokenizer_module.build(self.tokenizer_path).identity()["sha256"]
         return json.loads(json.dumps(plan))
@@ -201,9 +201,9 @@ def item_keys(source: Source, limit: int | None) -> Iterator[str]:
 
 
 def check_unique(source: Source, limit: int | None) -> None:
-    """ValueError when two items have the same key."""
+    """ValueError if two items have the same key."""
     hashes = np.sort(np.fromiter(map(hash, item_keys(source, limit)), np.int64))
-    if (hashes[1:] == hashes[:-1]).any():  # or different keys have one hash
+    if (hashes[1:] == hashes[:-1]).any():  # or different keys with one hash
         key, times = Counter(item_keys(source, limit)).most_common(1)[0]
         if times > 1:
             raise ValueError(f"the source names two items {key!r}; keys must be unique: rename or remove one of them")
@@ -213,7 +213,7 @@ def check_unique(source: Source, limit: int | None) -> None:
 
 
 def prepare(config: PrepareConfig) -> dict[str, Any]:
-    """This process's part of a preparation, as torchrun numbers it; returns the manifest when all are done."""
+    """This process's part of a preparation, as torchrun numbers it; returns the manifest when all ranks are done."""
     folder = PreparedFolder(config.output_dir)
     # the folder's turn ends last: after the process group, when every rank has stopped writing
     with contextlib.ExitStack() as turn, Ranks.from_env() as ranks:
@@ -222,10 +222,10 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
             turn.enter_context(folder.turn())
             return folder.claim(plan, config.resume, config.overwrite, config.texts_only)
 
-        opened = cache(config.open_source)  # once, as it logs what it leaves out
+        opened = cache(config.open_source)  # once, because it logs what it skips
         done = (plan := ranks.first(lambda: check(config, ranks.world, opened))) is None
         if plan is not None:
-            with silent(ranks.rank > 0):  # what fails here leaves the folder as it was
+            with silent(ranks.rank > 0):  # a failure here leaves the folder unchanged
                 preparation = Preparation(config, opened(), folder, ranks, plan)
             done = ranks.first(lambda: claim(plan))
             if done:
@@ -239,33 +239,33 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
 
 
 def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None = None) -> dict[str, Any] | None:
-    """Before any work by `world` processes: the plan, or None when the folder already holds all of it.
+    """The plan for `world` processes, before any work; None if the folder already has the finished data set.
 
-    With other paths of encoders it is the plan in any case: they are loaded to be compared.
+    With other paths of encoders the plan is always returned, because the encoders must be loaded and compared.
 
     Raises
     ------
-    ValueError, OSError : the source cannot be used, or the folder may not be written into.
+    ValueError, OSError : the source cannot be used, or the folder must not be written into.
     """
     source, folder = (opened or config.open_source)(), PreparedFolder(config.output_dir)
     check_unique(source, config.limit)
-    # the shards follow from how many processes began: any number may continue
+    # the shards depend on the number of processes that started; any number may continue
     held = {} if config.overwrite else folder.held_plan() or {}
     began = held.get("ranks")
     if type(began) is not int or not 0 < began <= MOST_RANKS:
         began = world
     plan = config.plan(source, began)
     if texts := held.get("texts", 0) + config.texts_only:
-        plan["texts"] = texts  # a shard whose record says fewer has older captions
+        plan["texts"] = texts  # a shard whose record has a smaller number has older captions
     made = (read_json(folder.manifest) or {}).get("arguments", {})
     same = all(getattr(config, path) == made.get(path) for path in ("tokenizer_path", "text_encoder_path"))
     return None if folder.check(plan, config.resume, config.overwrite, config.texts_only) and same else plan
 
 
 class Preparation:
-    """One process's share of the work: `run` does it, when the folder is claimed.
+    """One process's share of the work; `run` does it after the folder was claimed.
 
-    All weights that are there before any work are loaded here: a wrong path shows now, not after the first batch.
+    Existing weights are loaded here, so that a wrong path fails now and not after the first batch.
     """
 
     def __init__(self, config: PrepareConfig, source: Source, folder: PreparedFolder, ranks: Ranks, plan: dict):
@@ -273,7 +273,7 @@ class Preparation:
         keys = item_keys(source, config.limit)
         shares = plan["val_fraction"], config.test_fraction
         self.plans = ShardPlans(keys, *shares, plan["ranks"], config.shard_size, source.item_split)
-        # pictures that a source makes at the size asked for stay as they are
+        # pictures that a source makes at the requested size are not resized
         side_px = None if plugins.takes(config.source_module, "size_px") else config.side_px
         share = len(os.sched_getaffinity(0)) // ranks.local_world  # of the cores
         threads, edits = config.workers or max(2, min(16, share)), read_edits(folder.path)
@@ -312,7 +312,7 @@ class Preparation:
         self.ranks.first(self._complete)
 
     def identities(self) -> dict[str, dict]:
-        """By the names that were asked for, with which they are found again."""
+        """The encoders' identities, with the names that find them again."""
         named = {"tokenizer": self.config.tokenizer, "text_encoder": self.config.text_encoder}
         return {kind: getattr(self, kind).identity() | {"name": name} for kind, name in named.items()}
 
@@ -342,7 +342,7 @@ class Preparation:
     def _pixels(
         self, items: list[int], faults: list[str], on_item: Callable[[], object] = lambda: None
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Keys and clips of items, float32 [3, T, H, W] in [-1, 1]; why others cannot be used is added to `faults`."""
+        """Keys and clips of items, float32 [3, T, H, W] in [-1, 1]; reasons for unusable ones are added to `faults`."""
         with ReadAhead(self.reading, items) as ahead:
             for _, result in ahead.take(len(items), on_item):
                 if isinstance(result, SampleError):
@@ -359,7 +359,7 @@ class Preparation:
         count = sum(len(p.items) for p in plans)
         where = ", from {} to {}".format(*self.plans.ranges[rank]) if world == self.plan["ranks"] else ""
         line = f"[INFO] Rank {rank} of {world} processing {count} samples{where}\n"
-        os.write(1, line.encode())  # in one piece, as several ranks share the terminal
+        os.write(1, line.encode())  # in one write, because several ranks share the terminal
         encoders = Encoders(self.tokenizer, self.text_encoder, self.device, self.config.pad_text_tokens)
         todo = [p for p in plans if self._record(p.name) is None]
         done = count - sum(len(p.items) for p in todo)
@@ -394,12 +394,12 @@ class Preparation:
         log.info("Webdataset shards saved to %s/", self.folder.path)
 
     def _record(self, name: str) -> dict[str, Any] | None:
-        """What is known of a shard; None when it is not finished, or has older captions."""
+        """The record of a shard; None if it is unfinished or has older captions."""
         record = shards.read_record(self.folder.path, name)
         return record if record and record.get("texts", 0) == self.plan.get("texts", 0) else None
 
     def _records(self) -> Iterator[dict[str, Any]]:
-        """What all ranks noted of their shards, one at a time."""
+        """The records of all ranks' shards, one at a time."""
         for plan in self.plans.all():
             record = self._record(plan.name)
             if record is None:
@@ -408,10 +408,10 @@ class Preparation:
 
     @torch.no_grad()
     def _psnr(self) -> dict[str, Any]:
-        """How well a small tokenizer gives back held-out items: the mean peak signal-to-noise ratio in dB (peak 255).
+        """Mean PSNR in dB (peak 255) of held-out images and clips through a small tokenizer, and the worst keys.
 
-        Images and clips apart. The worst by key, also of training items where few are held out. Other tokenizers may
-        have to fetch a decoder for this.
+        The worst also come from training items if few are held out. Not for large tokenizers, which may have to fetch a
+        decoder.
         """
         held_out = next(split for split in ("val", "test", "train") if len(self.plans.items_of(split)))
         by_kind, by_key = dict[str, list[float]](), dict[str, float]()
@@ -428,10 +428,10 @@ class Preparation:
 
 
 class ShardTotals:
-    """What was noted of all shards.
+    """The records of all shards, added up.
 
-    full : records of those that hold samples. drops : those that a manifest names. reasons : how many have each.
-    lost, lost_reasons : the same for what samples lack that are kept.
+    full : records of shards with samples. drops : dropped samples that the manifest lists. reasons : counts by reason.
+    lost, lost_reasons : the same for missing parts of kept samples.
     """
 
     def __init__(self, records: Iterable[dict[str, Any]]):
@@ -447,10 +447,10 @@ class ShardTotals:
                 self.full.append(record | {"latent_sums": np.array(record["latent_sums"])})
 
     def manifest(self, about: dict[str, Any], items: int, psnr_db: dict, own: dict[str, Any]) -> dict[str, Any]:
-        """A manifest of so many items. about : source and encoders. own : what else its maker says."""
+        """The manifest. items : of the source. about : source and encoders. own : the caller's further keys."""
         samples = {split: sum(r["samples"] for r in self.full if r["split"] == split) for split in SPLITS}
         train = [r for r in self.full if r["split"] == "train"] or self.full
-        # of each channel, [3, channels]; exact, so that the order of the shards makes no difference
+        # [3, channels]; exact sums, so that the order of the shards does not matter
         count, total, squares = np.apply_along_axis(math.fsum, 0, np.array([r["latent_sums"] for r in train]))
         mean = total / count
         return {

@@ -1,6 +1,6 @@
-"""The folder that a preparation writes: whose it is, whether it is finished, and who may write now.
+"""The folder that a preparation writes: which preparation it belongs to, whether it is finished, and its lock.
 
-A folder that holds anything else is never written into, and two preparations of one folder take turns.
+A folder with other files is never written into; only one preparation at a time writes into a folder.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import SPLITS
 
 FORMAT_VERSION = 2
-"""Of manifest, checksums and index; 1 had the checksums in the manifest."""
+"""Version of manifest, checksums and index; version 1 had the checksums in the manifest."""
 
 CHECKSUMS = "checksums.json"
 TOKENIZER = "tokenizer.safetensors"
 EMPTY_TEXT = "text_empty.safetensors"
-NO_CAPTION_TOKENS = 1  # one zero token replaces the empty caption of encoders that are not at hand
+NO_CAPTION_TOKENS = 1  # one zero token replaces the empty caption of encoders that are not available
 INDEX = ".index.arrow"
-"""Ends the name of a split's index (`dfm_nb.data.sample_index`)."""
+"""Suffix of a split's index (`dfm_nb.data.sample_index`)."""
 
 _INDEXES = [f"{split}{INDEX}" for split in SPLITS]
 OWN_FILES = (CHECKSUMS, "manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, *shards.NV_META)
@@ -40,7 +40,7 @@ OWN_FILES = (CHECKSUMS, "manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, *shar
 ALSO_LISTED = ("manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, ".nv-meta/split.yaml")
 """Other files that `CHECKSUMS` lists if they exist: what readers use, and the members of each split."""
 
-MEND = "restore it, or, where the change is meant, write index and checksums again: dfm index {}"
+MEND = "restore it; if you changed it on purpose, run `dfm index {}`"
 
 STATISTICS: dict[str, Any] = {"latent_mean": [float], "latent_std": [float]}
 MANIFEST: dict[str, Any] = {
@@ -50,13 +50,13 @@ MANIFEST: dict[str, Any] = {
     "psnr_db": {},
     "drops": [{"key": str, "reason": str}],
 }
-"""What is read of a manifest, by its types."""
+"""The keys of a manifest that are read, with their types."""
 
 _SHARD = re.compile(r"rank\d+-\d{6,}\.tar")
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any], tars: Mapping[str, dict[str, Any]]) -> None:
-    """`manifest.json` and, last of all, the checksums, with which the folder is finished. tars : see `seal_folder`."""
+    """Write `manifest.json`, then the checksums, which mark the folder as finished. tars : see `seal_folder`."""
     # the name of a folder may be no UTF-8: JSON then has its bytes as \udcXX
     text = json.dumps({"format_version": FORMAT_VERSION, **manifest}, indent=1, ensure_ascii=False)
     write_atomically(folder / "manifest.json", text.encode("utf-8", "backslashreplace"))
@@ -64,13 +64,13 @@ def write_manifest(folder: Path, manifest: dict[str, Any], tars: Mapping[str, di
 
 
 def seal_folder(folder: Path, tars: Mapping[str, dict[str, Any]]) -> None:
-    """Write the checksums of the shards and the files next to them. tars : for each, what `files.listed_as` gives."""
+    """Write the checksums of the shards and the files next to them. tars : `files.listed_as` of each."""
     found = {name: files.listed_as(folder / name) for name in ALSO_LISTED if (folder / name).is_file()}
     files.seal(folder / CHECKSUMS, {**found, **tars})
 
 
 def read_checksums(folder: Path) -> dict[str, dict[str, Any]]:
-    """What `seal_folder` wrote; a clear error for folders without it."""
+    """The checksums that `seal_folder` wrote; FileNotFoundError if there are none."""
     if (folder / CHECKSUMS).is_file():
         return files.read_listing(folder / CHECKSUMS)
     version = (read_json(folder / "manifest.json") or {}).get("format_version", FORMAT_VERSION)
@@ -78,36 +78,36 @@ def read_checksums(folder: Path) -> dict[str, dict[str, Any]]:
         what = f"{folder / 'manifest.json'} was written by an older dfm_nb; commit d3d8367 reads it"
         raise ValueError(f"{what} (prepare or adopt the data again)")
     raise FileNotFoundError(
-        f"{folder / CHECKSUMS} is missing, with which a prepared data set is finished: make one with `dfm prepare "
-        f"--output-dir {folder}`; if shards of another writer are there, {shards.how_to_adopt(folder)}"
+        f"{folder} is not a finished data set: {CHECKSUMS} is missing; make one with `dfm prepare "
+        f"--output-dir {folder}`; if it has shards of another tool, {shards.how_to_adopt(folder)}"
     )
 
 
 def summary(folder: str | os.PathLike) -> dict[str, Any]:
-    """The folder, how many samples it has, and what was dropped and why."""
+    """The folder, its number of samples, and the dropped ones with reasons."""
     place = Path(folder).expanduser()
     manifest = read_manifest(place, checked=False) or {}
     return {"folder": str(place), "counts": manifest.get("counts"), "drops": manifest.get("drops")}
 
 
 def said_psnr(psnr_db: Mapping[str, Any]) -> list[str]:
-    """A line on how well the tokenizer gives back held-out samples, and one that names the worst; none without any."""
+    """A line with the tokenizer's PSNR on held-out samples, and one with the worst; [] without any."""
     means = ", ".join(f"{kind} {db:.1f} dB" for kind, db in psnr_db.items() if isinstance(db, float))
     worst = ", ".join(f"{key} {db:.1f} dB" for key, db in psnr_db.get("worst", {}).items())
     lines = [f"tokenizer PSNR on {psnr_db.get('split')}: {means}"] if means else []
-    return lines + ([f"of {psnr_db['measured']}, it gives back worst: {worst}"] if worst else [])
+    return lines + ([f"worst of {psnr_db['measured']}: {worst}"] if worst else [])
 
 
 def read_manifest(folder: Path, checked: bool = True) -> dict[str, Any] | None:
-    """`manifest.json`, None when there is none.
+    """`manifest.json`; None if there is none.
 
     Parameters
     ----------
-    checked : it and the other small files must be as they were listed.
+    checked : it and the other small files must match their checksums.
 
     Raises
     ------
-    ValueError, FileNotFoundError : they are not, or it has no finite statistics.
+    ValueError, FileNotFoundError : they do not, or it has no finite statistics.
     """
     path = folder / "manifest.json"
     here = {path.name} if path.is_file() else set()
@@ -122,7 +122,7 @@ def read_manifest(folder: Path, checked: bool = True) -> dict[str, Any] | None:
 
 
 def lacking(value: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """The keys of `wanted` that an object has not, or of another type; statistics must be finite and of one length."""
+    """The keys of `wanted` that are missing or of another type; statistics must be finite and of one length."""
     missing = [name for name, kind in wanted.items() if not fits(value.get(name), kind)]
     if not missing and STATISTICS.keys() <= wanted.keys():
         mean, std = value["latent_mean"], value["latent_std"]
@@ -132,7 +132,7 @@ def lacking(value: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 
 
 def fits(value: object, kind: Any) -> bool:
-    """Whether a value is of a type; or a list of such, or an object with such values."""
+    """Whether a value has a type, or is a list of it, or an object with such values."""
     if isinstance(kind, dict):
         return isinstance(value, dict) and all(fits(value.get(k), v) for k, v in kind.items())
     if isinstance(kind, list):
@@ -141,7 +141,7 @@ def fits(value: object, kind: Any) -> bool:
 
 
 class PreparedFolder:
-    """See the module. A `plan` is what must be equal for a folder to be this preparation's."""
+    """See the module. `plan` : the settings that must be equal for a folder to belong to a preparation."""
 
     def __init__(self, path: str | Path):
         self.path = local(path)
@@ -150,13 +150,13 @@ class PreparedFolder:
         self.tokenizer = self.path / TOKENIZER
 
     def held_plan(self) -> dict[str, Any] | None:
-        """The plan of the preparation that the folder holds, finished or not."""
+        """The plan of the folder's preparation, finished or not."""
         return read_json(self.records / "plan.json") or (read_json(self.manifest) or {}).get("plan")
 
     def check(self, plan: dict[str, Any], resume: bool, overwrite: bool, texts_only: bool = False) -> bool:
-        """True when the folder already holds all of this preparation; an error when it may not be written into.
+        """Whether the folder already has the finished preparation; raises if it must not be written into.
 
-        texts_only : captions may differ, and are encoded in any case.
+        texts_only : captions may differ, and are always encoded.
         """
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"--output-dir {self.path} is a file; choose a folder")
@@ -190,23 +190,23 @@ class PreparedFolder:
         return finished
 
     def claim(self, plan: dict[str, Any], resume: bool, overwrite: bool, texts_only: bool = False) -> bool:
-        """`check`, then make the folder ours; True when there is nothing left to do. The caller holds its `turn`."""
+        """`check`, then mark the folder as ours; True if nothing is left to do. The caller holds its `turn`."""
         if self.check(plan, resume, overwrite, texts_only):
             return True
         if overwrite:
             self._clear()
         for place in (self.path, self.records, self.path / ".nv-meta"):
             remove_temporaries(place)
-        (self.path / CHECKSUMS).unlink(missing_ok=True)  # of older captions: unfinished until they are written again
+        (self.path / CHECKSUMS).unlink(missing_ok=True)  # unfinished until the new captions are written
         write_atomically(self.records / "plan.json", json.dumps(plan).encode())
         return False
 
     def _clear(self) -> None:
-        """Delete what the records name, and then these; the lock stays, as we hold it."""
+        """Delete the files that the records list, then the records; the lock stays, because we hold it."""
         records = list(self.records.glob("*.json"))
         listed = {path.name.removesuffix(".json") for path in records}
         manifest = read_json(self.manifest) or {}
-        if fits(manifest, {"shards": [{"name": str}]}):  # of a folder that was copied without its records
+        if fits(manifest, {"shards": [{"name": str}]}):  # the folder was copied without its records
             listed |= {shard["name"] for shard in manifest["shards"]}
         names = [name for name in listed if _SHARD.fullmatch(name)]
         for name in (*OWN_FILES, *names, *(f"{name}.idx" for name in names)):
@@ -216,7 +216,7 @@ class PreparedFolder:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the folder, after another preparation of it has ended; nothing where the file system has no locks."""
+        """Lock the folder, after waiting for another preparation; does nothing on a file system without locks."""
         self.records.mkdir(parents=True, exist_ok=True)
         with turn(self.records / "lock", f"another process is writing to {self.path}"):
             yield
@@ -229,11 +229,11 @@ class PreparedFolder:
         if not held:
             write_atomically(path, json.dumps(now).encode())
         elif differ := _differences(held, now):
-            raise ValueError(f"{self.path} was begun with other encoders ({differ}); pass the same or --overwrite")
+            raise ValueError(f"{self.path} was started with other encoders ({differ}); pass the same or --overwrite")
 
 
 def _but_captions(plan: dict[str, Any]) -> dict[str, Any]:
-    """A plan without what captions alone follow from."""
+    """A plan without the settings that only change captions."""
     source = {name: value for name, value in plan.get("source", {}).items() if not name.startswith("caption")}
     return plan | {"source": source, "edits": None, "tag_captions": None, "texts": None}
 
@@ -254,7 +254,7 @@ def write_empty_text(root: Path, text_LD: torch.Tensor) -> None:
 
 
 def read_empty_text(root: Path, text_dim: int | None = None) -> torch.Tensor:
-    """The stored embedding [L, D] of the empty caption; one zero token of `text_dim` for a folder that has none.
+    """The stored embedding [L, D] of the empty caption; one zero token of `text_dim` if the folder has none.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The processes of a preparation: who one is, and the few moments in which they wait for one another."""
+"""The processes of a preparation: rank, devices, and the few points at which they wait for each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of the preparation; gloo between them, as encoders do not communicate."""
+    """This process's rank in the preparation; gloo, because encoders do not communicate."""
 
     rank: int = 0
     world: int = 1
@@ -30,7 +30,7 @@ class Ranks:
 
     @classmethod
     def from_env(cls) -> Ranks:
-        """As torchrun says; alone without it."""
+        """From torchrun's environment; one rank without it."""
         names = ("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)
         return cls(*(int(os.environ.get(name, alone)) for name, alone in names))
 
@@ -40,14 +40,14 @@ class Ranks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
-        if self.world > 1 and kind is None:  # after a fault the others are stopped by torchrun
-            # a rank that leaves while another still talks to it made gloo abort the process, in 2 of 6 preparations
+        if self.world > 1 and kind is None:  # after an error, torchrun stops the others
+            # if a rank exits while another still communicates with it, gloo aborts that one (in 2 of 6 preparations)
             dist.barrier()
             gc.collect()
             dist.destroy_process_group()
 
     def first(self, function: Callable[[], T]) -> T:
-        """`function()` on rank 0 when all are here; all get the result. A user's mistake is logged once, ends all."""
+        """`function()` on rank 0 when all arrived; all get the result. A user's error is logged once and ends all."""
         if self.world == 1:
             return function()
         dist.barrier()
@@ -64,7 +64,7 @@ class Ranks:
         return shared[0]
 
     def device(self, asked: str | None) -> str:
-        """The device that was asked for; else this process's own GPU, or the CPU where there are none."""
+        """The requested device; by default this process's own GPU, or the CPU without one."""
         if asked or not torch.cuda.is_available():
             return asked or "cpu"
         index = self.local_rank % torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""A prepared folder on a server, read through whole files that are kept on this machine.
+"""A prepared folder on a server, read through complete files that are cached on this machine.
 
 The folder is at `https://HOST/DIR`, or at a URL of another driver of fsspec (`s3://`, `gs://`). The files next to the
 shards are fetched when the data set is opened, and a shard when its first sample is needed, once for all processes of a
@@ -32,20 +32,20 @@ LARGEST_LISTING = 1 << 30
 
 
 class RemoteFolder:
-    """A prepared folder at `url`, and the local folder that mirrors it.
+    """A prepared folder at `url` and its local mirror.
 
     Parameters
     ----------
-    url : without a last slash. cache_dir : for all data sets; `DEFAULT_CACHE` when None. cache_gib : how much of the
-        shards of all data sets is kept; those on their way come on top.
+    url : without a last slash. cache_dir : for all data sets; `DEFAULT_CACHE` when None. cache_gib : limit for
+        the shards of all data sets; those being fetched come on top.
 
     Attributes
     ----------
-    folder : the local one; all but the shards is there.
+    folder : the local mirror; all files except shards are complete.
 
     Raises
     ------
-    ValueError : it cannot be reached, or has no checksums, or its files do not fit these.
+    ValueError : it cannot be reached, or has no checksums, or a file does not match them.
     """
 
     def __init__(self, url: str, cache_dir: str | os.PathLike | None = None, cache_gib: float = CACHE_GIB):
@@ -74,11 +74,11 @@ class RemoteFolder:
         write_atomically(self.folder / CHECKSUMS, content)
 
     def provide(self, shard: Path) -> None:
-        """Have a shard in the local folder: `shard` is the path that it gets there.
+        """Make sure that a shard is in the local folder. shard : its local path.
 
         Raises
         ------
-        ValueError : it cannot be fetched, or is not what `checksums.json` lists.
+        ValueError : it cannot be fetched, or does not match `checksums.json`.
         """
         try:
             os.utime(shard)  # read last, removed last
@@ -94,11 +94,11 @@ class RemoteFolder:
             for stat, path in sorted(held, key=lambda row: row[0].st_mtime_ns):
                 if total + size <= self._room:
                     break
-                path.unlink(missing_ok=True)  # whoever reads it now keeps it, and fetches it again for the next sample
+                path.unlink(missing_ok=True)  # an open reader can finish, and fetches it again for its next sample
                 total -= stat.st_size
 
     def _fetch(self, name: str) -> None:
-        """Have a file of the local folder; among the processes and threads of this machine, one fetches it."""
+        """Make sure that a file is in the local folder; one process or thread of this machine fetches it."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f"{path.name}.lock")):
@@ -118,7 +118,7 @@ class RemoteFolder:
 
 @functools.cache
 def remote_folder(url: str, cache_dir: str | None = None, cache_gib: float = CACHE_GIB) -> RemoteFolder:
-    """The one of this process."""
+    """This process's `RemoteFolder` for these arguments."""
     return RemoteFolder(url, cache_dir, cache_gib)
 
 

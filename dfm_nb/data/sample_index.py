@@ -40,13 +40,13 @@ SCHEMA = pa.schema(
     [("key", pa.large_string()), ("shard", pa.uint32()), ("t", pa.uint16()), ("h", pa.uint16()), ("w", pa.uint16())]
     + [("text_tokens", pa.uint32()), ("offset", pa.uint64()), ("size", pa.uint64())]
 )
-"""t, h, w: of the latent. text_tokens: 0 where unknown. offset, size: of the sample in its tar, in bytes."""
+"""t, h, w: of the latent. text_tokens: 0 if unknown. offset, size: of the sample in its tar, in bytes."""
 
 
 class Shard(NamedTuple):
     """A tar as it was indexed.
 
-    samples: those that cannot be used among them. voxels, largest: sum and maximum of T * H * W of the others.
+    samples: including unusable ones. voxels, largest: sum and maximum of T * H * W of the usable ones.
     """
 
     name: str
@@ -56,11 +56,11 @@ class Shard(NamedTuple):
 
 
 Measure = Callable[[SampleEntry], Sequence[int] | None]
-"""Latent T, H, W and text tokens of a sample; None for one that gets no row. SampleError: it cannot be used."""
+"""Latent T, H, W and text tokens of a sample; None for a sample without a row. SampleError: it cannot be used."""
 
 
 def described(entry: SampleEntry) -> list[int]:
-    """A `Measure`: as the .json says, or of the latent itself."""
+    """A `Measure`: the sizes in the .json, or those of the latent itself."""
     size = entry.meta.get("latent_shape") or entry.read().latent.shape
     return [*size[-3:], entry.meta.get("text_tokens") or 0]
 
@@ -122,7 +122,7 @@ def index_dataset(folder: str | Path) -> dict[str, int]:
         raise ValueError(f"{place.path} holds an unfinished preparation; finish it: dfm prepare with --resume")
     if (manifest := read_manifest(place.path, checked=False)) is None:
         raise ValueError(f"{place.path} has no manifest.json; {how_to_adopt(place.path)}")
-    # what `dfm adopt` has named; a preparation puts nothing that it drops into a tar
+    # those that `dfm adopt` reported; a preparation puts no dropped sample into a tar
     unusable = {drop["key"] for drop in manifest["drops"]}
     with place.turn():
         splits = {split: shards_of(place.path, split) for split in SPLITS}
@@ -150,7 +150,7 @@ class Sizes:
 
     def larger_than(self, voxels: int) -> np.ndarray:
         """Samples whose latent has more than T * H * W voxels, the largest first."""
-        if max(shard.largest for shard in self.shards) <= voxels:  # most often; the sizes of all take memory
+        if max(shard.largest for shard in self.shards) <= voxels:  # the usual case; the sizes of all take memory
             return np.empty(0, np.int64)
         sizes = self.voxels(slice(None))
         return np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes > voxels)]
@@ -194,7 +194,7 @@ class SampleIndex(Sizes):
             if reader.schema != SCHEMA:
                 raise ValueError("it has other columns")
             batch, about = reader.get_batch(0), reader.schema.metadata
-            batch.validate(full=True)  # keys of a forged file could point beyond it
+            batch.validate(full=True)  # offsets in a forged file could point beyond its end
             if any(column.null_count for column in batch.columns):
                 raise ValueError("it has empty cells")
             self._keys = batch["key"]
@@ -213,13 +213,13 @@ class SampleIndex(Sizes):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of the shards' names and checksums, by which a checkpoint knows the data set."""
+        """Hash of the shards' names and checksums, by which a checkpoint recognises its data set."""
         shards = [[s.name, s.samples, self._listed[s.name]["sha256"]] for s in self.shards]
         return hashlib.sha256(json.dumps([self.split, len(self), shards]).encode()).hexdigest()[:16]
 
     @property
     def keys(self) -> list[str]:
-        """Of all samples, in order: a Python object each."""
+        """Keys of all samples, in order: a Python object each."""
         return self._keys.to_pylist()
 
     def text_tokens(self, index: int) -> int:

@@ -1,8 +1,8 @@
 """Which source item goes into which shard of which rank: a pure function of the items' keys and the flags.
 
-Every item is in one shard, and a shard belongs to one split. Unless the source says it, the split depends on the key
-alone, so it survives a change of the ranks and a source that grows. An item takes one byte here, and four of the rank
-that is planned.
+Every item is in one shard, and a shard belongs to one split. Unless the source sets it, the split depends on the key
+alone, so it stays the same with other ranks and when the source grows. An item takes one byte of memory, and four on
+the planned rank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VAL_FROM_ITEMS = 20  # of fewer, one item would be more than the default --val-f
 class ShardPlan(NamedTuple):
     """One shard: its name in the folder, its split and the indices of the source items that go into it.
 
-    texts : how often the captions of the folder have been encoded again.
+    texts : number of times that the folder's captions were encoded again.
     """
 
     name: str
@@ -38,13 +38,13 @@ def balanced_ranges(count: int, parts: int) -> list[tuple[int, int]]:
 
 
 class ShardPlans:
-    """The shards of a preparation that `world` processes began.
+    """The shards of a preparation that `world` processes started.
 
     Parameters
     ----------
-    keys : of the items, in order; read once. Training has one whatever the fractions. A split whose fraction is one
-        item or more has one, and of 20 items or more whenever a fraction was asked for.
-    given : an item's split by its index, where the source says it; None leaves it to the fractions.
+    keys : of the items, in order; read once. Training always has an item. Another split has one if its fraction is an
+        item or more, or if there are 20 items or more and its fraction is not 0.
+    given : an item's split by its index, from the source; None to use the fractions.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class ShardPlans:
         return np.flatnonzero(self._codes == SPLITS.index(split))
 
     def of_rank(self, rank: int) -> Iterator[ShardPlan]:
-        """The shards of one of those that began: first training, then validation, then test."""
+        """The shards of one original rank: first training, then validation, then test."""
         start, stop = self.ranges[rank]
         number = 0
         for code, split in enumerate(SPLITS):
@@ -101,7 +101,7 @@ class ShardPlans:
             yield from self.of_rank(rank)
 
     def share(self, rank: int, world: int) -> list[ShardPlan]:
-        """What rank `rank` of `world` makes: its own shards, or an equal part of all where others began them."""
+        """The shards that rank `rank` of `world` makes: its own, or an equal part of all if another world started."""
         if world == self._world:
             return list(self.of_rank(rank))
         return list(itertools.islice(self.all(), *balanced_ranges(self.num_shards, world)[rank]))

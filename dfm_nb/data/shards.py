@@ -1,14 +1,14 @@
-"""WebDataset shards: writing them whole or not at all, reading them without running code, and Energon's metadata.
+"""WebDataset shards: written atomically, read without running code; and Energon's metadata.
 
 A sample is three tar members: `<key>.pth` (torch.save of a bf16 latent [1, 16, T, H, W]), `<key>.pickle` (a pickled
-bf16 tensor [1, L, D]) and `<key>.json`. Where it has further captions, a fourth is `<key>.more.pickle`: their
-embeddings one after another, [1, L1 + L2 + ..., D], of the lengths `more_text_tokens` in the .json. A folder of shards:
+bf16 tensor [1, L, D]) and `<key>.json`. With further captions there is a fourth, `<key>.more.pickle`: their embeddings
+concatenated, [1, L1 + L2 + ..., D], with the lengths `more_text_tokens` in the .json. A folder of shards:
 
     rank0-000000.tar ...   manifest.json   text_empty.safetensors   tokenizer.safetensors
     .nv-meta/ (Energon)    .dfm/ (records of the preparation)
 
-A tar has its final name only when it is complete and on disk, and equal samples give equal bytes. Reading executes
-nothing from a file: unknown names in a pickle are refused and reported.
+A tar gets its final name when it is complete and on disk. Equal samples give equal bytes. Reading runs no code from a
+file: unknown names in a pickle are refused and reported.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _PurePickler: Any = pickle._Pickler  # the one written in Python: its steps can 
 
 
 def _load_from_bytes(content: bytes) -> None:
-    """Pickled under torch's name, as megatron-core 0.19 puts a function that readers may lack in torch's place."""
+    """Pickled under torch's name, because megatron-core 0.19 replaces torch's function by one that readers may lack."""
 
 
 class _TensorPickler(_PurePickler):
-    """Pickles tensors so that equal ones give equal bytes: torch's own form names a storage by its address."""
+    """Pickle tensors so that equal ones give equal bytes: torch's own format uses the storage's address as its name."""
 
     def reducer_override(self, value: object) -> object:
         if isinstance(value, torch.storage.TypedStorage | torch.UntypedStorage):
@@ -100,17 +100,17 @@ def encode_parts(clip: EncodedClip) -> dict[str, bytes]:
 
 
 def _crc32(latent: bytes, text: bytes, more: bytes, meta: dict) -> int:
-    """Of a sample's parts; of the .json without the checksum itself."""
+    """Checksum of a sample's parts; the .json without the checksum itself."""
     rest = {name: value for name, value in meta.items() if name != CHECKSUM}
     said = json.dumps(rest, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
     return zlib.crc32(said, zlib.crc32(more, zlib.crc32(text, zlib.crc32(latent))))
 
 
 def decode_tensor(part: str, data: bytes, key: str = "?") -> torch.Tensor:
-    """Tensor of a `.pth` or `.pickle` part; SampleError when it is anything but a tensor of floats."""
+    """Tensor of a `.pth` or `.pickle` part; SampleError if it is not a tensor of floats."""
     try:
         value = tensor_bytes.read_saved(data) if part == "pth" else tensor_bytes.read_pickle(data)
-    except Exception as error:  # damaged bytes fail anywhere
+    except Exception as error:  # damaged bytes can raise anything
         why = str(error).split("\n")[0][:200] or type(error).__name__
         raise SampleError("unsafe_or_damaged_part", f"sample {key}: its .{part} was refused: {why}") from None
     if not isinstance(value, torch.Tensor):
@@ -119,9 +119,9 @@ def decode_tensor(part: str, data: bytes, key: str = "?") -> torch.Tensor:
 
 
 def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -> EncodedClip:
-    """A sample from its members, without running code from them; SampleError names what is wrong with it.
+    """Decode a sample from its members without running code; SampleError says what is wrong with it.
 
-    Latents [C, T, H, W] and text [L, D] get a batch dim of 1, as Megatron-Bridge's Wan script leaves it out. Padding is
+    Latents [C, T, H, W] and text [L, D] get a batch dim of 1, which Megatron-Bridge's Wan script omits. Padding is
     removed: rows beyond the .json's `text_tokens` (see `dfm prepare --pad-text-tokens`), or, without it, trailing rows
     of zeros.
 
@@ -173,7 +173,7 @@ LARGEST_JSON = 1 << 20
 
 
 class Meta(pydantic.BaseModel):
-    """What a .json may say and is read; each may also be missing or null."""
+    """The keys of a .json that are read; each may be missing or null."""
 
     model_config = pydantic.ConfigDict(strict=True)
 
@@ -191,7 +191,7 @@ class Meta(pydantic.BaseModel):
 
 
 class Fits(NamedTuple):
-    """What a sample must match, besides its .json. latent: channels, (T, H, W); text: width. None: unknown."""
+    """Required sizes of a sample. latent: channels, (T, H, W); text: width. None: unknown."""
 
     channels: int | None = None
     text_dim: int | None = None
@@ -199,7 +199,7 @@ class Fits(NamedTuple):
 
 
 def decode_meta(data: bytes | None, key: str) -> dict:
-    """A .json part, {} when there is none; SampleError when it is no object, or a value that is used is no such."""
+    """A .json part, {} if there is none; SampleError if it is not an object, or a value in use has another type."""
     data = data or b"{}"
     try:
         if len(data) > LARGEST_JSON:
@@ -216,7 +216,7 @@ def decode_meta(data: bytes | None, key: str) -> dict:
 
 
 def _check(clip: EncodedClip, fits: Fits) -> None:
-    """SampleError when a sample that could be read cannot be trained on."""
+    """SampleError if a decoded sample cannot be trained on."""
     key, shape, said = clip.key, list(clip.latent.shape), clip.meta.get("latent_shape")
     if 0 in shape or 0 in clip.text_emb.shape:
         raise SampleError("wrong_shape", f"sample {key} is empty: {shape} and {list(clip.text_emb.shape)}")
@@ -240,9 +240,9 @@ def _check(clip: EncodedClip, fits: Fits) -> None:
 
 
 class ShardWriter:
-    """A tar under a temporary name that `close` syncs and gives its own; whatever ends before that leaves no shard.
+    """A tar under a temporary name; `close` syncs and renames it. A process that ends earlier leaves no shard.
 
-    The temporary names of two processes that write the same shard differ, so that they do not meet.
+    Two processes that write the same shard use different temporary names.
     """
 
     def __init__(self, path: Path):
@@ -269,7 +269,7 @@ class ShardWriter:
 
     def abort(self) -> None:
         """Leave nothing behind."""
-        with contextlib.suppress(OSError):  # on a full disk it fails on what it still holds
+        with contextlib.suppress(OSError):  # on a full disk, closing fails with the data that it still has
             self._file.close()
         self.temporary.unlink(missing_ok=True)
 
@@ -278,7 +278,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
     """`.nv-meta` as `energon prepare` writes it, without a prompt; `splits` lists the shards of train, val and test."""
     import warnings
 
-    for name in NV_META:  # a kill may have left half of them
+    for name in NV_META:  # a kill may have left some of them
         (folder / name).unlink(missing_ok=True)
     every = sorted(name for names in splits.values() for name in names)
     said = io.StringIO()
@@ -287,7 +287,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
             from megatron.energon.epathlib import EPath
             from megatron.energon.flavors import BaseWebdatasetFactory
 
-        # a shard whose index it cannot write Energon skips, with a traceback to its log
+        # Energon skips a shard whose index it cannot write, with a traceback in its log
         logger = logging.getLogger("megatron.energon.flavors.webdataset.prepare")
         logger.disabled = True
         others = multiprocessing.active_children()
@@ -299,7 +299,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
                 split_parts_patterns=[(part, name) for part, names in splits.items() for name in names],
                 workers=1,
             )
-        except (SystemExit, AssertionError, UnicodeEncodeError) as error:  # what Energon ends with, after printing why
+        except (SystemExit, AssertionError, UnicodeEncodeError) as error:  # how Energon exits after printing the reason
             why = " ".join(said.getvalue().split()) or error
             raise ValueError(f"Energon refuses the shards in {folder}: {str(why)[:300]}") from None
         finally:
@@ -338,7 +338,7 @@ def how_to_adopt(path: str | Path) -> str:
 
 
 def shards_of(folder: Path, split: str) -> list[str]:
-    """The names of a split's shards, in Energon's order; ValueError when there is no `.nv-meta` that Energon reads."""
+    """The names of a split's shards, in Energon's order; ValueError if there is no `.nv-meta` that Energon can read."""
     with imported_without(UNUSED_BY_ENERGON):  # not its public API, which opens whole data sets; 7.4.1 has these names
         from megatron.energon.epathlib import EPath
         from megatron.energon.flavors.webdataset.empty_dataset_error import EmptyDatasetError
@@ -376,7 +376,7 @@ class SampleEntry:
     meta: dict = field(default_factory=dict, compare=False)
 
     def parts(self) -> dict[str, bytes]:
-        """The bytes of its parts, by extension; SampleError when it is not where the entry says."""
+        """The bytes of its parts, by extension; SampleError if the sample is not at this position."""
         try:
             with self.shard.open("rb") as file:
                 data = os.pread(file.fileno(), self.size, self.offset)
@@ -391,12 +391,12 @@ class SampleEntry:
         return {part: found[part] for part in (*PARTS, MORE) if part in found}
 
     def read(self, fits: Fits | None = None) -> EncodedClip:
-        """Decode the sample; SampleError when it cannot be used."""
+        """Decode the sample; SampleError if it cannot be used."""
         return decode_sample(self.parts(), self.key, fits)
 
 
 def samples_of(tar: Path) -> list[SampleEntry]:
-    """The samples of a tar, in order; reads headers and .json parts only. ValueError when it is damaged or no tar.
+    """The samples of a tar, in order; reads headers and .json parts only. ValueError if it is damaged or not a tar.
 
     Adjacent members with one key are a sample, as in WebDataset:
 
@@ -426,14 +426,14 @@ def _members(file: BinaryIO, whole: bool = False) -> Iterator[tuple[str, str, ta
     """Key, extension and header of each part of a sample in a whole tar, or in the piece of one that holds a sample."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
-            # as WebDataset splits a name: at the first dot after the last slash; a name that is no UTF-8 is decoded
+            # as WebDataset splits a name: at the first dot after the last slash; a name that is not UTF-8 is decoded
             # with surrogates, and escaped, so that every key can be printed
             name = member.name.encode(errors="backslashreplace").decode()
             folder, slash, leaf = name.rpartition("/")
             stem, _, extension = leaf.partition(".")
             if member.isfile() and stem and extension:
                 yield folder + slash + stem, extension, member
-        # tarfile takes a damaged header for the end, behind which there are zeros alone
+        # tarfile treats a damaged header as the end, but after a real end there are only zeros
         file.seek(tar.offset)
         if any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b"")):  # whatever a tail's length
             raise tarfile.TarError(f"it is damaged at byte {tar.offset}")
@@ -459,7 +459,7 @@ def record_path(folder: Path, name: str) -> Path:
 
 
 def read_record(folder: Path, name: str) -> dict | None:
-    """What is known of a shard; None when it is not finished."""
+    """The record of a shard; None if it is unfinished."""
     record = read_json(record_path(folder, name))
     if record is None or not {"samples", "bytes"} <= record.keys():
         return None

@@ -1,4 +1,4 @@
-"""Random access to samples: by the index of a prepared folder, or made up (`MockStore`)."""
+"""Random access to samples: of a prepared folder (`ShardStore`), or random ones (`MockStore`)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from dfm_nb.data.sample_index import SampleIndex, Shard, Sizes, index_path
 from dfm_nb.data.shards import Fits, how_to_adopt
 from dfm_nb.packs.packs import LatentStatistics
 
-SPREAD_SAMPLES = 256  # that `usual_sizes` counts
-READ_OF_SERVER = 16  # of these, read for their rates, as each may have its shard fetched before training begins
+SPREAD_SAMPLES = 256  # samples that `usual_sizes` counts
+READ_OF_SERVER = 16  # of these, samples read for their rates: each may fetch a shard before training starts
 
 
 def has_split(path: str | Path, split: str) -> bool:
@@ -34,7 +34,7 @@ def has_split(path: str | Path, split: str) -> bool:
 
 
 class ShardStore(SampleIndex):
-    """The samples of one split of a prepared folder: its index, and what reads them.
+    """The samples of one split of a prepared folder.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class ShardStore(SampleIndex):
     def _read(self, index: int) -> EncodedClip:
         entry, fits = self.entry(index), Fits(self.channels, self.text_dim, self.grid(index))
         if entry.key in self._left_out:
-            raise SampleError(LEFT_OUT, f"{entry.key} is set aside in {EDITS}")
+            raise SampleError(LEFT_OUT, f"{entry.key} is excluded in {EDITS}")
         if self._remote is None:
             return entry.read(fits)
         self._remote.provide(entry.shard)
@@ -93,7 +93,7 @@ class ShardStore(SampleIndex):
         except SampleError:
             if entry.shard.exists():
                 raise
-        return self._read(index)  # another process has just evicted it
+        return self._read(index)  # another process has evicted the shard meanwhile
 
     def read(self, index: int) -> EncodedClip:
         if (kept := self._cache.get(index)) is not None:
@@ -108,9 +108,9 @@ class ShardStore(SampleIndex):
 
 
 class MockStore(Sizes):
-    """Random latents of settable sizes, without end: for speed measurements and tests without data.
+    """Random latents of given sizes, for speed measurements and tests without data.
 
-    sizes : latent (T, H, W) that the samples cycle through.
+    sizes : latent (T, H, W) of the samples, repeated in this order.
     """
 
     def __init__(
@@ -138,10 +138,10 @@ def usual_sizes(store: SampleStore, num_video_frames: int | None = None) -> dict
     """`generation.height`, `width`, `num_video_frames` and `fps` of the kind, stills or clips, with more samples, and
     `generation.other.*` of the other one.
 
-    They are the size that most of 256 samples of the kind have, and the rate of most with that size. A kind without
-    samples of a size that can be generated has those of the other one; {} when both are.
+    The most frequent size among 256 samples of the kind, and the most frequent rate among those. A kind without samples
+    of a size that can be generated gets the other kind's; {} if neither has any.
 
-    num_video_frames : that a user recommends, whose kind comes first.
+    num_video_frames : the user's recommendation; its kind comes first.
     """
     kinds = list[tuple[int, dict[str, float]]]()
     for still in (True, False):

@@ -1,8 +1,8 @@
 """Tensors of floats from the bytes of `torch.save` or `pickle`, without running code and in bounded memory.
 
-Both forms describe a tensor by a short pickle. It is scanned first, since Python's unpickler allocates whatever one
-instruction asks for; then an `Unpickler` reads it that knows a few names and makes nothing for them but descriptions.
-Numbers are copied once, at the end, from their position in the bytes, so that memory stays below four times the bytes.
+Both formats describe a tensor by a short pickle. It is scanned first, because Python's unpickler allocates as much as
+an instruction says. Then an `Unpickler` reads it, which knows a few names and only makes descriptions for them. Numbers
+are copied once, at the end, from their position in the bytes, so memory stays below four times the bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Storage(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """A tensor that is not made yet."""
+    """The description of a tensor."""
 
     storage: _Storage
     offset: int
@@ -51,12 +51,12 @@ class _Layout(NamedTuple):
 
 
 def read_pickle(data: bytes) -> object:
-    """The tensor that was pickled, or whatever else the pickle holds; any exception means that it was refused."""
+    """The pickled tensor, or another value in the pickle; any exception means that it was refused."""
     return _made(_Unpickler(data, names=NAMES | dict.fromkeys(LOADS, _loaded)).load())
 
 
 def read_saved(data: bytes) -> object:
-    """The same of what `torch.save` wrote."""
+    """The same for `torch.save`."""
     return _made(_saved(data))
 
 
@@ -72,10 +72,10 @@ def _made(value: Any) -> Any:
 
 
 def _rebuilt(storage: Any, offset: Any, size: Any, stride: Any, _grad: object, _hooks: object, more: Any = None) -> Any:
-    """For `torch._utils._rebuild_tensor_v2`; ValueError when it reaches beyond its storage or has more numbers.
+    """For `torch._utils._rebuild_tensor_v2`; ValueError if it reaches beyond its storage or has more numbers.
 
     Of size (2, 3), stride (4, 1) and offset 5, the last number is at 5 + 1 * 4 + 2 * 1 = 11: the storage needs 12.
-    A stride of 0 repeats numbers, so (2, 3) with (0, 0) would need one; six are required all the same.
+    A stride of 0 repeats numbers, so (2, 3) with (0, 0) would need one; six are required anyway.
     """
     if type(storage) is not _Storage or type(size) is not tuple or type(stride) is not tuple or more:
         raise ValueError("it is no plain tensor of its own storage")
@@ -146,7 +146,7 @@ def _legacy(data: bytes) -> Any:
 
 
 def _end(data: bytes, at: int) -> int:
-    """Where the pickle at `at` ends; ValueError when it has what a tensor does not need."""
+    """Where the pickle at `at` ends; ValueError if it has opcodes that a tensor does not need."""
     stream = io.BytesIO(data)
     stream.seek(at)
     for step, (code, argument, _) in enumerate(pickletools.genops(stream)):
@@ -177,7 +177,7 @@ class _Unpickler(pickle.Unpickler):
         return self.names[module, name]
 
     def persistent_load(self, place: Any) -> _Storage:
-        """The storage at ("storage", type, key, device, count); in the old form, None follows: it is no view."""
+        """The storage at ("storage", type, key, device, count); in the old format, None follows: it is not a view."""
         match place:
             case ("storage", torch.dtype() as dtype, str(key), _, int(count), *view) if view in ([], [None]):
                 if self.numbers is None:

@@ -143,7 +143,8 @@ def focused_sigmas(
     """Noise levels denser around `sigma_data`, where the denoiser changes from the mean to a mode, and a final 0.
 
     The density of steps in ln(sigma) is (1 - focus) uniform + focus N(ln sigma_data, 1.5^2), truncated to the range. It
-    is our own, for UniPC with about 20 evaluations; benchmarks/samplers.py compares it with the other schedules.
+    is our own, for UniPC with about 20 evaluations; benchmarks/samplers.py compares it with the other schedules. With a
+    focus of 0.3 the ends of the range keep 70 % of the steps that they have in `exponential_sigmas`.
 
     Returns
     -------

@@ -30,12 +30,12 @@ from dfm_nb.training.trainer import Trainer
 
 ROUNDS = 8
 """Validations and checkpoints of a run, evenly spaced: enough to see where the validation loss rises."""
-OVERHEAD = 0.06  # of the time goes to validations, samples and checkpoints
-OVERTIME = 1.1  # a machine that became slower ends the run here, saved; the same command resumes it
-PROBE = 0.03  # of the time goes to timing iterations, and more than that would not tell more
-FEWEST, MOST = 5, 100  # iterations that are timed
+OVERHEAD = 0.06  # share of the time for validations, samples and checkpoints
+OVERTIME = 1.1  # if the machine slows down, the run stops here and saves; the same command resumes it
+PROBE = 0.03  # share of the time for timing iterations; longer would not be more exact
+FEWEST, MOST = 5, 100  # timed iterations
 CPU_TOKENS, GPU_TOKENS = 768, 8192
-"""Of a pack: fewer would leave a processor's kernels waiting, more make fewer and no better steps in the time."""
+"""Of a pack: fewer do not keep the kernels busy; more make fewer steps in the time, and not better ones."""
 
 
 def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.Resolved:
@@ -48,16 +48,18 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
     voxels = int(store.voxels(np.arange(len(store))).max())
     largest = -(-voxels // (m.patch_temporal * m.patch_spatial**2))
     tokens = CPU_TOKENS if device == "cpu" else GPU_TOKENS
+    # The recipe `base` takes 90 minutes on two cores, `demo` six. GPUs change size at the same time (not measured).
     size = ("demo" if minutes <= 60 else "base") if device == "cpu" else "DiT-S" if minutes <= 60 else "DiT-B"
     octaves = math.log2(side / 64)
     of_size = f"for sides of about {side:.0f} px (benchmarks/results/noise_levels.md)"
     return resolved.dialled(
         {
-            "model.size": (size, f"as much as learns something in them on a {device} device"),
+            "model.size": (size, f"the largest size that learns in this time on a {device} device"),
             "model.P_mean": (round(-0.4 + 0.2 * octaves, 2), of_size),
+            # Measured from 64 px up, where it is 1.0 or more; 0.8 limits the extrapolation to smaller pictures.
             "model.P_std": (round(max(0.8, 1.0 + 0.13 * octaves), 2), of_size),
             "dataset.task_encoder_seq_length": (
-                -(-max(tokens, largest) // 256) * 256,
+                -(-max(tokens, largest) // 256) * 256,  # so that tp * cp of usual layouts divides it
                 f"as the longest of {len(store)} samples has {largest} tokens, and {tokens} keep a {device} busy",
             ),
             "train.global_batch_size": (
@@ -76,9 +78,9 @@ def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.R
     minutes = resolved.config.train.minutes
     assert minutes is not None
     seconds = _seconds_per_iteration(resolved.config, store, PROBE * 60 * minutes)
-    # rank 0's clock decides for all
+    # rank 0's clock decides, so that all ranks agree
     seconds, left = everyones((seconds, 60 * minutes - (time.monotonic() - started)))[0]
-    left = max(left, ROUNDS * seconds)  # of very few minutes the timing alone may take all
+    left = max(left, ROUNDS * seconds)  # of very few minutes, the timing alone may use all
     rounds = max(1, int(left * (1 - OVERHEAD) / seconds / ROUNDS))
     why = f"as an iteration takes {seconds:.3g} s"
     return resolved.dialled(
@@ -88,14 +90,14 @@ def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.R
             "checkpoint.save_interval": (rounds, f"{ROUNDS} checkpoints"),
             "train.exit_duration_s": (
                 left + (OVERTIME - 1) * 60 * minutes,
-                "and a tenth more, for a machine that becomes slower",
+                "with 10 % reserve, in case the machine slows down",
             ),
         }
     )
 
 
 def _seconds_per_iteration(config: cfg.Config, store: SampleStore, at_most_s: float) -> float:
-    """The mean over some iterations of a model that is thrown away; the first one compiles and fills caches."""
+    """The mean over some iterations of a model that is then discarded; the first one compiles and fills caches."""
     trainer = Trainer(config)
     loader = packed_loader(config, store, trainer.dp_rank, trainer.dp_size)
 

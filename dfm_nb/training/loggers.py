@@ -1,4 +1,4 @@
-"""Where metrics go besides metrics.jsonl, on rank 0 only: TensorBoard, Weights & Biases, others.
+"""Loggers of metrics in addition to metrics.jsonl, on rank 0 only: TensorBoard, Weights & Biases, others.
 
 To add one, write one function, a `Logger`: here with its name in `LOGGERS`, or in a package by an entry point of
 `dfm_nb.loggers`, or anywhere as `logger.report_to='[module:name]'`.
@@ -20,7 +20,7 @@ from dfm_nb.base.video import read_image, read_video
 from dfm_nb.config.schema import LoggerConfig
 
 FRAMES, FRAME_PX = 8, 256
-"""TensorBoard gets at most so many of a sample's frames, side by side, of this size: its event files are kept."""
+"""TensorBoard stores at most 8 frames of a sample, of 256 px, because its event files are never deleted."""
 
 
 Values = Mapping[str, "float | Sample"]
@@ -34,8 +34,8 @@ Logger = Callable[[Run, LoggerConfig, Mapping[str, object]], Generator[None, tup
                 ...
 
 Each `yield` gives an iteration and its values by name, numbers or a `Sample`; at the end of the run the generator is
-closed. A logger that returns before its first `yield` is skipped, and logs the reason itself; one that raises later is
-left out from then on.
+closed. A logger that returns before its first `yield` is skipped, and logs the reason itself. One that raises later is
+not used any more.
 """
 
 
@@ -110,7 +110,7 @@ LOGGERS: dict[str, Logger] = {"tensorboard": tensorboard, "wandb": wandb}
 
 
 class Loggers:
-    """Scalars and samples to the loggers of `logger.report_to`; nothing happens where it is empty.
+    """Send scalars and samples to the loggers of `logger.report_to`.
 
     Parameters
     ----------
@@ -152,8 +152,8 @@ class Loggers:
         for logger in [*self._open]:
             try:
                 do(logger)
-            except Exception as error:  # as a service that cannot be reached: training is worth more
-                log.warning("logger %s failed and is left out from now on: %r", getattr(logger, "__name__", ""), error)
+            except Exception as error:  # for example, a service cannot be reached: training must continue
+                log.warning("logger %s failed and is not used any more: %r", getattr(logger, "__name__", ""), error)
                 self._open.remove(logger)
 
 

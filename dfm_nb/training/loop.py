@@ -42,21 +42,21 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that save and end a run: Ctrl-C and an interrupted kernel, the end of a job, a scheduler's preemption."""
 
 OUT_OF_TIME = 1
-"""Why a run stops, if not a signal's number: below those of `STOPS` (2, 15, 10), so that a signal wins."""
+"""The reason for stopping that is not a signal: below the numbers of `STOPS` (2, 15, 10), so that a signal wins."""
 
 AGAIN_S = 3.0
-"""From a signal to one that ends at once: before, a scheduler and torchrun may each have passed on the same one."""
+"""A second signal ends the process only after this time: a scheduler and torchrun may both forward the same one."""
 
 
 def _note(received: dict[int, float], number: int, _frame: object) -> None:
     """The first signal of a kind stops the run after the iteration, a second one ends this process."""
     if number not in received:
         received[number] = time.monotonic()
-        if parallel.rank() == 0:  # not by the log, whose writing the signal may have interrupted
+        if parallel.rank() == 0:  # not by the log, because the signal may have interrupted a write to it
             said = f"stopping after this iteration; again after {AGAIN_S:g} s ends at once"
             os.write(2, f"{signal.Signals(number).name}: {said}\n".encode())
     elif time.monotonic() - received[number] > AGAIN_S:
-        # not a kill by SIGINT: a notebook's kernel goes on
+        # SIGINT does not kill: a notebook's kernel continues
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -65,10 +65,10 @@ class StopRequest:
     """A signal or the end of `train.exit_duration_s` on any rank stops every rank after the same iteration."""
 
     def __init__(self, on_signal: bool) -> None:
-        self.group = dist.new_group(backend="gloo")  # a flag on the CPU, whatever the devices are
+        self.group = dist.new_group(backend="gloo")  # the flag is on the CPU, also with GPUs
         self._received: dict[int, float] = {}  # when each came
         if on_signal:
-            # The handlers hold these alone. A forked writer of checkpoints sets its own handlers; if that dropped
+            # The handlers reference only this dict. A forked writer of checkpoints sets its own handlers; if it dropped
             # the last reference to a process group, the fork would wait for threads that it does not have.
             for number in STOPS:
                 signal.signal(number, functools.partial(_note, self._received))
@@ -85,7 +85,7 @@ class StopRequest:
 
 
 class BadSamples:
-    """The samples that cannot be used, of all ranks: each is reported once, and too many stop every rank.
+    """The samples that cannot be used, of all ranks: each is reported once; too many stop every rank.
 
     share : `dataset.max_bad_fraction`. total : samples of the data set.
     """
@@ -110,7 +110,7 @@ class BadSamples:
                 if parallel.rank() == 0:
                     log.warning("sample left out (%s): %s", reason, detail)
                 self.found.add(detail)
-        if len(self.found) > max(self.limit * self.total, self.limit > 0):  # one sample ends no run
+        if len(self.found) > max(self.limit * self.total, self.limit > 0):  # a single sample does not end a run
             raise ValueError(
                 f"{len(self.found)} of {self.total} samples cannot be used, and dataset.max_bad_fraction="
                 f"{self.limit:g} allows no more: {'; '.join(sorted(self.found)[:3])}; dfm inspect --verify lists all"
@@ -159,7 +159,9 @@ class Training:
         return Samples(self.config, self.trainer, self.folder, self.validation.store, statistics)
 
     def resume(self) -> None:
-        """From `checkpoint.load_checkpoint`; else from the newest good one of `checkpoint.load`; else of the run."""
+        """Start from `checkpoint.load_checkpoint`, else the newest good one of `checkpoint.load` or of the run, else
+        from `checkpoint.pretrained`, else from scratch.
+        """
         c = self.config.checkpoint
         folder = folders.find(c.load_checkpoint) if c.load_checkpoint else self._newest()
         if folder is not None:
@@ -175,7 +177,7 @@ class Training:
         self.report.resume(self.iteration)
 
     def _newest(self) -> Path | None:
-        """The checkpoint to resume from. Rank 0 looks for all ranks, so that all agree while files change."""
+        """The checkpoint to resume from. Rank 0 decides for all ranks, because files can change meanwhile."""
         found = everyones(self._look() if parallel.rank() == 0 else None)[0]
         if found is not None and found.resolve().parent == self.writer.root.resolve():
             self.saved = folders.iteration_of(found.resolve())
@@ -200,7 +202,7 @@ class Training:
             self.bad.found |= set(state["bad_samples"])
             if state["best"] is not None:
                 self._keep(float(state["best"][0]), int(state["best"][1]))
-        except (KeyError, TypeError, AttributeError, IndexError) as error:  # anybody can write checksums that fit
+        except (KeyError, TypeError, AttributeError, IndexError) as error:  # checksums do not prove who wrote it
             where = f"{folder}: state.json is damaged"
             raise folders.CheckpointError(f"{where} ({error!r}); use another checkpoint") from error
         for key in cfg.FIELDS:
@@ -227,7 +229,7 @@ class Training:
         self.folder.tell("first step")
         with tqdm(total=train.train_iters, initial=first, desc="train", unit="it", disable=no_bars()) as bar:
             while self.iteration < train.train_iters and not stop:
-                # the first step of a process may compile and fill caches: it may take as long as it needs
+                # a process's first step may compile and fill caches, so its time is not limited
                 self.step(first=self.iteration == first)
                 if self.iteration == first + 1:
                     self.folder.tell("training")
@@ -240,10 +242,10 @@ class Training:
                 if bad:
                     self.bad.share()
                 due |= bool(save_interval) and self.iteration % save_interval == 0 and self.iteration != self.saved
-                if due and not stop and not self.skipped_in_a_row:  # weights that give NaN may not recover
+                if due and not stop and not self.skipped_in_a_row:  # weights that give NaN may never recover
                     self.save()
                     due = False
-                self.writer.poll()  # an asynchronous save may be whole by now
+                self.writer.poll()  # an asynchronous save may be complete by now
         if self.iteration != self.saved:
             self.save()
         self.writer.close()
@@ -314,7 +316,7 @@ class Training:
             self.writer.best = iteration
 
     def _compare(self, record: Mapping[str, Any]) -> None:
-        """Remember the best round, by the average that is generated with; log once when the loss has risen."""
+        """Remember the best round by the loss of the average that generates; warn once when the loss has risen."""
         loss = float(record[compared_loss(record)])
         if not math.isfinite(loss):
             return
@@ -364,7 +366,7 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
     config = resolved.config
     parallel.init(layout_of(config.model), timeout_s=config.dist.timeout_s, seed=config.rng.seed)
     rank, start = parallel.rank(), config.checkpoint
-    # whole, as `find` reads it in the run folder from anywhere
+    # an absolute path, because `find` reads it from the run folder in any working directory
     start.checkpoint_dir = start.checkpoint_dir and str(Path(start.checkpoint_dir).resolve())
     folder = Run.create(run_dir) if rank == 0 else Run(Path(run_dir).resolve())
     if rank == 0:
@@ -407,7 +409,7 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
     usual = usual_sizes(store, resolved.config.generation.num_video_frames)
     derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim, **usual}
     resolved = resolved.with_derived(derived, "the data set")
-    arithmetic = everyones(precision(resolved.config.mixed_precision))[0]  # also of ranks on other processors
+    arithmetic = everyones(precision(resolved.config.mixed_precision))[0]  # one for all, whatever their processors
     resolved = resolved.with_derived({"mixed_precision": arithmetic}, "the processor of rank 0")
     if resolved.config.train.minutes and not resolved.is_dialled:
         resolved = dial.of_data(resolved, store, dist.get_world_size())
@@ -425,7 +427,7 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
     log.info("%s, %s, %s, %d samples", what, where, config.mixed_precision, len(store))
     if rank := model.lora.rank:
         trained = counts.lora_parameter_count(model, rank) / 1e6
-        log.info("Low-rank updates (rank %d): %.3f M parameters are trained", rank, trained)
+        log.info("LoRA rank %d: %.3f M trainable parameters", rank, trained)
     if config.dataset.condition_frames_prob and store.most_frames() == 1:
         log.warning("dataset.condition_frames_prob has no effect: it is for clips, and all samples are pictures")
     _warn_of_large_steps(config, store)

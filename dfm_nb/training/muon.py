@@ -67,7 +67,7 @@ class Matrix:
 def matrices_of(chunks: Iterable[torch.nn.Module]) -> dict[Tensor, Matrix]:
     """The trained matrices of the layers' attention and MLP.
 
-    With mixed precision these are the optimizer's float32 copies, which megatron-core hangs on the parameter as
+    With mixed precision these are the optimizer's float32 copies, which megatron-core stores on the parameter as
     `main_param`.
     """
     out: dict[Tensor, Matrix] = {}
@@ -103,9 +103,9 @@ class Muon(torch.optim.AdamW):
     ):
         super().__init__(groups)
         self.matrices, self.settings, self.dtype = matrices, settings, dtype
-        self.share = mpu.get_data_parallel_group(with_context_parallel=True)  # those that share the work
+        self.share = mpu.get_data_parallel_group(with_context_parallel=True)  # the ranks that share the work
         self.tp = mpu.get_tensor_model_parallel_group()
-        # The longest job goes to the process that has least to do so far.
+        # The next largest matrix goes to the process with the least work so far.
         load = [0] * self.share.size()
         self.owned: list[list[Tensor]] = [[] for _ in load]  # by data-parallel process
         for p in sorted(matrices, key=self._work, reverse=True):  # a stable sort: the same on every process
@@ -138,7 +138,7 @@ class Muon(torch.optim.AdamW):
         return loss
 
     def _work(self, p: Tensor) -> int:
-        """What orthogonalising a matrix costs, in arbitrary units."""
+        """The cost of orthogonalising a matrix, in arbitrary units."""
         parts = self.matrices[p].parts
         short, long = sorted((p.shape[0] // parts, p.shape[1]))
         return parts * short**2 * (2 * long + short)
@@ -165,7 +165,7 @@ class Muon(torch.optim.AdamW):
             return own
         sizes = [sum(p.numel() for p in ps) for ps in self.owned]
         some = next(iter(self.matrices))
-        sent = some.new_zeros(max(sizes), dtype=self.dtype)  # all_gather wants equal lengths: the longest, padded
+        sent = some.new_zeros(max(sizes), dtype=self.dtype)  # all_gather needs equal lengths: padded to the longest
         if own:
             sent[: sizes[self.share.rank()]] = torch.cat([update.flatten() for update in own.values()])
         received = [torch.empty_like(sent) for _ in self.owned]

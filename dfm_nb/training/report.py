@@ -23,7 +23,7 @@ from dfm_nb.training.trainer import StepResult
 
 
 class Report:
-    """Everything that a run writes besides checkpoints and samples."""
+    """Everything that a run writes, except checkpoints and samples."""
 
     def __init__(self, config: cfg.Config, run: Run, config_yaml: str):
         self.config, self.run, self.rank = config, run, parallel.rank()
@@ -32,7 +32,7 @@ class Report:
         self.begun = time.monotonic()
 
     def resume(self, iteration: int) -> None:
-        """Forget what was recorded after `iteration`, and count the time from there on.
+        """Drop records after `iteration`, and continue the elapsed time from there.
 
         A file to which a logger appends rows must be truncated here too, because they are written again.
         """
@@ -81,7 +81,7 @@ class Report:
             f.write(json.dumps(entry) + "\n")
 
     def stopped(self, iteration: int, why: str) -> None:
-        """The run ends before its last iteration: by a signal or a setting."""
+        """Record that a signal or a setting ended the run before its last iteration."""
         if self.rank == 0:
             elapsed_s = time.monotonic() - self.begun
             self.metrics.write({"iteration": iteration, "elapsed_s": elapsed_s, "stopped_by": why})

@@ -80,6 +80,8 @@ class Trainer:
             overlap_grad_reduce=self.dp_size > 1 and self.device.type == "cuda",
         )
         self.ddp = [
+            # Buckets let communication overlap with the backward pass. Later chunks finish theirs before the first one
+            # does, so their communication overlaps with it even in one piece (Megatron-LM's training does the same).
             DistributedDataParallel(self.model_config, ddp_config, c, disable_bucketing=i > 0)
             for i, c in enumerate(self.chunks)
         ]
@@ -100,7 +102,7 @@ class Trainer:
         spare_dynamo()
         o = self.config.optimizer
         own = {"optimizer": "adam", "bf16": self.config.mixed_precision == "bf16"}
-        shared = {f.name for f in fields(OptimizerConfig)} & dict(o).keys()  # what both name alike
+        shared = {f.name for f in fields(OptimizerConfig)} & dict(o).keys()  # names that both have
         settings = OptimizerConfig(
             **{name: getattr(o, name) for name in shared} | own, params_dtype=self.model_config.params_dtype
         )
@@ -111,7 +113,7 @@ class Trainer:
         for part in optimizer.chained_optimizers:
             for group in part.optimizer.param_groups:
                 group["fused"], group["foreach"] = True, False  # one kernel per step instead of ten
-            if matrices:  # none with low-rank updates: the matrices are frozen then
+            if matrices:  # none with LoRA, where the matrices are frozen
                 dtype = self.model_config.params_dtype
                 part.optimizer = Muon(part.optimizer.param_groups, matrices, o, dtype)
         return optimizer
@@ -133,7 +135,7 @@ class Trainer:
             end_wd=o.weight_decay,
             wd_incr_steps=decay,
             wd_incr_style="constant",
-            # on resuming, our settings hold and not the checkpoint's
+            # after a resume, the current settings apply, not the checkpoint's
             use_checkpoint_opt_param_scheduler=False,
             override_opt_param_scheduler=True,
         )
@@ -150,12 +152,12 @@ class Trainer:
     def _sums(
         self, packs: list[Pack], sums_of: Callable[[Pack, TokenLosses], torch.Tensor], width: int, forward_only: bool
     ) -> torch.Tensor:
-        """Run the network on this rank's packs: what `sums_of` gives of each, added up over the packs of all ranks.
+        """Run the network on this rank's packs and add up `sums_of` over the packs of all ranks.
 
         Returns float64 [width], the same on every rank.
         """
 
-        def forward_step(packs: Iterator[Pack], model):  # as megatron-core's schedules want it
+        def forward_step(packs: Iterator[Pack], model):  # the signature that megatron-core's schedules require
             pack = next(packs)
             output, loss_of = forward(model, pack, self.objective, self.device)
 
@@ -195,11 +197,27 @@ class Trainer:
         return self._sums(packs, loss_and_count, 2, forward_only=False)
 
     def step(self, packs: list[Pack]) -> StepResult:
-        """One optimizer step on this rank's packs. NaN or Inf, or no sample at all: the weights stay as they are."""
+        """One optimizer step on this rank's packs; with NaN or Inf, or without a sample, the weights are unchanged.
+
+        A training step from the beginning:
+
+        1. `loop.Training.step` takes this rank's packs from the loader. A pack is one sequence of many samples, whose
+           sigma and noise were drawn from (seed, epoch, key) when it was built.
+        2. `backward` gives the packs to megatron-core's schedule, which calls `forward_step` (in `_sums`) for each and
+           interleaves them over pipeline stages.
+        3. `denoiser.forward` adds the noise, scales the input, and runs the network on this rank's tokens of the pack.
+        4. The schedule calls `loss_function` on the last stage. It returns the *sum* of the token losses and the number
+           of tokens. megatron-core adds both over packs and ranks and divides the gradients by the number
+           (`finalize_model_grads`), so the loss is the mean over the tokens of the global batch in every layout.
+        5. Gradients are reduced in float32. If they or the loss are not finite, all ranks skip the step, because the
+           norm and the loss are sums over all ranks.
+        6. Otherwise: clip, AdamW or Muon on float32 weights, copy to the bfloat16 weights, update the averages.
+        7. The learning rate is updated, and the caller reports, validates and saves.
+        """
         from megatron.core.optimizer import optimizer as mcore_optimizer
 
         loss_sum, tokens = self.backward(packs).tolist()
-        # `optimizer.step` in its three parts, as a step that is NaN on the loss alone must be skipped, too
+        # `optimizer.step` in its three parts, because a step with NaN in the loss alone must be skipped, too
         found_inf = self.optimizer.prepare_grads()
         grad_norm = float(self.optimizer.get_grad_norm())
         loss = loss_sum / tokens if tokens else math.nan
@@ -213,6 +231,8 @@ class Trainer:
             self.optimizer.step_with_ready_grads()
             self.steps_taken += 1
             self.ema.update(self.steps_taken)
+        # Also after a skipped step: the schedule counts iterations, as `train.train_iters` does. The averages count
+        # steps that changed the weights: a repeated value would only shorten their memory.
         self.scheduler.step(increment=1)
         return StepResult(loss, int(tokens), grad_norm, skipped)
 

@@ -37,7 +37,7 @@ class Validation:
 
     def __init__(self, config: cfg.Config, trainer: Trainer, store: SampleStore, settings: PackSettings):
         self.trainer, self.store, num_sigmas = trainer, store, config.validation.num_sigmas
-        # without what training makes harder
+        # without caption dropout and given frames
         off = {"train": {"caption_dropout": 0.0}, "dataset": {"condition_frames_prob": 0.0}}
         easy = config.model_copy(update={g: getattr(config, g).model_copy(update=of) for g, of in off.items()})
         settings, buffer = replace(settings, config=easy), config.dataset.packing_buffer_size
@@ -46,7 +46,7 @@ class Validation:
         packs = [order.next() for _ in range(t.eval_iters * t.global_batch_size // t.micro_batch_size)]
         # The levels continue from pack to pack, so that every level occurs equally often.
         first_levels = itertools.accumulate(map(len, packs), initial=0)
-        # dealt like cards, so that every layout has the same packs with the same levels
+        # dealt round-robin, so that every layout has the same packs with the same levels
         own = list(zip(packs, first_levels))[trainer.dp_rank :: trainer.dp_size]
         self.packs = [build_pack(order, items) for items, _ in own]
         for reason, detail in dict.fromkeys([*store.dropped, *(d for pack in self.packs for d in pack.dropped)]):
@@ -83,11 +83,11 @@ class Samples:
         self.off = self._agree(self._prepare)
 
     def _agree(self, work: Callable[[], object]) -> bool:
-        """Do it; return whether it failed on some rank, so that all continue in the same way."""
+        """Do it; return whether it failed on any rank, so that all ranks continue in the same way."""
         failed = None
         try:
             work()
-        except Exception as error:  # whatever it is: no sample is worth a run
+        except Exception as error:  # any error: a run must not end because of a sample
             failed = str(error) or type(error).__name__
         if reasons := [reason for reason in everyones(failed) if reason]:
             log.info("No samples at validation: %s (validation.samples=false turns them off)", reasons[0])

@@ -6,8 +6,8 @@ all ranks. Ranks without heartbeats were stopped or lost; otherwise the others w
 It reports these ranks and exits, and torchrun ends the others. A machine that sleeps, or a complete job that is
 suspended and continued, does not count as a hang.
 
-Nor does a loaded machine: a process's clock stands while it could not run (`Kept`), and those that wait for a process
-that computes go by its clock, which is in its heartbeat. Where Linux does not tell, all time counts.
+Nor does a busy machine: a process's clock stops while it cannot run (`Stalled`), and ranks that wait for a computing
+process use that process's clock from its heartbeat. Where the system does not report this, all time counts.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from dfm_nb.base.log import legible
 from dfm_nb.base.torchrun import HUNG, mark_hung
 
 PERIOD_S = 1.0
-"""Between two heartbeats."""
+"""Interval of heartbeats."""
 CONFIRM_BEATS = 4
-"""A suspected hang must last so many more heartbeats before the run is ended: one may be late, four are not."""
+"""A suspected hang must last this many more heartbeats before the run ends: one can be late, four are not."""
 _COLLECTIVES = ("distributed_c10d.py", "p2p_communication.py")
-"""torch's file of `all_reduce` and the like, whatever the backend, and megatron-core's of what pipeline stages send:
-who waits for others is in there."""
+"""torch's file of collectives, for every backend, and megatron-core's of communication between pipeline stages: a rank
+with one of these files on its stack is waiting for others."""
 
 
-class Kept:
+class Stalled:
     """How long a process could not run.
 
-    That of its threads which waited longest for a processor counts, and if it had major page faults, the time in which
-    some process of the machine waited for memory.
+    This is the longest time that one of its threads waited for a processor, plus, if the process had major page faults,
+    the time in which any process of the machine waited for memory.
 
-    pid : also one that has ended, or 0: nothing is known of it.
+    pid : may have ended, or be 0: then the time is 0.
     """
 
     def __init__(self, pid: int):
@@ -51,7 +51,7 @@ class Kept:
         self._last = self._read()
 
     def lap(self) -> float:
-        """Seconds since the last call, or since the start; 0 where Linux does not tell."""
+        """Seconds since the last call, or since the start; 0 where the system does not report it."""
         last, (waited_ns, faults, stalled_us) = self._last, self._read()
         self._last = waited_ns, faults, stalled_us
         longest_ns = max((ns - last[0].get(thread, 0) for thread, ns in waited_ns.items()), default=0)
@@ -76,12 +76,13 @@ class Watchdog:
     Parameters
     ----------
     store : with `set(key, value)` and `get(key)`, shared by all processes.
-    limit_s : longest time in a watched phase. Five times the longest one so far is allowed in any case.
+    limit_s : longest time in a watched phase, or five times the longest so far if that is more: step times of a
+        run vary by caches and other load, but hardly five times.
     """
 
     def __init__(self, store, rank: int, world: int, limit_s: float):
         self.store, self.rank, self.world, self.limit_s = store, rank, world, limit_s
-        self._kept, self._lost_s, self._beaten = Kept(os.getpid()), 0.0, time.monotonic()
+        self._stalled, self._lost_s, self._beaten = Stalled(os.getpid()), 0.0, time.monotonic()
         self._phase, self._since, self._watched, self._waits = "starting", self._clock(), False, False
         self._longest_s = 0.0  # without a move, in the watched phases so far
         self._done = threading.Event()
@@ -105,17 +106,17 @@ class Watchdog:
         return time.monotonic() - self._lost_s
 
     def _send_heartbeat(self) -> None:
-        elapsed_s, lost_s = time.monotonic() - self._beaten, self._kept.lap()
+        elapsed_s, lost_s = time.monotonic() - self._beaten, self._stalled.lap()
         self._beaten += elapsed_s
-        self._lost_s += elapsed_s if elapsed_s > 5 * PERIOD_S else min(lost_s, elapsed_s)  # stopped, or kept
-        # the one way to another thread's stack; it has none while the interpreter ends
+        self._lost_s += elapsed_s if elapsed_s > 5 * PERIOD_S else min(lost_s, elapsed_s)  # stopped, or stalled
+        # the only way to another thread's stack; at interpreter exit there is none
         top = sys._current_frames().get(threading.main_thread().ident or 0)
-        # innermost first; a wait in threading.py says less than who called it
+        # innermost first; threading.py is skipped, because its caller is more telling
         stack = traceback.StackSummary.extract(traceback.walk_stack(top), lookup_lines=False) if top else []
         frames = [frame for frame in stack if "threading.py" not in frame.filename]
         where = "".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames[:1])
         waits = any(frame.filename.endswith(_COLLECTIVES) for frame in frames)
-        if waits != self._waits:  # it moves
+        if waits != self._waits:  # it makes progress
             self._waits, self._since = waits, self._clock()
         own = process.identity()
         beat = {
@@ -135,7 +136,7 @@ class Watchdog:
         heard = self._clock()  # the neighbour's last new heartbeat
         neighbour, sent = (self.rank + 1) % self.world, None
         while not self._done.wait(PERIOD_S):
-            # the store ends with the process that serves it, and torchrun then ends all the others
+            # if the process that serves the store ends, torchrun ends the others
             with contextlib.suppress(Exception):
                 self._send_heartbeat()
                 if (latest := self._read(neighbour)["sent"]) != sent:
@@ -155,10 +156,10 @@ class Watchdog:
         Of four ranks, 2 reads a file that never comes: 0, 1 and 3 wait in a collective, so `busy` is [2], and 2 is
         reported and killed. Had 2 been stopped, it would send nothing: `silent` is [2]. If all wait for each other,
         none is to blame, and all are reported. If 2 computes, but got no processor for most of the time, its own clock
-        has not reached the limit, and the run goes on.
+        has not reached the limit, and the run continues.
         """
         before = [self._read(rank) for rank in range(self.world)]
-        kept = [Kept(found.pid if (found := process.find(s)) else 0) for s in before]  # nothing of another host
+        stalled = [Stalled(found.pid if (found := process.find(s)) else 0) for s in before]  # nothing of another host
         begun = time.monotonic()
         for _ in range(CONFIRM_BEATS):
             if self._done.wait(PERIOD_S):
@@ -166,19 +167,19 @@ class Watchdog:
             self._send_heartbeat()
         states = [self._read(rank) for rank in range(self.world)]
         most_s = (time.monotonic() - begun) / 2
-        silent = [s for s, b, k in zip(states, before, kept) if s["sent"] == b["sent"] and k.lap() < most_s]
+        silent = [s for s, b, k in zip(states, before, stalled) if s["sent"] == b["sent"] and k.lap() < most_s]
         busy = [s for s in states if not s["waits"]]
         still = self._overdue() and all(s["still_s"] > self._allowed_s() for s in busy or states)
         if not silent and not still:
             return
-        if self.rank == next(s["rank"] for s in states if s not in silent):  # one of those that live says it
+        if self.rank == next(s["rank"] for s in states if s not in silent):  # the first living rank reports it
             named = "; ".join(s["told"] for s in (silent or busy or states)[:4])
-            why = ": no sign of life, it was stopped or its machine is lost" if silent else ""
+            why = ": no heartbeats; it was stopped or its machine is lost" if silent else ""
             what = f"the run hangs, for {self.limit_s:g} s or more: {named}{why}"
             hint = "the same command resumes from the last checkpoint (dist.hang_timeout_s sets the limit, 0 is none)"
             print(legible(f"error: {what}. The job ends; {hint}"), file=sys.stderr, flush=True)
         else:
-            time.sleep(PERIOD_S)  # the first process to exit ends the others: let the sentence be printed before
+            time.sleep(PERIOD_S)  # the first process to exit ends the others: let the message be printed before
         mark_hung()
         # SIGKILL, as torchrun would wait for a stopped process to answer its SIGTERM. Other users of the machine can
         # write to the store: only what our own parent started is killed.

@@ -38,7 +38,7 @@ def ended(monkeypatch):
     monkeypatch.setattr(watchdog, "_COLLECTIVES", (__file__,))  # rank 0 waits
 
     def judge(store, excused_s=0.0):
-        monkeypatch.setattr(watchdog.Kept, "lap", lambda self: excused_s)
+        monkeypatch.setattr(watchdog.Stalled, "lap", lambda self: excused_s)
         dog = watchdog.Watchdog(store, 0, 2, limit_s=0.1)
         dog.beat("in a step", 1)
         time.sleep(0.5)
@@ -76,7 +76,7 @@ def test_only_what_our_launcher_started_is_killed(ended):
 
 
 def test_waiting_for_a_processor_is_counted_and_sleep_is_not():
-    kept = watchdog.Kept(psutil.Process().pid)
+    kept = watchdog.Stalled(psutil.Process().pid)
     time.sleep(0.5)
     assert kept.lap() < 0.4
     load = [subprocess.Popen([sys.executable, "-SEc", "while True: pass"]) for _ in range(4 * psutil.cpu_count())]
