@@ -71,7 +71,7 @@ class Reading:
         """The clip with its edited caption and captions made of its tags, without duplicates; or why it is excluded."""
         edit = self.edits.get(clip.key) or Edit(key=clip.key)
         if edit.left_out:
-            return SampleError(LEFT_OUT, f"{clip.key} is excluded in {EDITS}")
+            return SampleError(LEFT_OUT, f"{clip.key} is set aside in {EDITS}")
         of_tags = tag_captions(clip.tags, self.tag_captions, clip.key)
         _, *more = dict.fromkeys([clip.caption, *clip.more_captions, *of_tags])
         caption = edit.caption or clip.caption

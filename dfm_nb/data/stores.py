@@ -84,7 +84,7 @@ class ShardStore(SampleIndex):
     def _read(self, index: int) -> EncodedClip:
         entry, fits = self.entry(index), Fits(self.channels, self.text_dim, self.grid(index))
         if entry.key in self._left_out:
-            raise SampleError(LEFT_OUT, f"{entry.key} is excluded in {EDITS}")
+            raise SampleError(LEFT_OUT, f"{entry.key} is set aside in {EDITS}")
         if self._remote is None:
             return entry.read(fits)
         self._remote.provide(entry.shard)

@@ -73,7 +73,7 @@ def test_entry_cannot_be_taken_out(folder, file):
 def test_unfinished_newest_one_is_named(folder, caplog):
     (folder / CHECKSUMS).unlink()
     assert folders.find(folder.parents[1]).name == NAME
-    assert sum("iter_0000006 is not a whole checkpoint" in said for said in caplog.messages) == 1
+    assert sum("iter_0000006 is incomplete" in said for said in caplog.messages) == 1
 
 
 def test_run_finds_its_checkpoints_where_its_configuration_put_them(folder, tmp_path, caplog):

@@ -42,5 +42,5 @@ def test_training_leaves_out_at_once(data):
     write_edit(data, Edit(key=keys[3], left_out=True))
     store = ShardStore(data)
     assert store.keys == keys and store.read(4).key == keys[4], "all have their places"
-    with pytest.raises(SampleError, match="edits.jsonl"):
+    with pytest.raises(SampleError, match="set aside"):
         store.read(3)

@@ -17,7 +17,6 @@ from dfm_nb.data.sample_index import Shard
 from dfm_nb.data.stores import MockStore
 from dfm_nb.packs.packs import PackSettings
 
-SETTINGS = PackSettings(Config())
 SIZES = [(1, 8, 8), (3, 4, 8), (1, 6, 4), (2, 8, 4), (1, 2, 2), (5, 8, 8)]
 
 
@@ -25,7 +24,7 @@ def pack_order(lanes=1, shards=24, window=32, capacity=96, buffer=6):
     """Of shards of 12 samples each, two of each size."""
     store = MockStore(SIZES, text_tokens=3, channels=4, text_dim=6, length=12 * shards)
     store.shards = [Shard("", 12, 2 * sum(map(math.prod, SIZES)), 320)] * shards
-    return PackOrder(store, SETTINGS, capacity, buffer, lanes=lanes, lane_window=window)
+    return PackOrder(store, PackSettings(Config(), store.statistics), capacity, buffer, lanes=lanes, lane_window=window)
 
 
 def steps(packs_per_step=4, window=1, **of_order):
