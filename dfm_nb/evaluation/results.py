@@ -90,8 +90,8 @@ def table(result: Mapping[str, Any]) -> str:
     for r in found:
         key, _, _network = r["measure"].partition(" ")
         title, factor, form = MEASURES.get(key, (r["measure"].replace("_", " "), 1, ".1%"))
-        told = {name: format(factor * r[name], form) for name in ("real", "upper_bound") if name in r}
-        told |= {name: f"{r[name]:.1%}" for name in ("argmax", "wrong", "chance") if name in r}
+        told: dict[str, str] = {c: format(factor * r[c], form) for c in ("real", "upper_bound") if c in r}
+        told |= {c: f"{r[c]:.1%}" for c in ("argmax", "wrong", "chance") if c in r}
         own = [f"{r['samples']} {r['kind']}", title, _estimate(r, factor, form)]
         cells.append([*own, *(told.get(name, "") for name in columns)])
     head = ["samples", "measure", "result (95 % interval)", *(COLUMNS[name] for name in columns)]
