@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
 import time
 import warnings
@@ -22,7 +23,7 @@ from typing import Any, Callable, NoReturn
 from dfm_nb.base.files import DISK_FULL
 from dfm_nb.base.log import legible
 from dfm_nb.base.nearest import meant
-from dfm_nb.base.process import end_with_parent
+from dfm_nb.base.process import PARENT, end_with_parent
 
 TOLD = "DFM_NB_ANSWER"
 """Environment variable: the file in which `dfm --json`, or a process that it started, leaves its answer or error."""
@@ -81,6 +82,8 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
     quiet_libraries()
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun starts its workers in new sessions
         end_with_parent()
+    if parent := os.environ.pop(PARENT, None):
+        end_with_parent(signal.SIGTERM, int(parent))
     try:
         return main(argv)
     except KeyboardInterrupt as error:

@@ -28,6 +28,8 @@ GRACE_S = 120.0
 """Time for a stopping run to save a checkpoint; only a run that hangs needs all of it."""
 MARGIN_S = 20.0
 """Added to the grace time for a process that forwards the request: it must end a hung child first."""
+PARENT = "DFM_PARENT"
+"""Environment variable of a command that must not outlive its parent, whose pid it has (`dfm_nb.base.argv.guard`)."""
 SETTLE_S = 10.0
 """Time after a SIGKILL for a parent to reap and record killed children, on a busy machine."""
 
@@ -87,8 +89,9 @@ def start(command: Sequence[object], log: Path, own_session: bool, **env: str) -
     Parameters
     ----------
     log : its output is appended here. env : added to this process's environment.
-    own_session : Ctrl-C here, and closing the terminal, do not affect it.
+    own_session : Ctrl-C here, and closing the terminal, do not affect it. Otherwise a `dfm` command ends with us.
     """
+    tie = {} if own_session else {PARENT: str(os.getpid())}
     with log.open("ab") as out:
         return psutil.Popen(
             [str(word) for word in command],
@@ -96,7 +99,7 @@ def start(command: Sequence[object], log: Path, own_session: bool, **env: str) -
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=own_session,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **tie, **env},
         )
 
 

@@ -127,7 +127,8 @@ def launch(verb: str, argv: list[str], num_processes: int) -> None:
     ------
     RuntimeError : it failed, after it printed the cause.
     """
-    started = psutil.Popen([*process.python_module("dfm_nb"), verb, f"--nproc-per-node={num_processes}", *argv])
+    command = [*process.python_module("dfm_nb"), verb, f"--nproc-per-node={num_processes}", *argv]
+    started = psutil.Popen(command, env={**os.environ, process.PARENT: str(os.getpid())})
     try:
         code = started.wait()
     finally:

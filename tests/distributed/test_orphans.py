@@ -57,6 +57,25 @@ def test_workers_end_when_their_launcher_is_killed(tmp_path):
     assert not psutil.wait_procs(workers, timeout=LIMIT_S)[1]
 
 
+def test_a_command_that_another_started_ends_with_it(tmp_path):
+    child = (
+        "import time\nfrom dfm_nb.base.argv import guard\nguard(lambda _: print('in', flush=True) or time.sleep(600))"
+    )
+    code = f"""
+import sys
+from pathlib import Path
+from dfm_nb.base.process import start
+print(start([sys.executable, "-c", {child!r}], Path({str(tmp_path / "log")!r}), own_session=False).pid, flush=True)
+sys.stdin.read()
+"""
+    sweep = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    run = psutil.Process(int(sweep.stdout.readline()))
+    wait_until(lambda: "in" in (tmp_path / "log").read_text(), "the command")
+    sweep.kill()
+    sweep.wait(60)
+    assert not psutil.wait_procs([run], timeout=LIMIT_S)[1]
+
+
 def test_tokenizing_workers_end_with_their_command(tmp_path):
     tokenizer = save(build("gpt2"), tmp_path / "tokenizer")
     (tmp_path / "in.jsonl").write_text('{"text": "a blue butterfly over a meadow, wings spread"}\n' * 1_000_000)
