@@ -76,7 +76,7 @@ def recognised(path: Path) -> exported.Foreign:
         if (found := plugins.find("networks", importer)(path)) is not None:
             return found
     known = ", ".join(name for name, importer in importers.items() if importer) or "none"
-    raise ValueError(f"{path} holds no weights of a network that can be imported ({known}); see docs/training.md")
+    raise ValueError(f"{path} holds no weights of a network that can be imported ({known}); install what adds it")
 
 
 def with_adapters(source: Path, base: str, output: Path) -> None:
