@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from dfm_nb.base.argv import TOLD, guard, mistake, usage
 from dfm_nb.base.installed import entry_points
@@ -80,7 +81,8 @@ def _in_json(argv: list[str]) -> int:
     File descriptor 1 leads to stderr meanwhile, because libraries and started processes print to it.
     """
     sys.stdout.flush()
-    out, answer = os.dup(1), {"exit_code": 130}
+    answer: dict[str, Any] = {"exit_code": 130}
+    out = os.dup(1)
     with tempfile.NamedTemporaryFile() as told:
         os.dup2(2, 1)
         os.environ[TOLD] = told.name

@@ -128,7 +128,7 @@ def one_checkpoint(options: EvaluateOptions) -> EvaluationResult:
         judge = exam() if any(r.attributes for r in (*images, *clips)) and EXAM in plugins.names("exams") else None
         for kind, real in (("images", images), ("clips", clips)):
             if real:
-                judged = functools.partial(judge.judged, kind) if judge else lambda *nothing: {}
+                judged: Any = functools.partial(judge.judged, kind) if judge else lambda *nothing: {}
                 result.values[kind], samples = against(
                     real, lambda some: generate(like(some)), network, judged, pipe.round_trip
                 )

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import NPROC, guard, quietly, world_size_from_env
@@ -74,7 +74,8 @@ class TrainedRun:
 class TrainOptions(Verb):
     """Train a DiT on prepared shards. Settings: recipe < --config-file < group.key=value."""
 
-    prog, epilog, module = "dfm pretrain", NPROC, "dfm_nb.train"
+    prog, epilog = "dfm pretrain", NPROC
+    module: ClassVar[str | None] = "dfm_nb.train"
 
     dataset_path: str | None = option(None, "folder written by dfm prepare")
     config_file: str | None = option(None, "YAML with groups and keys")

@@ -82,9 +82,9 @@ class SweepOptions(BatchOptions):
         from workbench import notebook_run as runs
         from workbench import notebook_sweep as grids
 
-        known, how = runs.parameters(self.notebook), {"jobs": self.jobs, "report": not self.no_report}
+        known, report = runs.parameters(self.notebook), not self.no_report
         grid = parse_grid(self.grid, lambda name: name in known and known[name].kind is str)
-        return grids.sweep(self.notebook, grid, self.output_dir, fixed=self.values, **how)
+        return grids.sweep(self.notebook, grid, self.output_dir, fixed=self.values, jobs=self.jobs, report=report)
 
     def report(self, result: pd.DataFrame) -> Report:
         from dfm_nb.sweep_ import swept
