@@ -5,10 +5,10 @@
 
 Each JSONL file gives an equal share of the megabytes, as far as it goes. Results go to text_preprocess.{json,md}.
 
-The baseline is the design of Megatron-LM's tools/preprocess_data.py: a forked pool, `imap(encode, lines, 32)`, one
-document a call, megatron.core's Hugging Face tokenizer class, IndexedDatasetBuilder. A second comparison is the same
-command with `encode_batch_fast` instead of words kept in memory: in two workers, and in one process that uses all
-cores.
+There are two baselines. The design of Megatron-LM's tools/preprocess_data.py: a forked pool, `imap(encode, lines, 32)`,
+one document a call, megatron.core's Hugging Face tokenizer class, IndexedDatasetBuilder. And the steps of its
+tools/preprocess_data_fast.py (d98e8a6; needs awkward): gigatoken encodes the whole file on all cores. The command runs
+with each of its back ends.
 
 Every run is a process of its own. The clock runs from loading the tokenizer to the finished index, without the
 imports of transformers and torch. Runs are interleaved, round by round; medians are reported; the slow baselines run
@@ -41,11 +41,10 @@ from benchmarks import report
 VARIANTS = {  # name: (kind, workers, once)
     "Megatron-LM's design, 2 workers": ("baseline", 2, True),
     "Megatron-LM's design, 1 worker": ("baseline", 1, True),
-    "encode_batch_fast, 2 workers": ("plain", 2, False),
-    "encode_batch_fast, 1 process, all cores": ("plain", 1, False),
-    "dfm text preprocess, 1 worker": ("fast", 1, False),
-    "dfm text preprocess, 2 workers": ("fast", 2, False),
-    "dfm text preprocess, 4 workers": ("fast", 4, False),
+    "Megatron-LM's fast tool": ("fast_tool", 2, False),
+    "dfm with tokenizers, 2 workers": ("tokenizers", 2, False),
+    "dfm text preprocess, 1 worker": ("auto", 1, False),
+    "dfm text preprocess, 2 workers": ("auto", 2, False),
 }
 BASELINES = {1: "Megatron-LM's design, 1 worker", 2: "Megatron-LM's design, 2 workers"}
 
@@ -138,6 +137,25 @@ def run_baseline(source: str, prefix: str, folder: str, workers: int) -> None:
         pool.join()
 
 
+def run_fast_tool(source: str, prefix: str, folder: str) -> None:
+    import awkward
+    import gigatoken
+    import numpy as np
+    from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+    from transformers import AutoTokenizer
+
+    tokenizer, name = AutoTokenizer.from_pretrained(folder), f"{prefix}_text_document"
+    documents = gigatoken.Tokenizer(tokenizer).encode_files(gigatoken.JsonlFileSource([source]), parallel=True)
+    builder = IndexedDatasetBuilder(f"{name}.bin", dtype=DType.optimal_dtype(len(tokenizer)))
+    lengths = np.asarray(awkward.num(documents, axis=1))
+    ids = np.asarray(awkward.flatten(documents), dtype=builder.dtype)
+    ids = np.insert(ids, np.cumsum(lengths), tokenizer.eos_token_id)
+    builder.data_file.write(ids.tobytes())
+    builder.sequence_lengths.extend((lengths + 1).tolist())
+    builder.document_indices.extend(range(1, len(lengths) + 1))
+    builder.finalize(f"{name}.idx")
+
+
 def run_one(kind: str, source: str, prefix: str, folder: str, workers: int) -> None:
     """In a process of its own: run, and print seconds of wall, of its own CPU and of its workers' CPU."""
     from transformers import AutoTokenizer  # noqa: F401  (brings torch with it: not part of the measured time)
@@ -148,13 +166,17 @@ def run_one(kind: str, source: str, prefix: str, folder: str, workers: int) -> N
 
         def work():
             return run_baseline(source, prefix, folder, workers)
+    elif kind == "fast_tool":
+
+        def work():
+            return run_fast_tool(source, prefix, folder)
     else:
         from dfm_nb.text.corpus import PreprocessConfig, preprocess
 
         def work():
             files = {"input": [source], "output_prefix": prefix, "tokenizer_model": folder}
             return preprocess(
-                PreprocessConfig(**files, workers=workers, append_eod=True, progress=False, fast=kind == "fast")
+                PreprocessConfig(**files, workers=workers, append_eod=True, progress=False, tokenizer_backend=kind)
             )
 
     before, start = os.times(), time.perf_counter()
@@ -226,7 +248,7 @@ def memory(work: Path, corpus: Path, folder: Path, sizes: list[int]) -> list[dic
                     left -= f.write(line)
                     if left <= 0:
                         break
-        run = measure("fast", source, work / "sized", folder, 2)
+        run = measure("auto", source, work / "sized", folder, 2)
         rows.append({"input_mb": size, "workers": 2, **run})
         print(f"{size} MB: peak {run['peak_mb']:.0f} MB, {run['wall_s']:.1f} s", flush=True)
         source.unlink()
@@ -243,17 +265,13 @@ def text(result: dict) -> str:
         speeds = [r["name"], f"{r['tokens_per_s'] / 1e6:.2f}", f"{r['ratio']:.1f}x", f"{r['cpu_s']:.1f}"]
         cells.append([*speeds, f"{r['main_cpu_s']:.1f}", f"{r['cpu_ratio']:.1f}x", f"{r['peak_mb']:.0f}"])
     head = ["", "M tokens/s", "against Megatron-LM's design", "CPU s", "of these in the main process", "CPU ratio"]
-    words, plain = ([r for r in result["speed"] if r["name"].startswith(name)] for name in ("dfm", "encode_batch_fast"))
-    times = [min(r[key] for r in plain) / min(r[key] for r in words) for key in ("wall_s", "cpu_s")]
     parts = [
         f"{result['tokens']:,} tokens of a byte-level BPE with {result['vocab_size']:,} entries, trained on every "
         f"tenth document. Medians of {result['rounds']} interleaved rounds, one round of Megatron-LM's design. All "
         f"runs wrote the same .bin and .idx. {report.sentence(result['machine'])}.",
         report.table(["text", "documents", "M characters", "ASCII documents"], rows),
         report.table([*head, "peak MB"], cells),
-        "Ratios are to the same number of workers; those of 4 workers, on two cores, to 2 workers.",
-        "The words kept in memory (dfm_nb/text/encode.py) against the whole command with encode_batch_fast, the best "
-        f"of each: {times[0]:.1f} times as fast by the clock, {times[1]:.1f} times by CPU seconds.",
+        "Ratios are to Megatron-LM's design with the same number of workers, for the fast tool with 2.",
     ]
     rows = [
         [r["input_mb"], *(f"{r['peak_mb']:.0f} {r['wall_s']:.1f} {r['cpu_s']:.1f}".split())] for r in result["memory"]
