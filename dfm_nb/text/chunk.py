@@ -89,7 +89,8 @@ class ChunkEncoder:
 
     def _row(self, line: bytes) -> list[list[str]]:
         """The texts of a line under each requested key; a string becomes a list of one."""
-        row, found = _loads(line, self.config.json_keys), []
+        row = _loads(line, self.config.json_keys)
+        found: list[list[str]] = []
         for key in self.config.json_keys:
             if key not in row:
                 has = ", ".join(map(repr, row)) or "no keys"

@@ -89,7 +89,7 @@ def _plain(path: Path) -> tuple[Tokenizer, str | None] | None:
     config = file.with_name("tokenizer_config.json")
     if not file.is_file() or (path.is_dir() and not config.exists()):
         return None
-    settings = {"tokenizer_class": "TokenizersBackend", "eos_token": _likely_eos(file)}
+    settings: dict[str, Any] = {"tokenizer_class": "TokenizersBackend", "eos_token": _likely_eos(file)}
     if config.exists():
         settings = json.loads(config.read_text(encoding="utf-8"))
     tokenizer = Tokenizer.from_file(str(file))
