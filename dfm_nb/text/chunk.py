@@ -110,6 +110,7 @@ class ChunkEncoder:
         owners = np.repeat(np.arange(len(documents)), list(map(len, documents)))  # the document of each sequence
         owners, lengths = owners[lengths > 0], lengths[lengths > 0]
         if self.config.append_eod:
+            assert self._eod is not None
             last = np.flatnonzero(np.diff(owners, append=-1))  # sequence of each document that is not empty
             ids = np.insert(ids, np.cumsum(lengths)[last], self._eod)
             lengths[last] += 1

@@ -127,8 +127,16 @@ def _preprocess(config: PreprocessConfig) -> PreprocessResult:
         for key in config.json_keys
         if done.counts["documents"] and not tokens[key]
     ]
-    more = (resumed, parts.skipped_path, warnings, config.tokenizer_backend)
-    return PreprocessResult(prefixes, tokens, empty, *more, **done.counts)
+    return PreprocessResult(
+        prefixes,
+        tokens,
+        empty,
+        resumed_documents=resumed,
+        skipped_path=parts.skipped_path,
+        warnings=warnings,
+        tokenizer_backend=config.tokenizer_backend,
+        **done.counts,
+    )
 
 
 def _write(
