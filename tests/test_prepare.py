@@ -153,7 +153,9 @@ def test_texts_only_follows_captions_and_keeps_latents(reworded, tmp_path, capsy
     assert run(tmp_path / "none", "--texts-only", argv=reworded[1]) == 2
 
 
-@pytest.mark.parametrize("fatal, words", enumerate([["--texts-only"], ["--resume"]] * 2 + [["--texts-only"]]), ids=str)
+@pytest.mark.parametrize(
+    "fatal, words", list(enumerate([["--texts-only"], ["--resume"]] * 2 + [["--texts-only"]])), ids=str
+)
 def test_texts_only_that_was_killed_goes_on(reworded, tmp_path, monkeypatch, fatal, words):
     """After the plan, and between each of two shards and its record."""
     folder, left = shutil.copytree(reworded[0], tmp_path / "d"), [fatal]

@@ -42,7 +42,7 @@ def store(folder, layout, ends, change=lambda index: None):
     return TensorIndex(folder)
 
 
-@pytest.mark.parametrize("stored, ends", product(LAYOUTS, [(), (1, 5, 7)]))
+@pytest.mark.parametrize("stored, ends", list(product(LAYOUTS, [(), (1, 5, 7)])))
 def test_any_part_is_the_slice_of_the_whole(tmp_path, stored, ends):
     index = store(tmp_path, stored, ends)
     assert torch.equal(index.whole("w"), WHOLE)
