@@ -35,6 +35,7 @@ DEFAULT, COMMAND_LINE = "default", "command line"
 DERIVED, WEIGHTS = "derived", "weights of"
 MODULES = {"generation.sampler", "logger.report_to"}  # keys that may be `module:name`
 DIALLED = f"{DERIVED}: train.minutes,"
+PACKAGED = {DEFAULT, *(f"recipe {name}" for name in RECIPES)}  # layers that a user has not written
 
 _GROUPS = {key.rpartition(".")[0] for key in FIELDS} - {""}
 _UPSTREAM = notation.read(Path(__file__).with_name("upstream.yaml").read_text(encoding="utf-8"))
@@ -44,6 +45,13 @@ IMPLIED: dict[str, tuple[list[Any], str]] = {
     key: (values, why) for why, keys in _UPSTREAM["implied"].items() for key, values in keys.items()
 }
 """Keys of NeMo DFM and Megatron-Bridge with their allowed values ([]: any), and the reasons."""
+
+FOLLOWERS: dict[str, tuple[Callable[[Config], int], str]] = {
+    "model.ffn_hidden_size": (lambda c: 4 * c.model.hidden_size, "4 * model.hidden_size"),
+    "scheduler.lr_decay_iters": (lambda c: c.train.train_iters, "train.train_iters"),
+    "scheduler.lr_warmup_iters": (lambda c: min(100, c.train.train_iters // 10), "min(100, train.train_iters / 10)"),
+}
+"""Keys that are derived from other keys while they are null, and how."""
 
 EXCLUSIVE = (("dataset.mock", "dataset.path"), ("checkpoint.load", "checkpoint.load_checkpoint"))
 """Exclusive pairs: a layer that sets one of them overrides the other in lower layers."""
@@ -64,12 +72,6 @@ class ConfigError(ValueError):
 def recipes() -> list[str]:
     """Names of the packaged recipes."""
     return sorted(RECIPES)
-
-
-@cache
-def _packaged() -> set[str]:
-    """The packaged layers."""
-    return {DEFAULT, *(f"recipe {name}" for name in recipes())}
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,7 @@ class Resolved:
         ConfigError : a value breaks the key's type or limits.
         """
         new = {k: v for k, v in values.items() if v is not None and self.get(k) in (None, "auto")}
-        provenance = self.provenance | dict.fromkeys(new, f"{DERIVED}: {why}")
-        config, faults = _typed({k: self.get(k) for k in FIELDS} | new, provenance)
-        if faults:
-            raise ConfigError(faults)
-        return replace(self, config=config, provenance=provenance)
+        return self._with(new, dict.fromkeys(new, f"{DERIVED}: {why}"))
 
     @property
     def is_dialled(self) -> bool:
@@ -111,35 +109,42 @@ class Resolved:
 
     def is_free(self, key: str) -> bool:
         """Whether the value comes from a default or a packaged recipe."""
-        return self.provenance[key] in _packaged()
+        return self.provenance[key] in PACKAGED
 
     def dialled(self, values: Mapping[str, tuple[Any, str]]) -> Resolved:
         """A copy in which free keys get these values, with these reasons."""
-        anew = {k for k in _followers(self.config) if self.provenance[k].startswith(DERIVED)}
         new = {k: v for k, v in values.items() if self.is_free(k)}
         if size := new.pop("model.size", None):
             name, why = size
-            network, _, _ = _expand_size({"model.size": name}, DIALLED)
-            if all(k in anew or self.is_free(k) for k in network):
+            network, _ = _expand_size({"model.size": name}, DIALLED)
+            if all(self.is_free(k) or self._follows(k) for k in network):
                 new |= {k: (v, f"{why} ({name})") for k, v in network.items()}
-        leaves = {k: None if k in anew else self.get(k) for k in FIELDS} | {k: v for k, (v, _) in new.items()}
-        provenance = self.provenance | {k: f"{DIALLED} {why}" for k, (_, why) in new.items()}
-        config, faults = _typed(leaves, provenance)
-        assert not faults, faults
-        return _derive(replace(self, config=config, provenance=provenance))
+        return self._with({k: v for k, (v, _) in new.items()}, {k: f"{DIALLED} {why}" for k, (_, why) in new.items()})
+
+    def _follows(self, key: str) -> bool:
+        """Whether the value was null and is derived from other keys."""
+        return key in FOLLOWERS and self.provenance[key].startswith(DERIVED)
+
+    def _with(self, values: dict[str, Any], origin: dict[str, str]) -> Resolved:
+        """A copy with these values, in which values that follow from other keys are derived again."""
+        leaves = {k: None if self._follows(k) else self.get(k) for k in FIELDS} | values
+        provenance = self.provenance | origin
+        if faults := _refused(leaves, provenance):
+            raise ConfigError(faults)
+        return _derive(replace(self, config=_config(leaves), provenance=provenance))
 
 
-def _typed(leaves: Mapping[str, Any], origin: Mapping[str, str]) -> tuple[Config, list[Fault]]:
-    """Dotted keys as a `Config`; if some are rejected, their faults and a `Config` of the others."""
+def _refused(leaves: Mapping[str, Any], origin: Mapping[str, str]) -> list[Fault]:
+    """Faults of the values that break the type or limits of their keys."""
     try:
-        return Config.model_validate(_nested(leaves)), []
+        _config(leaves)
     except ValidationError as error:
-        faults = value_faults(error, leaves, origin)
-    refused = {fault.key for fault in faults}
-    return Config.model_validate(_nested({k: v for k, v in leaves.items() if k not in refused})), faults
+        return value_faults(error, leaves, origin)
+    return []
 
 
-def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def _config(leaves: Mapping[str, Any]) -> Config:
+    """Dotted keys as a `Config`."""
     tree: dict[str, Any] = {}
     for key, value in leaves.items():
         *groups, name = key.split(".")
@@ -147,7 +152,7 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
         for group in groups:
             node = node.setdefault(group, {})
         node[name] = value
-    return tree
+    return Config.model_validate(tree)
 
 
 # ---- reading the layers: each becomes {dotted key: value} --------------------------------------------------------
@@ -193,13 +198,12 @@ def _leaves(tree: Mapping[Any, Any], words: Mapping[Any, Any]) -> dict[str, Any]
     return {k: said[k] if text_type(k) and isinstance(said.get(k), str | list) else v for k, v in flatten(tree)}
 
 
-def _recipe_file(recipe: str) -> Path:
+def _recipe_file(recipe: str | Path) -> Path:
     """The file of a packaged recipe by its name, or of another recipe by its path."""
-    if recipe in RECIPES:
-        return RECIPES[recipe]
-    if recipe.endswith((".yaml", ".yml")):
-        return Path(recipe)
-    fix = meant(recipe, recipes(), "or pass the path of a .yaml file")
+    name = str(recipe)
+    if name in RECIPES or name.endswith((".yaml", ".yml")):
+        return RECIPES.get(name, Path(recipe))
+    fix = meant(name, recipes(), "or pass the path of a .yaml file")
     must = f"must be one of {', '.join(recipes())}"
     raise ConfigError([Fault("recipe", must, shown(recipe), fix, origin=COMMAND_LINE)])
 
@@ -218,19 +222,17 @@ def _read_overrides(overrides: Iterable[str], below: Iterable[dict[str, Any]]) -
                 del at[k]
             if not held and key not in (*FIELDS, *_ALIASES, *_GROUPS, *IMPLIED):
                 faults.append(Fault(key, "is not a key", shown(text), _fix_of_unknown(key), origin=COMMAND_LINE))
-            continue
-        if not eq or not key:
+        elif not eq or not key:
             fix = "for example train.train_iters=100"
             faults.append(Fault("", "must be group.key=value", shown(text), fix, origin=COMMAND_LINE))
-            continue
-        if text_type(key) is str:
+        elif text_type(key) is str:
             leaves[key] = notation.read_text(value)
-            continue
-        try:
-            leaves |= _leaves({key: notation.read(value)}, {key: notation.read(value, words=True)})
-        except ValueError as error:
-            fix = f"quote it: '{key}=\"...\"'"
-            faults.append(Fault(key, "must be a YAML value", str(error), fix, origin=COMMAND_LINE))
+        else:
+            try:
+                leaves |= _leaves({key: notation.read(value)}, {key: notation.read(value, words=True)})
+            except ValueError as error:
+                fix = f"quote it: '{key}=\"...\"'"
+                faults.append(Fault(key, "must be a YAML value", str(error), fix, origin=COMMAND_LINE))
     return leaves, faults
 
 
@@ -253,7 +255,7 @@ def _fix_of_unknown(key: str) -> str:
 def _known(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str], list[Fault]]:
     """The layer with the names of `FIELDS`; a notice for each reason to omit keys; faults.
 
-    Faults are an unknown key, a key given twice under two names, and a key of `IMPLIED` with another value.
+    Faults are an unknown key or size, a key given twice under two names, and a key of `IMPLIED` with another value.
     """
     own: dict[str, Any] = {}
     spelled: dict[str, str] = {}
@@ -272,6 +274,9 @@ def _known(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str
             must, fix = "is a group of keys", f"write {given}.KEY=VALUE"
         elif key not in FIELDS:
             must, fix = "is not a key", _fix_of_unknown(given)
+        elif key == "model.size" and isinstance(value, str) and not sizes.find_size(value):
+            must = f"must be one of {', '.join(sizes.SIZES)}"
+            fix = meant(value, sizes.SIZES, "choose a row of sizes.py")
         elif key in own and own[key] != value:
             must, fix = f"is the same key as {spelled[key]}, which is {shown(own[key])}", "keep one of the two"
         else:
@@ -281,31 +286,19 @@ def _known(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str
     return own, [f"{', '.join(keys)} ({layer}) can be omitted: {why}" for why, keys in needless.items()], faults
 
 
-def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], dict[str, str], list[Fault]]:
+def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], dict[str, str]]:
     """`model.size` and `model.variant` set keys of the network in their own layer, below the layer's explicit keys."""
     found, origin = dict(leaves), dict.fromkeys(leaves, layer)
-    name = leaves.get("model.size")
     size: Mapping[str, Any] = {}
-    if isinstance(name, str):
-        row = sizes.find_size(name)
-        if row is None:
-            del found["model.size"]
-            fix = meant(name, sizes.SIZES, "choose a row of sizes.py")
-            must = f"must be one of {', '.join(sizes.SIZES)}"
-            return found, origin, [Fault("model.size", must, shown(name), fix, origin=layer)]
+    if isinstance(name := leaves.get("model.size"), str) and (row := sizes.find_size(name)):
         found["model.size"], size = row, sizes.SIZES[row]
     variant = leaves.get("model.variant", size.get("variant"))
     settings = networks.find(variant).settings if variant in networks.names() else {}
-    implied: dict[str, Mapping[str, Any]] = {
-        f"variant {variant} ({layer})": settings,
-        f"size {found.get('model.size')} ({layer})": size,
-    }
-    for source, keys in implied.items():
-        for short, value in keys.items():
-            key = f"model.{short}"
-            if key not in found:
-                found[key], origin[key] = value, source
-    return found, origin, []
+    for source, keys in ((f"variant {variant}", settings), (f"size {found.get('model.size')}", size)):
+        new = {f"model.{k}": v for k, v in keys.items() if f"model.{k}" not in found}
+        found |= new
+        origin |= dict.fromkeys(new, f"{source} ({layer})")
+    return found, origin
 
 
 # ---- settling -----------------------------------------------------------------------------------------------------
@@ -341,13 +334,11 @@ def resolve(
     """
     layers: dict[str, dict[str, Any]] = {}
     faults: list[Fault] = []
-    files: list[tuple[str, Any, Callable[[Any], Path]]]
-    files = [(f"recipe {recipe}", recipe, _recipe_file), (str(config_file), config_file, Path)]
-    for layer, given, find in files:
-        if given is None:
+    for layer, path, find in ((f"recipe {recipe}", recipe, _recipe_file), (str(config_file), config_file, Path)):
+        if path is None:
             continue
         try:
-            leaves, origin = _read_yaml(find(given))
+            leaves, origin = _read_yaml(find(path))
         except ConfigError as error:
             faults += error.faults
         else:  # values that a saved configuration marks as derived are derived again
@@ -358,27 +349,23 @@ def resolve(
     if settings_of and isinstance(start, str) and weights_path(start).exists():
         given = set().union(*layers.values())
         below[f"{WEIGHTS} {start}"] = _without_modules(settings_of(start), start, given)
-    now = _settle(below | layers, faults + unreadable, training, world_size)
-    begun = _begun(now.config.checkpoint, run_dir)
-    if begun is None:
-        return now
-    stored = from_yaml(begun)
-    kept = _kept(now, stored)
-    own = _without_modules(kept, str(begun), {k for k in kept if kept[k] == now.get(k)})
-    again = _settle(below | layers | {f"run {begun}": own}, [], training, world_size)
-    changed = {k: again.get(k) for k in own if again.get(k) != now.get(k)}
-    stays = [
-        f"{key} stays {value}, as in {begun}; new runs use {now.get(key)}"
-        for key, value in changed.items()
-        if now.get(key) != "auto"
-    ]
-    origin = now.provenance | {k: stored.provenance[k] for k in changed}
-    return Resolved(again.config, origin, (*now.notices, *stays))
+    layers = below | layers
+    merged, wrong = _merge(layers)
+    faults += unreadable + wrong
+    begun = None if faults else _begun(merged.config.checkpoint, run_dir)
+    stored = from_yaml(begun) if begun else merged  # merged: nothing differs, so nothing is kept
+    kept = _without_modules(_kept(merged, stored), str(begun))
+    settled = merged._with(kept, dict.fromkeys(kept, f"run {begun}"))
+    _check(settled, [*layers, f"run {begun}"], faults, faults_of(settled.config, training, world_size))
+    told = [k for k in kept if merged.get(k) != "auto"]
+    stays = [f"{k} stays {kept[k]}, as in {begun}; new runs use {merged.get(k)}" for k in told]
+    provenance = settled.provenance | {k: stored.provenance[k] for k in kept}
+    return Resolved(settled.config, provenance, (*settled.notices, *stays))
 
 
-def _without_modules(settings: dict[str, Any], origin: str, given: set[str]) -> dict[str, Any]:
+def _without_modules(settings: dict[str, Any], origin: str, given: Iterable[str] = ()) -> dict[str, Any]:
     """Settings that somebody else may have written; ConfigError where they name a module, which the user has not."""
-    for key in MODULES.intersection(settings) - given:
+    for key in MODULES.intersection(settings).difference(given):
         value = settings[key]
         if any(map(plugins.is_module_name, value if isinstance(value, list) else [value])):
             fix = f"set {key} yourself, if you trust that module"
@@ -393,39 +380,36 @@ def _begun(start: CheckpointConfig, run_dir: str | Path | None) -> Path | None:
     return next((f for f in files if f.is_file()), None)
 
 
-def _kept(now: Resolved, stored: Resolved) -> dict[str, Any]:
-    """The `stored` values that a resumed run keeps."""
+def _kept(merged: Resolved, stored: Resolved) -> dict[str, Any]:
+    """The `stored` values that differ from `merged` ones and that a resumed run keeps."""
 
     def source(origin: str) -> str:
         """`default`, `recipe NAME`, `size NAME` or `weights of PATH`; empty for what a user has set or is derived."""
         name = origin.partition(" (")[0]
-        return name if name in _packaged() or name.startswith(("size ", WEIGHTS)) else ""
+        return name if name in PACKAGED or name.startswith(("size ", WEIGHTS)) else ""
 
-    same_minutes = now.config.train.minutes == stored.config.train.minutes
-    kept = {}
-    for key, origin in now.provenance.items():
-        began = stored.provenance[key]
-        settled = now.get(key) == "auto" and (began.startswith(DERIVED) or source(began) != "")
-        settled |= same_minutes and began.startswith(DIALLED) and source(origin) != ""
-        if settled or (source(origin) != "" and source(origin) == source(began)):
-            kept[key] = stored.get(key)
-    for several in ("model.size", "model.variant"):  # the settings behind these names are kept key by key
-        kept.pop(several, None)
-    return kept
+    def keeps(key: str) -> bool:
+        began, now = stored.provenance[key], source(merged.provenance[key])
+        if merged.get(key) == "auto":
+            return began.startswith(DERIVED) or source(began) != ""
+        return now != "" and (now == source(began) or (same_minutes and began.startswith(DIALLED)))
+
+    same_minutes = merged.config.train.minutes == stored.config.train.minutes
+    several = ("model.size", "model.variant")  # the settings behind these names are kept key by key
+    differ = [k for k in FIELDS if stored.get(k) != merged.get(k) and k not in several]
+    return {k: stored.get(k) for k in differ if keeps(k)}
 
 
-def _settle(
-    layers: Mapping[str, dict[str, Any]], faults: list[Fault], training: bool = False, world_size: int | None = None
-) -> Resolved:
+def _merge(layers: Mapping[str, dict[str, Any]]) -> tuple[Resolved, list[Fault]]:
     """Merge layers, lowest first; each is typed separately, so that a fault names its layer."""
     values: dict[str, Any] = {}
     provenance = dict.fromkeys(FIELDS, DEFAULT)
     notices: list[str] = []
+    faults: list[Fault] = []
     for layer, raw in layers.items():
         own, needless, unknown = _known(raw, layer)
-        leaves, origin, no_size = _expand_size(own, layer)
-        _, refused = _typed(leaves, origin)
-        faults = faults + unknown + no_size + refused
+        leaves, origin = _expand_size(own, layer)
+        refused = _refused(leaves, origin)
         for key, other in (*EXCLUSIVE, *(pair[::-1] for pair in EXCLUSIVE)):
             if leaves.get(key) and values.get(other):
                 notices.append(f"{key} ({layer}) overrides {other}={values.pop(other)} ({provenance[other]})")
@@ -433,15 +417,17 @@ def _settle(
         values |= {k: v for k, v in leaves.items() if k not in {fault.key for fault in refused}}
         provenance |= origin
         notices += needless
-    config, _ = _typed(values, provenance)
-    resolved = _derive(Resolved(config, provenance, tuple(notices)))
+        faults += unknown + refused
+    return _derive(Resolved(_config(values), provenance, tuple(notices))), faults
+
+
+def _check(resolved: Resolved, layers: list[str], faults: list[Fault], broken: list[Fault]) -> None:
+    """Raise the faults of the layers and those of broken rules together, if there are any."""
     # A rule about a rejected value would report the default instead.
     bad = {fault.key for fault in faults}
-    broken = [f for f in faults_of(config, training, world_size) if bad.isdisjoint((f.key, *f.also))]
-    faults = faults + [_blame(fault, provenance, list(layers)) for fault in broken]
-    if faults:
-        raise ConfigError(faults)
-    return resolved
+    rules = [_blame(f, resolved.provenance, layers) for f in broken if bad.isdisjoint((f.key, *f.also))]
+    if faults or rules:
+        raise ConfigError([*faults, *rules])
 
 
 def _blame(fault: Fault, provenance: Mapping[str, str], layers: list[str]) -> Fault:
@@ -452,22 +438,12 @@ def _blame(fault: Fault, provenance: Mapping[str, str], layers: list[str]) -> Fa
     return replace(fault, origin=next(named, fault.origin))
 
 
-def _followers(config: Config) -> dict[str, tuple[int, str]]:
-    """Values and reasons for keys that are null."""
-    steps = config.train.train_iters
-    return {
-        "model.ffn_hidden_size": (4 * config.model.hidden_size, "4 * model.hidden_size"),
-        "scheduler.lr_decay_iters": (steps, "train.train_iters"),
-        "scheduler.lr_warmup_iters": (min(100, steps // 10), "min(100, train.train_iters / 10)"),
-    }
-
-
 def _derive(resolved: Resolved) -> Resolved:
     """Fill the nulls that are derived from other keys."""
-    for key, (value, why) in _followers(resolved.config).items():
+    for key, (value, why) in FOLLOWERS.items():
         if resolved.get(key) is None:
             group, name = key.split(".")
-            setattr(getattr(resolved.config, group), name, value)
+            setattr(getattr(resolved.config, group), name, value(resolved.config))
             resolved.provenance[key] = f"{DERIVED}: {why}"
     return resolved
 
@@ -500,7 +476,8 @@ def from_yaml(source: str | Path) -> Resolved:
     leaves, provenance = _read_yaml(plain(path))
     if unknown := [k for k in leaves if k not in {*FIELDS, *_ALIASES, *IMPLIED} and not k.startswith("model.")]:
         _left_out(", ".join(unknown))
-    resolved = _settle({str(path): {k: v for k, v in leaves.items() if k not in unknown}}, [])
+    resolved, faults = _merge({str(path): {k: v for k, v in leaves.items() if k not in unknown}})
+    _check(resolved, [str(path)], faults, faults_of(resolved.config))
     return Resolved(resolved.config, {k: provenance.get(k, DEFAULT) for k in FIELDS})
 
 
