@@ -18,9 +18,11 @@ from dfm_nb.base.argv import quietly
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.checkpoints import loading
-from dfm_nb.checkpoints.consolidated import whole_weights, write_weights
+from dfm_nb.checkpoints.consolidated import whole_weights, without_updates, write_weights
+from dfm_nb.config import networks
 from dfm_nb.model.build import ALONE
 
+FORMATS = sorted({name for variant in networks.names() for name in networks.find(variant).exporters})
 DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -30,7 +32,7 @@ class ExportOptions(Verb):
     prog = "dfm export"
     source: str = option(help="run folder, iter_* folder, exported file or packaged model", positional=True)
     output: str = option(help="FILE.safetensors or FILE.pth; with --format diffusers a folder", output=True)
-    format: str = option("dfm", "dfm, or one of the network: diffusers, with --lora apart only the adapters")
+    format: str = option("dfm", f"dfm, or of the network: {', '.join(FORMATS)}, with --lora apart only the adapters")
     ema_sigma_rel: float | None = option(None, "relative length of the weight average to reconstruct")
     raw: bool = option(False, "export the weights instead of an average")
     lora: Literal["merged", "apart"] = option("merged", "adapters: merged into the weights, or in a separate file")
@@ -82,10 +84,12 @@ def _export(asked: ExportOptions) -> Path:
     parallel.init()
     average = "auto" if asked.ema_sigma_rel is None else asked.ema_sigma_rel
     tensors = whole_weights(weights, None if asked.raw else average)
+    if asked.lora == "merged":
+        tensors = without_updates(tensors, weights.config.model)
     file.parent.mkdir(parents=True, exist_ok=True)
     if asked.format == "dfm":
-        write_weights(tensors, file, weights, asked.lora, dtype)
+        write_weights(tensors, file, weights, dtype)
     else:
-        plugins.find("networks", exporters[asked.format])(file, tensors, weights.config, asked.lora, dtype)
+        plugins.find("networks", exporters[asked.format])(file, tensors, weights.config, dtype)
     parallel.shutdown()
     return file

@@ -93,7 +93,7 @@ def with_adapters(source: Path, base: str, output: Path) -> None:
     weights = whole_weights(found)
     both = exported.Lazy([*weights, *adapters], lambda name: adapters[name] if name in adapters else weights[name])
     model.lora.rank, model.lora.alpha = rank, float(rank)
-    write_weights(both, output, found, "apart")
+    write_weights(both, output, found)
     parallel.shutdown()
 
 

@@ -70,20 +70,17 @@ def _rebuilt(source: loading.Weights, sigma_rel: float) -> Mapping[str, Tensor]:
 
 
 def write_weights(
-    tensors: Mapping[str, Tensor], output: Path, source: loading.Weights, lora: str, dtype: torch.dtype | None = None
+    tensors: Mapping[str, Tensor], output: Path, source: loading.Weights, dtype: torch.dtype | None = None
 ) -> None:
-    """Write `output`, with LoRA weights merged into it or (lora="apart") in a second file.
+    """Write `output`, and LoRA weights to a second file.
 
-    tensors : floating point; stored as `dtype` (None: unchanged), rounded after LoRA weights were merged.
-    source : has the small files and the settings, whose `model` is changed to describe the result.
+    tensors : floating point; stored as `dtype` (None: unchanged). source : has the small files and the settings.
     """
-    model, assets = source.config.model, assets_of(source.folder)
-    if model.lora.rank and lora == "apart":
+    assets = assets_of(source.folder)
+    if source.config.model.lora.rank:
         updates = Lazy(filter(is_lora, tensors), tensors.__getitem__)
         exported.write(loading.lora_file(output), as_dtype(updates, dtype), {})
         tensors = Lazy((n for n in tensors if not is_lora(n)), tensors.__getitem__)
-    else:
-        tensors = without_updates(tensors, model)
     resolved = cfg.Resolved(source.config, cfg.from_yaml(source.folder / "config.yaml").provenance)
     exported.write(output, as_dtype(tensors, dtype), assets | {"config.yaml": cfg.to_yaml(resolved).encode()})
 

@@ -97,7 +97,7 @@ class Network:
     adapters: ClassVar[str | None] = None
     """`read(file, model)`: the rank, and LoRA adapters by our names."""
     exporters: ClassVar[Mapping[str, str]] = {}
-    """By `dfm export --format`: `write(output, tensors, config, lora, dtype)`."""
+    """By `dfm export --format`: `write(output, tensors, config, dtype)`; LoRA is merged, or `model.lora.rank` set."""
 
     # ---- products, vectors and memory
     bias: ClassVar[bool] = True  # of the products of layers

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from dfm_nb.base.files import read_json, write_atomically
 from dfm_nb.checkpoints import tensor_files
-from dfm_nb.checkpoints.consolidated import without_updates
 from dfm_nb.checkpoints.exported import Foreign, as_dtype, check_shapes
 from dfm_nb.checkpoints.folders import read_object
 from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy
@@ -201,20 +200,19 @@ def write_folder(folder: Path, ours: Mapping[str, Tensor], model: ModelConfig, s
         write_atomically(folder / name, json.dumps(value | version, indent=2).encode())
 
 
-def write(output: Path, ours: Mapping[str, Tensor], config: Config, lora: str, dtype: torch.dtype | None) -> None:
+def write(output: Path, ours: Mapping[str, Tensor], config: Config, dtype: torch.dtype | None) -> None:
     """The folder of a Wan, or its LoRA adapters alone."""
     model = config.model
     if model.objective != "flow":
         raise ValueError(f"--format diffusers needs model.objective=flow; got {model.objective}")
-    if model.lora.rank and lora == "apart":
+    if model.lora.rank:
         output.mkdir(parents=True, exist_ok=True)
         adapters = {n: t.to(dtype or t.dtype) for n, t in updates_out(ours, model).items()}
         tensor_files.write(output / LORA_FILE, adapters, {"format": "pt"})
         print(f"[INFO] wrote {output / LORA_FILE}: {len(adapters)} tensors")
         return
-    whole = without_updates(ours, model)
-    write_folder(output, as_dtype(whole, dtype), model, config.generation.shift)
-    print(f"[INFO] wrote {output}: {len(whole)} tensors")
+    write_folder(output, as_dtype(ours, dtype), model, config.generation.shift)
+    print(f"[INFO] wrote {output}: {len(ours)} tensors")
 
 
 # ---- low-rank updates -----------------------------------------------------------------------------------------------
