@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from dfm_nb import parallel
+from dfm_nb.config import counts
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.model.attention import pick_backend
 from dfm_nb.model.dit import DiT, DiTConfig, init_weights, network_class, transformer_config
-from dfm_nb.model.linear import freeze_base
+from dfm_nb.model.linear import freeze_base, is_lora
 from dfm_nb.parallel.groups import mpu
 
 ALONE = {
@@ -30,7 +31,12 @@ def on_meta(model: ModelConfig) -> DiT:
 
 
 def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **overrides: Any) -> tuple[DiTConfig, list[DiT]]:
-    """This rank's stage of the network (several with virtual stages), on its device, initialised from (seed, name)."""
+    """This rank's stage of the network (several with virtual stages), on its device, initialised from (seed, name).
+
+    Raises
+    ------
+    ValueError : the network has other parameters than its `Network` counts, so its weights could not be loaded.
+    """
     device = parallel.device()
     backend = pick_backend(model.attention_backend, device, mixed_precision)
     config = transformer_config(model, mixed_precision, backend, **overrides)
@@ -44,6 +50,14 @@ def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **override
             post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
             vp_stage=vp_stage,
         )
+        held = sum(p.numel() for name, p in chunk.named_parameters() if not is_lora(name))
+        layout = model.tensor_model_parallel_size, model.pipeline_model_parallel_size
+        counted = counts.parameter_count(model, *layout, mpu.get_pipeline_model_parallel_rank())
+        if vp_stage is None and held != counted:
+            raise ValueError(
+                f"model.variant={model.variant} has {held:,} parameters, and its Network counts {counted:,}: correct "
+                "its linear layers and vectors (dfm_nb/config/networks.py)"
+            )
         init_weights(chunk, seed)
         if model.lora.rank:
             freeze_base(chunk)

@@ -249,9 +249,11 @@ class LayerContext:
 class DiTLayer(TransformerLayer):
     """Self attention, text cross attention and MLP, each normalised, shifted, scaled and gated by adaLN-zero."""
 
+    vectors = Network.vectors_per_layer
+
     def __init__(self, config, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
-        self.adaln = AdaLN(config, Network.vectors_per_layer, config.adaln_lora_dim)
+        self.adaln = AdaLN(config, self.vectors, config.adaln_lora_dim)
         for p in self.adaln.parameters():  # under SP each tp rank sees its own tokens only: sum the gradients over tp
             p.sequence_parallel = config.sequence_parallel
 

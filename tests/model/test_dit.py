@@ -94,6 +94,12 @@ def test_a_setting_changes_the_network_or_is_refused(one_rank, variant, name):
     assert counts.parameter_count(model_config(*base)) == sum(p.numel() for p in after.parameters())
 
 
+def test_a_network_that_counts_other_parameters_is_refused(one_rank, monkeypatch):
+    monkeypatch.setattr(networks.Network, "outer_vectors", lambda self, last: 0)
+    with pytest.raises(ValueError, match="model.variant=dit"):
+        make()
+
+
 def test_new_model_gives_zero(one_rank):
     out, loss_of = forward(make(random=False), pack_draws(draws(), SETTINGS), EDM(0.5), torch.device("cpu"))
     assert not out.any()
