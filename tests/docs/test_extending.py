@@ -1,6 +1,7 @@
 """docs/extending.md: its package is installed in a folder, by what pip would leave there, and its commands run."""
 
 import json
+import re
 import tomllib
 
 import pytest
@@ -12,24 +13,27 @@ PAGE = Page("docs/extending.md")
 
 @pytest.mark.slow
 def test_the_package_of_the_page_is_found_and_used(tmp_path):
-    code, toml, commands = (next(c for kind, c in PAGE.fences if kind == name) for name in ("python", "toml", "bash"))
+    toml, commands = ("\n".join(c for kind, c in PAGE.fences if kind == name) for name in ("toml", "bash"))
+    modules = re.findall(r"^`(\w+\.py)`:\n\n```python\n(.*?)^```$", PAGE.text, re.M | re.S)
     place = tmp_path / "site"
     about = place / "moths-1.0.dist-info"
     about.mkdir(parents=True)
-    (place / "moths.py").write_text(code)
+    for name, code in modules:
+        (place / name).write_text(code)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: moths\nVersion: 1.0\n")
     groups = tomllib.loads(toml)["project"]["entry-points"]
     lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in groups.items()]
     (about / "entry_points.txt").write_text("\n".join(lines))
-    # the server of forks has looked for entry points without the package
-    dfm = f"import sys; sys.path.insert(1, '{place}'); from dfm_nb.base import plugins; plugins._found.cache_clear(); "
+    # the server of forks has read the entry points without the package
+    anew = "[sys.modules.pop(name) for name in list(sys.modules) if re.match('dfm_nb(?!.parallel)', name)]"
+    dfm = f"import re, sys; sys.path.insert(1, '{place}'); {anew}; from dfm_nb.cli import entry; entry()"
     here = desk(tmp_path)
-    here.tool("dfm", f"""#!/bin/sh\nexec python -c "{dfm}from dfm_nb.cli import entry; entry()" "$@"\n""")
+    here.tool("dfm", f"""#!/bin/sh\nexec python -c "{dfm}" "$@"\n""")
     here.run("bash", commands)
     manifest = json.loads((tmp_path / "data/moths/manifest.json").read_text())
     assert manifest["source"] == {"name": "moths", "count": 30, "wing_grey": 200}
     losses = (tmp_path / "runs/moths/losses.csv").read_text().split()
     assert [row.partition(",")[0] for row in losses] == ["1", "2", "3"]
     assert (tmp_path / "runs/moths/tensorboard").is_dir()
-    (sidecar,) = tmp_path.glob("moth*.json")
-    assert json.loads(sidecar.read_text())["sampler"] == "jumps"
+    assert json.loads((tmp_path / "moth.png.json").read_text())["sampler"] == "jumps"
+    assert (tmp_path / "parallel.png").is_file()
