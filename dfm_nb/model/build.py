@@ -51,13 +51,11 @@ def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **override
             vp_stage=vp_stage,
         )
         held = sum(p.numel() for name, p in chunk.named_parameters() if not is_lora(name))
-        layout = model.tensor_model_parallel_size, model.pipeline_model_parallel_size
-        counted = counts.parameter_count(model, *layout, mpu.get_pipeline_model_parallel_rank())
+        tp, pp = model.tensor_model_parallel_size, model.pipeline_model_parallel_size
+        counted = counts.parameter_count(model, tp, pp, mpu.get_pipeline_model_parallel_rank())
         if vp_stage is None and held != counted:
-            raise ValueError(
-                f"model.variant={model.variant} has {held:,} parameters, and its Network counts {counted:,}: correct "
-                "its linear layers and vectors (dfm_nb/config/networks.py)"
-            )
+            must = f"model.variant={model.variant} must have the {counted:,} parameters that its Network counts"
+            raise ValueError(f"{must}; it has {held:,}: correct its linear layers and vectors")
         init_weights(chunk, seed)
         if model.lora.rank:
             freeze_base(chunk)
