@@ -344,7 +344,8 @@ def resolve(
         else:  # values that a saved configuration marks as derived are derived again
             layers[layer] = {k: v for k, v in leaves.items() if not origin.get(k, "").startswith(DERIVED)}
     layers[COMMAND_LINE], unreadable = _read_overrides(overrides, list(layers.values()))
-    start = next((x["checkpoint.pretrained"] for x in reversed(layers.values()) if "checkpoint.pretrained" in x), None)
+    named = ((_ALIASES.get(key, key), value) for layer in reversed(layers.values()) for key, value in layer.items())
+    start = next((value for key, value in named if key == "checkpoint.pretrained"), None)
     below = {k: layers.pop(k) for k in [f"recipe {recipe}"] if recipe in recipes()}  # a user's recipe is above the rest
     if settings_of and isinstance(start, str) and weights_path(start).exists():
         given = set().union(*layers.values())

@@ -486,7 +486,7 @@ def test_weights_and_a_run_that_is_resumed_name_no_module(key, value, tmp_path):
     with pytest.raises(C.ConfigError, match=key):
         C.resolve("demo", run_dir=tmp_path)
     assert C.resolve("demo", overrides=asked, run_dir=tmp_path).get(key) == value
-    start = [f"checkpoint.pretrained={tmp_path}"]
+    start = [f"checkpoint.pretrained_checkpoint={tmp_path}"]  # the name in Megatron-Bridge
     with pytest.raises(C.ConfigError, match=key):
         C.resolve("demo", overrides=start, settings_of=lambda path: {key: value})
     assert C.resolve("demo", overrides=[*start, *asked], settings_of=lambda path: {key: value}).get(key) == value
