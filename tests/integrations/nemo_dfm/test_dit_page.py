@@ -18,7 +18,7 @@ from tests.processes import commands
 
 pytestmark = pytest.mark.slow
 
-CONFIG = Path(__file__).parents[1] / "config" / "dit_pretrain.yaml"
+CONFIG = Path(__file__).parents[2] / "config" / "dit_pretrain.yaml"
 STEPS = ("train.train_iters=2", "train.eval_interval=2", "train.eval_iters=1", "validation.num_steps=2")
 
 
