@@ -107,7 +107,7 @@ def test_all_checkpoints_get_a_verdict_and_a_damaged_one_is_named(run_and_data, 
     (row,) = result["checkpoints"]
     assert row["iteration"] == 3 and row["val_loss"] == 0.5 and row["copies"]["low"] <= row["copies"]["value"]
     assert result["verdict"]["take"] == 3 and {"kernel_distance", "copies"} <= result["verdict"]["real"].keys()
-    assert json.loads((run / "verdict.json").read_text()) == result
+    assert json.loads((run / "verdict.json").read_text()) | {"exit_code": 0} == result
     assert (run / "verdict.png").exists() and (tmp_path / "c.png").exists()
 
 

@@ -19,7 +19,7 @@ def faulty(fault, *words, **environment):
     return commands().run("python", *torchrun_argv(FAULTY, [*SMALL, *map(str, words)], 2)[1:], env=env)
 
 
-@pytest.mark.parametrize("fault, where", [("stop", "no sign of life"), ("hang", Path(FAULTY).name)])
+@pytest.mark.parametrize("fault, where", [("stop", "no heartbeats"), ("hang", Path(FAULTY).name)])
 def test_rank_that_hangs_or_stops_is_named_and_the_job_ends(tmp_path, fault, where):
     """One that hangs with its line of code."""
     done = faulty(fault, "--run-dir", tmp_path / "run", "train.train_iters=100000", "dist.hang_timeout_s=6")

@@ -63,10 +63,10 @@ class RunOptions(BatchOptions):
         return runs.execute(self.notebook, self.output, values, progress=not self.quiet, report=not self.no_report)
 
     def report(self, result: Any) -> Report:
-        if result.error:
+        print(f"== {self.output}" + (f" and {result.report}" if result.report else ""), flush=True)
+        if result.error:  # the last line of the log, which a sweep shows
             print(f"error: {result.error}", file=sys.stderr, flush=True)
-        text = f"== {self.output}" + (f" and {result.report}" if result.report else "")
-        return Report({"output": self.output}, text, int(bool(result.error)))
+        return Report({"output": self.output}, exit_code=int(bool(result.error)))
 
 
 class SweepOptions(BatchOptions):

@@ -46,7 +46,7 @@ def word_attention(pipe: Pipeline, clip: Generated, num_noises: int = 4) -> list
 
     def look(module: Any, args: tuple, kwargs: dict, out: torch.Tensor) -> None:
         q, k, v = (x.float() for x in args[:3])  # [tokens, heads, d]
-        (a, b, c, d), *_ = kwargs["packed_seq_params"].layout.bounds()
+        (a, b, c, d), *_ = kwargs["packed_seq_params"].bounds.segments()
         scale = module.scale or q.shape[-1] ** -0.5
         weights = torch.softmax(scale * torch.einsum("shd,lhd->hsl", q[a:b], k[c:d]), -1)
         again = rearrange(weights @ v[c:d].transpose(0, 1), "h s d -> s (h d)")

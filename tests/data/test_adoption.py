@@ -72,7 +72,7 @@ def test_folder_becomes_whole_and_the_tars_stay(folder, theirs, capsys):
 def test_a_model_of_adopted_shards_needs_nothing_of_them(folder, theirs, one_rank, tmp_path):
     assert run(folder, *paths(theirs)) == 0
     wanted = ShardStore(folder).statistics
-    with pytest.raises(ValueError, match="no samples in its 'val' split"):
+    with pytest.raises(ValueError, match="val"):
         ShardStore(folder, "val")
     trained = tiny_run.train(folder, tmp_path / "run")
     shutil.rmtree(folder)

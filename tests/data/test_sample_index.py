@@ -83,7 +83,7 @@ def test_fingerprint_follows_the_shards_content(data):
     tar.write_bytes(content)
     index_dataset(data)
     assert ShardStore(data).fingerprint != before.fingerprint
-    with pytest.raises(ValueError, match="data set"):
+    with pytest.raises(ValueError, match="other data"):
         PackOrder(ShardStore(data), SETTINGS, 64, 4).restore(plan.state())
 
 

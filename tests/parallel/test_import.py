@@ -26,7 +26,7 @@ before = list(sys.meta_path), list(warnings.filters), set(sys.modules)
 import dfm_nb
 assert list(sys.meta_path) == before[0] and list(warnings.filters) == before[1]
 new = {name for name in set(sys.modules) - before[2] if name.partition(".")[0] not in sys.stdlib_module_names}
-assert new == {"dfm_nb"}, new
+assert new == {"dfm_nb", "dfm_nb.base", "dfm_nb.base.version"}, new
 """
 
 
