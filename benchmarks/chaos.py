@@ -341,7 +341,7 @@ def kills(area: Area, place: Path, count: int, wanted: dict, times: tuple[float,
             victim, kind = plan[len(record)]
             before, written = area.done(folder), area.written(folder)
             life = Life(area.command(folder), said)
-            live(life, area, folder, kind, area.total * (k + 1) // planned, times, rng)
+            live(life, area, folder, kind, area.total * (k + 1) // (planned + 1), times, rng)  # not after the end
             ranks = life.ranks()
             if life.process.exitcode is not None or (victim == "one rank" and not ranks):
                 times = times[0], 0.7 * times[1]  # measured when the machine was slower
