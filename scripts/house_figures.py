@@ -74,7 +74,7 @@ def record(root: Path) -> str:
 
 
 def without(root: Path, name: str) -> list[str]:
-    """Files with an integration's name as a word of their path, and lines of others that name one of its parts."""
+    """Files with an integration's name as a word of their path, and lines of other files that name one of its parts."""
     files = subprocess.run(["git", "ls-files"], cwd=root, text=True, capture_output=True).stdout.splitlines()
     word = re.compile(rf"(^|[-_/.]){name.replace('_', '[-_]')}([-_/.]|$)")
     gone = [file for file in files if word.search(file)]

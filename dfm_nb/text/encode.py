@@ -23,7 +23,7 @@ from dfm_nb.text.tokenizer import TokenizerSpec
 
 MAX_CHARS = 16 << 20  # of a text for `tokenizers`, which needs over 100 bytes for some characters
 SAMPLE_CHARS = 4096  # compared of a text: `tokenizers` reads about 4 MB/s
-RELOAD_CHARS = 256 << 20  # gigatoken remembers each word it has seen; at most 150 MB until it is loaded anew
+RELOAD_CHARS = 256 << 20  # gigatoken remembers each word it has seen; at most 150 MB until it is loaded again
 GIGATOKEN = "0.10."
 """Versions whose ids were compared."""
 FAMILIES = {

@@ -304,7 +304,7 @@ def test_input_without_documents_and_truncated_input_are_named(folders, tmp_path
 
 
 def test_a_difference_of_the_back_ends_starts_again_and_one_corpus_has_one(folders, tmp_path, monkeypatch):
-    """The rest of a run that has started again goes on with `tokenizers`."""
+    """The rest of a run that has started again continues with `tokenizers`."""
     pytest.importorskip("gigatoken")
     source = write_jsonl(tmp_path / "in.jsonl", [*texts(60), 3])
     want = megatron_pair(texts(60), folders["gpt2"], tmp_path / "reference")
