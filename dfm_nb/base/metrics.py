@@ -163,7 +163,8 @@ def rounds_by_sigma(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def generated_with(lengths: Iterable[float]) -> float | None:
     """The stored average that generates and is judged: the shortest; None if there is none.
 
-    The shortest follows training most closely. A long average of a short run still contains its first, bad weights."""
+    The shortest follows training most closely: at length 0.05 the first half of a run weighs less than 1 in 100,000, at
+    0.28 it weighs 0.8 times the second half."""
     return min(lengths, default=None)
 
 

@@ -43,7 +43,7 @@ class MeasurementOptions(Sampling, ModelOptions):
         """A sample for each of these fields of `Request`; the i-th depends on the seed, i and these alone."""
         common = {name: value for name, value in self.chosen.items() if name in (*Sampling.model_fields, "seed")}
         requests = [Request(index=i, **common, **one) for i, one in enumerate(wanted)]
-        # 32 small pictures fit into any memory; results do not depend on the batch size.
+        # Enough to fill a batch of small pictures (not measured); results depend on it only by rounding.
         done = dict(pipe.run(requests, batch_size=32, progress=True))
         return [done[i] for i in range(len(requests))]
 

@@ -241,8 +241,8 @@ def noised(
 def caption_of(clip: EncodedClip, epoch: int, seed: int) -> torch.Tensor:
     """The text embedding [L, D] of a sample in an epoch, drawn from (seed, epoch, key).
 
-    The first caption in half of the epochs, because generation and validation samples show it; of three, each other
-    caption in a quarter.
+    The first caption in half of the epochs, because validation samples and `dfm evaluate` ask for it; of three, each
+    other caption in a quarter. Half is a choice, not measured.
     """
     if not (others := len(clip.more_text)):
         return clip.text_emb[0]

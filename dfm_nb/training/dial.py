@@ -48,7 +48,8 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
     voxels = int(store.voxels(np.arange(len(store))).max())
     largest = -(-voxels // (m.patch_temporal * m.patch_spatial**2))
     tokens = CPU_TOKENS if device == "cpu" else GPU_TOKENS
-    # The recipe `base` takes 90 minutes on two cores, `demo` six. GPUs change size at the same time (not measured).
+    # A choice between the recipes of these sizes: on two cores `demo` trains for five minutes (docs/results.md), `base`
+    # for an hour and a half (docs/training.md). GPUs change size at the same time (not measured).
     size = ("demo" if minutes <= 60 else "base") if device == "cpu" else "DiT-S" if minutes <= 60 else "DiT-B"
     octaves = math.log2(side / 64)
     of_size = f"for sides of about {side:.0f} px (benchmarks/results/noise_levels.md)"
@@ -56,10 +57,10 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
         {
             "model.size": (size, f"the largest size that learns in this time on a {device} device"),
             "model.P_mean": (round(-0.4 + 0.2 * octaves, 2), of_size),
-            # Measured from 64 px up, where it is 1.0 or more; 0.8 limits the extrapolation to smaller pictures.
+            # Measured from 64 px (1.03 to 1.06) up; 0.8, below 22 px, limits the extrapolation to smaller pictures.
             "model.P_std": (round(max(0.8, 1.0 + 0.13 * octaves), 2), of_size),
             "dataset.task_encoder_seq_length": (
-                -(-max(tokens, largest) // 256) * 256,  # so that tp * cp of usual layouts divides it
+                -(-max(tokens, largest) // 256) * 256,  # a multiple of the tp * cp of usual layouts
                 f"as the longest of {len(store)} samples has {largest} tokens, and {tokens} keep a {device} busy",
             ),
             "train.global_batch_size": (

@@ -231,8 +231,8 @@ class Trainer:
             self.optimizer.step_with_ready_grads()
             self.steps_taken += 1
             self.ema.update(self.steps_taken)
-        # Also after a skipped step: the schedule counts iterations, as `train.train_iters` does. The averages count
-        # steps that changed the weights: a repeated value would only shorten their memory.
+        # Also after a skipped step, unlike in Megatron-LM: the schedule counts iterations, as `train.train_iters` does,
+        # so it ends with the run. The averages count steps that changed the weights: a repeated value weighs double.
         self.scheduler.step(increment=1)
         return StepResult(loss, int(tokens), grad_norm, skipped)
 

@@ -76,8 +76,8 @@ class Watchdog:
     Parameters
     ----------
     store : with `set(key, value)` and `get(key)`, shared by all processes.
-    limit_s : longest time in a watched phase, or five times the longest so far if that is more: step times of a
-        run vary by caches and other load, but hardly five times.
+    limit_s : longest time in a watched phase, or five times the longest so far if that is more, as steps may be longer
+        than the limit; five is a margin for other load, not a measured one.
     """
 
     def __init__(self, store, rank: int, world: int, limit_s: float):
