@@ -39,8 +39,38 @@ class ExportOptions(Verb):
     overwrite: bool = option(False, "replace existing files")
     dtype: Literal["fp32", "bf16"] | None = option(None, "of the stored weights; default: fp32, or an exported file's")
 
+    @quietly()
     def run(self) -> Path:
-        return _export(self)
+        file, dtype = Path(self.output), DTYPES[self.dtype]
+        if self.format == "dfm" and file.suffix not in (".safetensors", ".pth"):
+            raise ValueError(f"--output must end in .safetensors or .pth; got {file}")
+        weights = loading.find_weights(self.source)
+        exporters = weights.config.model.network.exporters
+        if self.format not in ("dfm", *exporters):
+            known, variant = ", ".join(("dfm", *exporters)), weights.config.model.variant
+            raise ValueError(f"--format must be one of {known} with model.variant={variant}; got {self.format}")
+        read = (weights.file, loading.lora_file(weights.file)) if weights.file else ()
+        if file.resolve() in [path.resolve() for path in read]:
+            raise ValueError(f"--output {file} would overwrite the weights that are read; choose another file")
+        written = [file, loading.lora_file(file)] if self.lora == "apart" else [file]
+        held = [f for f in written if (any(f.iterdir()) if f.is_dir() else f.exists())]
+        if held and not self.overwrite:
+            raise FileExistsError(f"{held[0]} exists; pass --overwrite or another --output")
+        # layout and folders of the machine that trained it mean nothing elsewhere
+        weights.config.model = weights.config.model.model_copy(update=ALONE)
+        weights.config.dataset.path, weights.config.checkpoint = None, type(weights.config.checkpoint)()
+        parallel.init()
+        average = "auto" if self.ema_sigma_rel is None else self.ema_sigma_rel
+        tensors = whole_weights(weights, None if self.raw else average)
+        if self.lora == "merged":
+            tensors = without_updates(tensors, weights.config.model)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if self.format == "dfm":
+            write_weights(tensors, file, weights, dtype)
+        else:
+            plugins.find("networks", exporters[self.format])(file, tensors, weights.config, dtype)
+        parallel.shutdown()
+        return file
 
     def report(self, result: Path) -> Report:
         return Report({"output": self.output})
@@ -59,37 +89,3 @@ def export_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
     >>> export_weights("runs/pretrain", "model.safetensors")  # doctest: +SKIP
     """
     return ExportOptions(source=os.fspath(source), output=os.fspath(output), **flags).run()
-
-
-@quietly()
-def _export(asked: ExportOptions) -> Path:
-    file, dtype = Path(asked.output), DTYPES[asked.dtype]
-    if asked.format == "dfm" and file.suffix not in (".safetensors", ".pth"):
-        raise ValueError(f"--output must end in .safetensors or .pth; got {file}")
-    weights = loading.find_weights(asked.source)
-    exporters = weights.config.model.network.exporters
-    if asked.format not in ("dfm", *exporters):
-        known, variant = ", ".join(("dfm", *exporters)), weights.config.model.variant
-        raise ValueError(f"--format must be one of {known} with model.variant={variant}; got {asked.format}")
-    read = (weights.file, loading.lora_file(weights.file)) if weights.file else ()
-    if file.resolve() in [path.resolve() for path in read]:
-        raise ValueError(f"--output {file} would overwrite the weights that are read; choose another file")
-    written = [file, loading.lora_file(file)] if asked.lora == "apart" else [file]
-    held = [f for f in written if (any(f.iterdir()) if f.is_dir() else f.exists())]
-    if held and not asked.overwrite:
-        raise FileExistsError(f"{held[0]} exists; pass --overwrite or another --output")
-    # layout and folders of the machine that trained it mean nothing elsewhere
-    weights.config.model = weights.config.model.model_copy(update=ALONE)
-    weights.config.dataset.path, weights.config.checkpoint = None, type(weights.config.checkpoint)()
-    parallel.init()
-    average = "auto" if asked.ema_sigma_rel is None else asked.ema_sigma_rel
-    tensors = whole_weights(weights, None if asked.raw else average)
-    if asked.lora == "merged":
-        tensors = without_updates(tensors, weights.config.model)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if asked.format == "dfm":
-        write_weights(tensors, file, weights, dtype)
-    else:
-        plugins.find("networks", exporters[asked.format])(file, tensors, weights.config, dtype)
-    parallel.shutdown()
-    return file

@@ -41,8 +41,32 @@ class ImportOptions(Verb):
     text_encoder: str | None = option(None, "text encoder of the data it was trained on; default: the published one")
     settings: Overrides = option([], "that differ from the published model's", positional=True, metavar="KEY=VALUE")
 
+    @quietly()
     def run(self) -> Path:
-        return _import(self)
+        read, file = located(self.source), Path(self.output)
+        if file.suffix not in (".safetensors", ".pth"):
+            file = file / EXPORTED
+        for given in (read, Path(self.base or read)):
+            if file.exists() and file.resolve().is_relative_to(given.resolve()):
+                raise ValueError(
+                    f"--output {file} would replace a file of {given}, which is read; choose another folder"
+                )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if self.base is not None:
+            with_adapters(read, self.base, file)
+            return Path(self.output)
+        if read.suffix == ".safetensors":
+            raise ValueError(f"{read} must be LoRA adapters, which need --base, the imported weights that they are of")
+        foreign = recognised(read)
+        named = {"tokenizer": self.tokenizer, "text_encoder": self.text_encoder}
+        manifest = foreign.manifest | {kind: {"name": name} for kind, name in named.items() if name}
+        resolved = cfg.resolve(None, overrides=[*foreign.settings, "mixed_precision=bf16", *self.settings])
+        parallel.init()
+        tensors = foreign.tensors(resolved.config.model)
+        parallel.shutdown()
+        files = {"manifest.json": json.dumps(manifest).encode(), "config.yaml": cfg.to_yaml(resolved).encode()}
+        exported.write(file, tensors, files)
+        return Path(self.output)
 
     def report(self, result: Path) -> Report:
         return Report({"output": self.output})
@@ -108,29 +132,3 @@ def import_weights(source: str | os.PathLike, output: str | os.PathLike, **flags
     >>> import_weights("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "wan-imported")  # doctest: +SKIP
     """
     return ImportOptions(source=os.fspath(source), output=os.fspath(output), **flags).run()
-
-
-@quietly()
-def _import(asked: ImportOptions) -> Path:
-    read, file = located(asked.source), Path(asked.output)
-    if file.suffix not in (".safetensors", ".pth"):
-        file = file / EXPORTED
-    for given in (read, Path(asked.base or read)):
-        if file.exists() and file.resolve().is_relative_to(given.resolve()):
-            raise ValueError(f"--output {file} would replace a file of {given}, which is read; choose another folder")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if asked.base is not None:
-        with_adapters(read, asked.base, file)
-        return Path(asked.output)
-    if read.suffix == ".safetensors":
-        raise ValueError(f"{read} must be LoRA adapters, which need --base, the imported weights that they are of")
-    foreign = recognised(read)
-    named = {"tokenizer": asked.tokenizer, "text_encoder": asked.text_encoder}
-    manifest = foreign.manifest | {kind: {"name": name} for kind, name in named.items() if name}
-    resolved = cfg.resolve(None, overrides=[*foreign.settings, "mixed_precision=bf16", *asked.settings])
-    parallel.init()
-    tensors = foreign.tensors(resolved.config.model)
-    parallel.shutdown()
-    files = {"manifest.json": json.dumps(manifest).encode(), "config.yaml": cfg.to_yaml(resolved).encode()}
-    exported.write(file, tensors, files)
-    return Path(asked.output)

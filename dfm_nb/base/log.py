@@ -86,23 +86,6 @@ def stop_logging() -> None:
     log.propagate = True
 
 
-def iteration_line(iteration: int, train_iters: int, loss: float, lr: float | None = None, **more: str | float) -> str:
-    """`Iteration  100/10000, Loss: 0.312, LR: 1.00e-04, grad norm: 0.8`; more values in the given order.
-
-    Parameters
-    ----------
-    **more : `grad_norm=0.8` is shown as `grad norm: 0.8`, numbers with four significant digits.
-    """
-    width = max(4, len(str(train_iters)) - 1)
-    parts = [f"Iteration {iteration:>{width}}/{train_iters}", f"Loss: {loss:.3f}"]
-    if lr is not None:
-        parts.append(f"LR: {lr:.2e}")
-    for name, value in more.items():
-        shown = value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-        parts.append(f"{name.replace('_', ' ')}: {shown}")
-    return ", ".join(parts)
-
-
 def duration(seconds: float) -> str:
     """`0.4 s`, `45 s`, `12 min`, `3 h 20 min`, `64 days`, `57 years`."""
     if seconds < 90:

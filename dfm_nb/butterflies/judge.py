@@ -107,8 +107,6 @@ class AttributeClassifier:
         """By attribute, the probability of each name, float32 [N, names], for N uint8 [T, H, W, 3]."""
         rows: dict[str, list[Tensor]] = {name: [] for name in HEADS}
         for video in videos:
-            if video.dtype != np.uint8 or video.ndim != 4 or video.shape[-1] != 3:
-                raise ValueError(f"a video must be uint8 [T, H, W, 3]; got {video.dtype} {list(video.shape)}")
             x = to_input(_look(video))
             mirrored = torch.arange(2 * len(x)) >= len(x)
             logits = self.net(torch.cat([x, x.flip(3)]))

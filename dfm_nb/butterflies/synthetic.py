@@ -149,8 +149,6 @@ def render(attributes: dict[str, str], seed: int, height_px: int, width_px: int,
     -------
     uint8 [num_frames, height_px, width_px, 3].
     """
-    if min(height_px, width_px, num_frames) < 1:
-        raise ValueError(f"sizes and frames must be positive; got {height_px}x{width_px} px, {num_frames} frames")
     return drawing.draw(_checked(attributes), np.random.default_rng(seed), height_px, width_px, num_frames)
 
 
@@ -194,8 +192,6 @@ class Synthetic(Source):
         return f"{'unseen-' if self.unseen else ''}{kind}-{number:06d}"
 
     def read(self, index: int) -> Iterator[Clip]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"the source has {len(self)} items; got index {index}")
         moving = index >= self.num_images
         rng = np.random.default_rng(np.random.SeedSequence([self.seed, index]))
         attributes = dict(self._combinations[rng.integers(len(self._combinations))])

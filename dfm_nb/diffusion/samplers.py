@@ -119,9 +119,7 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
     -------
     float64 [num_steps + 1], strictly decreasing from sigma_max over sigma_min to 0.
     """
-    _check_range(num_steps, sigma_min, sigma_max)
-    if not rho > 0:
-        raise ValueError(f"rho must be positive (7 is the paper's choice); got {rho}")
+    _check_range(sigma_min, sigma_max)
     ramp = _ramp(num_steps)
     low, high = sigma_min ** (1 / rho), sigma_max ** (1 / rho)
     return _finish((high + ramp * (low - high)) ** rho, sigma_min, sigma_max)
@@ -130,7 +128,7 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
 @schedule("exponential")
 def exponential_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0) -> Tensor:
     """Noise levels evenly spaced in ln(sigma), and a final 0; float64 [num_steps + 1]."""
-    _check_range(num_steps, sigma_min, sigma_max)
+    _check_range(sigma_min, sigma_max)
     return _finish(
         torch.exp(math.log(sigma_max) + _ramp(num_steps) * math.log(sigma_min / sigma_max)), sigma_min, sigma_max
     )
@@ -150,9 +148,7 @@ def focused_sigmas(
     -------
     float64 [num_steps + 1].
     """
-    _check_range(num_steps, sigma_min, sigma_max)
-    if not (0 <= focus < 1 and sigma_data > 0):
-        raise ValueError(f"focus must be in [0, 1) and sigma_data positive; got {focus} and {sigma_data}")
+    _check_range(sigma_min, sigma_max)
     logs = _focused_logs(num_steps, math.log(sigma_min), math.log(sigma_max), math.log(sigma_data), focus)
     return _finish(torch.exp(logs), sigma_min, sigma_max)
 
@@ -182,9 +178,7 @@ def flow_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.
     -------
     float64 [num_steps + 1], from sigma_max to 0; the 0 replaces sigma_min, as in Wan's scheduler.
     """
-    _check_range(num_steps, sigma_min, sigma_max)
-    if not shift > 0:
-        raise ValueError(f"shift must be positive (1 is none; larger, denser in strong noise); got {shift}")
+    _check_range(sigma_min, sigma_max)
     first, last = (sigma / (shift + sigma) for sigma in (sigma_max, sigma_min))
     t = first + torch.linspace(0, 1, num_steps + 1, dtype=torch.float64) * (last - first)
     sigmas = shift * t / (1 - t)
@@ -202,9 +196,7 @@ def _finish(sigmas: Tensor, sigma_min: float, sigma_max: float) -> Tensor:
     return torch.cat([sigmas, sigmas.new_zeros(1)])
 
 
-def _check_range(num_steps: int, sigma_min: float, sigma_max: float) -> None:
-    if num_steps < 1:
-        raise ValueError(f"num_steps must be at least 1; got {num_steps}")
+def _check_range(sigma_min: float, sigma_max: float) -> None:
     if not (0 < sigma_min < sigma_max < math.inf):
         raise ValueError(f"noise levels must satisfy 0 < sigma_min < sigma_max; got {sigma_min} and {sigma_max}")
 
@@ -226,8 +218,6 @@ def tail(sigmas: Tensor, strength: float) -> Tensor:
     ----------
     strength : in (0, 1]; 1 keeps every step (almost no influence of the clip), small values stay close to the clip.
     """
-    if not 0 < strength <= 1:
-        raise ValueError(f"strength must be greater than 0 and at most 1; got {strength}")
     steps = len(sigmas) - 1
     return sigmas[steps - max(1, round(strength * steps)) :]
 
@@ -239,8 +229,6 @@ class _Sampling:
     """State of one sampling run: float64 levels, a denoiser with float64 output, noise by step, and the callback."""
 
     def __init__(self, denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None, noise: Noise = None):
-        if not x.is_floating_point():
-            raise ValueError(f"x must be a floating point tensor; got {x.dtype}")
         self.levels = check_sigmas(sigmas).tolist()
         self.num_steps = len(self.levels) - 1
         self.dtype, self.x = x.dtype, x.to(torch.float64)
@@ -252,8 +240,7 @@ class _Sampling:
 
     def D(self, x: Tensor, sigma: float) -> Tensor:
         D_x = self._denoise(x, x.new_tensor(sigma))
-        if D_x.shape != x.shape:
-            raise ValueError(f"denoise must keep the shape {list(x.shape)}; it returned {list(D_x.shape)}")
+        assert D_x.shape == x.shape, (D_x.shape, x.shape)
         return D_x.to(torch.float64)
 
     def eps(self, x: Tensor) -> Tensor:

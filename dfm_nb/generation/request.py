@@ -117,7 +117,7 @@ class Sampling(Options):
     """Sampling settings, shared by `dfm evaluate` and `dfm generate`."""
 
     negative_prompt: str = option("", "what to move away from; empty: the empty caption")
-    num_steps: int = recommended(_USUAL.num_steps, "steps, each with one evaluation (heun: two)")
+    num_steps: int = recommended(_USUAL.num_steps, "steps, each with one evaluation (heun: two)", ge=1)
     guidance: float = recommended(
         _USUAL.guidance, "D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt"
     )
@@ -134,7 +134,7 @@ class Sampling(Options):
         _USUAL.schedule, f"spacing of the steps: {', '.join(samplers.SCHEDULES)}"
     )
     sigma_max: float = recommended(_USUAL.sigma_max, "first noise level")
-    shift: float = recommended(_USUAL.shift, "of --schedule flow: larger, denser in strong noise")
+    shift: float = recommended(_USUAL.shift, "of --schedule flow: larger, denser in strong noise", gt=0)
 
 
 class Request(Sampling):
@@ -159,14 +159,14 @@ class Request(Sampling):
     fps: float = recommended(12.0, "frames per second of the file, also an input of the model", gt=0)
     guidance_rescale: float = option(0.0, "0 to 1: pull the contrast back to that without guidance", ge=0, le=1)
     sigma_min: float = option(0.002, "last noise level before 0; --schedule flow replaces it by 0")
-    rho: float = option(7.0, "of --schedule karras: larger, denser near sigma-min")
+    rho: float = option(7.0, "of --schedule karras: larger, denser near sigma-min", gt=0)
     sigma_levels: tuple[float, ...] | None = option(
         None, "noise levels instead of a schedule and --num-steps, decreasing to 0", flag="--sigmas", metavar="SIGMA"
     )
     seed: Annotated[int, BeforeValidator(_seed)] = option(1, "sets the starting noise, with the place in the list")
     init_image: InputPath | None = option(None, "first frame (models trained with dataset.condition_frames_prob)")
     init_video: InputPath | None = option(None, "start from this clip, noised")
-    strength: float = option(0.6, "share of the steps to run with --init-video")
+    strength: float = option(0.6, "share of the steps to run with --init-video", gt=0, le=1)
     tokenizer_window: Annotated[int, AfterValidator(_window)] | None = option(
         None, "cosmos_cv: decode in overlapping windows of this many frames; default: complete clips if memory allows"
     )

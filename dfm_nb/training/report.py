@@ -11,7 +11,7 @@ import torch
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.log import iteration_line, log
+from dfm_nb.base.log import log
 from dfm_nb.base.metrics import Metrics, read_metrics
 from dfm_nb.base.plots import plot_loss
 from dfm_nb.base.run import Run
@@ -65,9 +65,9 @@ class Report:
         self._write(iteration, record)
         total = self.config.train.train_iters
         if iteration % self.config.logger.log_interval == 0 or iteration in (1, total):
-            more: dict[str, str | float] = {"tokens_per_s": int(record["tokens_per_s"]), "grad_norm": result.grad_norm}
-            more["ETA"] = f"{(total - iteration) * duration_s / 60:.1f} min"
-            log.info(iteration_line(iteration, total, result.loss, lr, **more))
+            at = f"Iteration {iteration:>{max(4, len(str(total)) - 1)}}/{total}, Loss: {result.loss:.3f}, LR: {lr:.2e}"
+            speed = f"tokens per s: {int(record['tokens_per_s']):,}, grad norm: {result.grad_norm:.4g}"
+            log.info("%s, %s, ETA: %.1f min", at, speed, (total - iteration) * duration_s / 60)
 
     def skipped(self, iteration: int, result: StepResult, packs: Sequence[Pack]) -> None:
         """A step with NaN or Inf, or without a usable sample: warn, and list its samples in `skipped.jsonl`."""
