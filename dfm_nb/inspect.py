@@ -16,7 +16,7 @@ from dfm_nb.base.log import legible
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.data.inspection import InspectedShards
-from dfm_nb.data.prepared_folder import said_psnr
+from dfm_nb.data.prepared_folder import psnr_lines
 from dfm_nb.data.shards import how_to_adopt
 
 
@@ -83,7 +83,7 @@ def table(d: dict[str, Any]) -> str:
             lines += ["  used but incomplete:", *_named(lost, d["lost"])]
         named = (f"{k.replace('_', ' ')} {d[k]['name']}" for k in ("source", "tokenizer", "text_encoder"))
         lines.append("  " + ", ".join(named))
-        lines += [f"  {line}" for line in said_psnr(d["psnr_db"])]
+        lines += [f"  {line}" for line in psnr_lines(d["psnr_db"])]
     else:
         lines.append(f"  no manifest.json, so encoders and statistics are unknown: {how_to_adopt(d['folder'])}")
     if d["duplicate_keys"]:

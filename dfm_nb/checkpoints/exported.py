@@ -48,7 +48,7 @@ class About(BaseModel, strict=True, extra="forbid"):
 
 
 class Foreign(NamedTuple):
-    """Weights of another tool: settings as overrides, what a manifest says of their data, and `tensors(model)`."""
+    """Weights of another tool: settings as overrides, a manifest of their data, and the tensors of a model."""
 
     settings: list[str]
     manifest: dict[str, Any]
@@ -120,19 +120,19 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
     if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()):
         raise CheckpointError(f"{file} must hold tensors by name and nothing else; export it again")
     try:
-        own = About.model_validate_json(text if isinstance(text, str) else "")
+        header = About.model_validate_json(text if isinstance(text, str) else "")
     except ValidationError:
         raise CheckpointError(
             f"{file} has no text {KEY!r} of a known format; it is damaged, from another version, or from another tool "
             "(dfm import)"
         ) from None
-    if _checksum(own.files, content) != own.sha256:
+    if _checksum(header.files, content) != header.sha256:
         raise CheckpointError(f"{file} is damaged: its content does not match its checksum; copy it again")
     packed = [name for name in content if name.startswith(BYTES)]
     files = {name.removeprefix(BYTES): content.pop(name).numpy().tobytes() for name in packed}
     if odd := [name for name in files if not re.fullmatch(BINARY, name)]:
         raise CheckpointError(f"{file} must hold files of plain names only; it holds {odd[0]!r:.80}")
-    return content, files | {name: value.encode() for name, value in own.files.items()}
+    return content, files | {name: value.encode() for name, value in header.files.items()}
 
 
 @functools.cache

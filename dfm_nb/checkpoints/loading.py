@@ -135,9 +135,9 @@ def _fitting(source: Weights) -> Weights:
         entries = TensorIndex(source.folder).entries.items()
         held = sum(math.prod(e.shape) for name, e in entries if not name.startswith((EMA, OPTIMIZER)))
     known = None not in (model.in_channels, model.text_dim, model.ffn_hidden_size)
-    means = counts.parameter_count(model) + counts.lora_parameter_count(model, rank) if known else 0
-    if held != means:
-        what = f"the network of its config.yaml has {means:,} parameters, and its tensors {held:,}"
+    expected = counts.parameter_count(model) + counts.lora_parameter_count(model, rank) if known else 0
+    if held != expected:
+        what = f"the network of its config.yaml has {expected:,} parameters, and its tensors {held:,}"
         raise CheckpointError(f"{source.file or source.folder} is damaged: {what}; use another checkpoint")
     return source
 

@@ -53,7 +53,7 @@ class Writer:
         self.rotates = True
         self.asynchronous = asynchronous
         self._pending = Path()  # the folder that is being written
-        self._child: _Child | None = None  # that writes
+        self._child: _Child | None = None  # the process that writes it
 
     def save(
         self, pieces: Pieces, iteration: int, state: dict, config_yaml: str, assets: Mapping[str, bytes] | None = None
@@ -103,10 +103,10 @@ class Writer:
         """
         if self._child is None:
             return
-        told = everyones(self._child.outcome())
-        if any(told):
-            self._give_up(next(filter(None, told)))
-        if None not in told:
+        outcomes = everyones(self._child.outcome())
+        if any(outcomes):
+            self._give_up(next(filter(None, outcomes)))
+        if None not in outcomes:
             self._child = None
             if dist.get_rank() == 0:
                 log.info("Checkpoint saved: %s/", self._pending)
@@ -141,7 +141,7 @@ class Writer:
         """In rank 0's child: the index, the small files, the listing of all checksums, the final name, the pointer.
 
         In this order, so that at every instant a folder without `.tmp` is whole: everything is on disk before the
-        checksums are, they are before the folder gets its name, and the tracker moves to a name that is there.
+        checksums are, these are before the folder gets its name, and only then is the tracker updated.
         """
         index: dict[str, dict] = {}
         listing = {}
@@ -174,7 +174,7 @@ class Writer:
             iteration = iteration_of(folder)
             if iteration != self.best and not (self.keep_every and iteration % self.keep_every == 0):
                 _discard(folder)
-        remove_temporaries(self.root)  # a killed process's, of the tracker
+        remove_temporaries(self.root)  # of the tracker, left by a killed process
         for leftover in self.root.glob("iter_[0-9]*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -211,13 +211,13 @@ class _Child:
             os._exit(0)
 
     def outcome(self, options: int = os.WNOHANG) -> str | None:
-        """None while it runs, then its error, or nothing."""
+        """None while it runs, then its error, or "" if it succeeded."""
         if self._error is None:
             ended, status = os.waitpid(self.pid, options)
             if ended:
                 with self._receive:
-                    said = self._receive.read()
-                self._error = said or (f"its writing process ended with status {status}" if status else "")
+                    error = self._receive.read()
+                self._error = error or (f"its writing process ended with status {status}" if status else "")
         return self._error
 
     def end(self) -> None:
@@ -240,7 +240,7 @@ def _discard(folder: Path) -> None:
     """Remove a checkpoint. It is renamed first, so that a kill during removal leaves no incomplete one."""
     if folder.exists():
         away = folder.with_name(f"{folder.name}.removed.tmp")
-        shutil.rmtree(away, ignore_errors=True)  # an earlier kill's
+        shutil.rmtree(away, ignore_errors=True)  # left by an earlier kill
         folder.rename(away)
         shutil.rmtree(away, ignore_errors=True)
 

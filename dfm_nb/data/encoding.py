@@ -294,7 +294,7 @@ def describe(clip: Clip) -> dict:
     original_height, original_width = clip.original_size or (h, w)
     return {
         "key": clip.key,
-        **said_of(clip),
+        **caption_keys(clip),
         "image_height": h,
         "image_width": w,
         "num_frames": t,
@@ -307,7 +307,7 @@ def describe(clip: Clip) -> dict:
     }
 
 
-def said_of(clip: Clip) -> dict:
+def caption_keys(clip: Clip) -> dict:
     """The captions of a clip, as its `.json` has them."""
     return {"caption": clip.caption} | ({"more_captions": clip.more_captions} if clip.more_captions else {})
 
@@ -475,9 +475,9 @@ def reword_shard(
     items = {reading.source.item_key(int(i)): int(i) for i in plan.items}  # they begin the keys of their clips
     owners = (next(items[e.key[:n]] for n in range(len(e.key), 0, -1) if e.key[:n] in items) for e in entries)
     results = [reading.reworded(entry.key, index) for entry, index in zip(entries, owners)]
-    said = [isinstance(r, Clip) and [r.caption, *r.more_captions] for r in results]
+    now = [isinstance(r, Clip) and [r.caption, *r.more_captions] for r in results]
     # after a kill the record may be of the older tar
-    if said == [captions_of(e.meta) for e in entries] and record["sha256"] == (sha256(tar) if entries else None):
+    if now == [captions_of(e.meta) for e in entries] and record["sha256"] == (sha256(tar) if entries else None):
         write_atomically(path, json.dumps(record | {"texts": plan.texts}).encode())
         on_items(len(plan.items))
         return True
@@ -492,7 +492,7 @@ def reword_shard(
             clip = entry.read()
             shard.known.update(zip(captions_of(clip.meta), (text[0] for text in (clip.text_emb, *clip.more_text))))
             part.latents[len(part.metas)] = clip.latent
-            part.metas.append({k: v for k, v in clip.meta.items() if not k.startswith("more_")} | said_of(result))
+            part.metas.append({k: v for k, v in clip.meta.items() if not k.startswith("more_")} | caption_keys(result))
             part_bytes += entry.size
             if part_bytes >= SLICE_BYTES or len(part.metas) >= SLICE_SAMPLES:
                 shard.write(part)

@@ -4,7 +4,7 @@
   (`shard_plan`). A shard is the unit of work: after a kill at any instant `resume` redoes only unfinished shards, and
   the result is byte-identical to an uninterrupted run.
 - Every dropped sample is counted by reason and listed in its shard's record; the manifest lists the first
-  `NAMED_DROPS`. The same for kept samples without a part of their file or captions.
+  `NAMED_DROPS`. Kept samples that lack a part of their file or captions are treated alike.
 - The memory of a process does not grow with samples: an item takes some bytes, a shard takes half a KiB on rank 0.
 """
 
@@ -37,7 +37,7 @@ from dfm_nb.base.version import __version__
 from dfm_nb.data import prepared_folder, shards
 from dfm_nb.data.edits import edits_sha256, read_edits
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, reword_shard, to_pixels
-from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, said_psnr, write_empty_text, write_manifest
+from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, psnr_lines, write_empty_text, write_manifest
 from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.sample_index import write_indexes
 from dfm_nb.data.shard_plan import SPLITS, VAL_FROM_ITEMS, ShardPlans, evenly
@@ -99,8 +99,8 @@ class PrepareConfig(Verb):
 
     def __init__(self, /, **values: Any):
         flags = plugins.all_flags()
-        own = flags(**{name: values.pop(name) for name in flags.model_fields if name in values})
-        super().__init__(**{"options": own.changed(), **values})
+        given = flags(**{name: values.pop(name) for name in flags.model_fields if name in values})
+        super().__init__(**{"options": given.changed(), **values})
 
     @classmethod
     def names(cls) -> list[str]:
@@ -189,7 +189,7 @@ class PrepareConfig(Verb):
             "val_fraction": self.val_share(source),
             **{name: self.options.get(name) for name in of_encoders},
         }
-        # a fitted tokenizer is determined by the other settings, a named one is not
+        # a fitted tokenizer follows from the other settings; a given file does not
         if self.tokenizer_path and getattr(self.tokenizer_module, "CARRIED", False):
             plan["tokenizer_sha256"] = self.tokenizer_module.build(self.tokenizer_path).identity()["sha256"]
         return json.loads(json.dumps(plan))
@@ -215,7 +215,7 @@ def check_unique(source: Source, limit: int | None) -> None:
 def prepare(config: PrepareConfig) -> dict[str, Any]:
     """This process's part of a preparation, as torchrun numbers it; returns the manifest when all ranks are done."""
     folder = PreparedFolder(config.output_dir)
-    # the folder's turn ends last: after the process group, when every rank has stopped writing
+    # the folder's lock is released last: after the process group, when every rank has stopped writing
     with contextlib.ExitStack() as turn, Ranks.from_env() as ranks:
 
         def claim(plan: dict[str, Any]) -> bool:
@@ -273,7 +273,7 @@ class Preparation:
         keys = item_keys(source, config.limit)
         shares = plan["val_fraction"], config.test_fraction
         self.plans = ShardPlans(keys, *shares, plan["ranks"], config.shard_size, source.item_split)
-        # pictures that a source makes at the requested size are not resized
+        # a source that takes `size_px` draws at that size, so nothing is resized
         side_px = None if plugins.takes(config.source_module, "size_px") else config.side_px
         share = len(os.sched_getaffinity(0)) // ranks.local_world  # of the cores
         threads, edits = config.workers or max(2, min(16, share)), read_edits(folder.path)
@@ -291,8 +291,8 @@ class Preparation:
             config.tokenizer_module.build(config.tokenizer_path)
 
     def _build(self, kind: str, name: str, path: str | Path | None, **more: Any) -> Any:
-        own = plugins.options_of(kind, name, self.config.options)
-        return plugins.load(kind, name).build(path, device=self.device, **more, **own)
+        options = plugins.options_of(kind, name, self.config.options)
+        return plugins.load(kind, name).build(path, device=self.device, **more, **options)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -389,7 +389,7 @@ class Preparation:
         write_manifest(self.folder.path, manifest, tars)
         totals.warn_of_drops()
         log.info("%d samples in %d shards", manifest["counts"]["samples"], len(totals.full))
-        for line in said_psnr(manifest["psnr_db"]):
+        for line in psnr_lines(manifest["psnr_db"]):
             log.info(line)
         log.info("Webdataset shards saved to %s/", self.folder.path)
 

@@ -90,8 +90,8 @@ def summary(folder: str | os.PathLike) -> dict[str, Any]:
     return {"folder": str(place), "counts": manifest.get("counts"), "drops": manifest.get("drops")}
 
 
-def said_psnr(psnr_db: Mapping[str, Any]) -> list[str]:
-    """A line with the tokenizer's PSNR on held-out samples, and one with the worst; [] without any."""
+def psnr_lines(psnr_db: Mapping[str, Any]) -> list[str]:
+    """A line with the tokenizer's PSNR on held-out samples, and one with the worst samples; [] if none was measured."""
     means = ", ".join(f"{kind} {db:.1f} dB" for kind, db in psnr_db.items() if isinstance(db, float))
     worst = ", ".join(f"{key} {db:.1f} dB" for key, db in psnr_db.get("worst", {}).items())
     lines = [f"tokenizer PSNR on {psnr_db.get('split')}: {means}"] if means else []
@@ -164,7 +164,8 @@ class PreparedFolder:
         if held is None and texts_only:
             raise ValueError(f"--texts-only needs a preparation, and {self.path} has none; omit it")
         if held is None:
-            # a notebook's launcher may log into the folder; with --overwrite it may not be the folder that is meant
+            # A notebook's launcher may log into the folder. With --overwrite any other file is refused, because the
+            # user may mean another folder.
             own = {shards.RECORDS, "launch.json", "launch.log", ".launch.lock"}
             there = {p.name for p in self.path.glob("*")} - own
             made = {n for n in there if n in (".nv-meta", *OWN_FILES) or n.endswith((".tar", INDEX))}

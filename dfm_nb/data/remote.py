@@ -28,7 +28,7 @@ CACHE_GIB = 64.0
 OWN = "shards-from-servers"
 """The folder in the cache that holds data sets. Nothing outside it is ever deleted."""
 LARGEST_LISTING = 1 << 30
-"""Bytes of the checksums, which no other size holds a server to."""
+"""Limit in bytes for the file of checksums; the sizes in it are the limits for all other files."""
 
 
 class RemoteFolder:

@@ -182,7 +182,7 @@ class SampleIndex(Sizes):
 
     Raises
     ------
-    ValueError : it, or a shard's size, is not what the folder's checksums say, or it names shards that they do not.
+    ValueError : the index or a shard's size does not match the folder's checksums, or it names a shard without one.
     """
 
     def __init__(self, folder: str | Path, split: str, here: bool = True):

@@ -141,7 +141,7 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
         said = f"sample {key} must have shapes [1, C, T, H, W] and [1, L, D]; it has {[*latent.shape]}, {[*text.shape]}"
         raise SampleError("wrong_shape", said)
     tokens = meta.get("text_tokens")
-    if tokens is None:  # NeMo DFM pads to 512 rows; a prompt is encoded at its own length, so training takes that too
+    if tokens is None:  # NeMo DFM pads to 512 rows; dropped here, because generation does not pad a prompt
         filled = text[0].any(-1).nonzero()
         tokens = int(filled[-1]) + 1 if len(filled) else 1
     if not 0 < tokens <= text.shape[1]:
@@ -204,10 +204,10 @@ def decode_meta(data: bytes | None, key: str) -> dict:
     try:
         if len(data) > LARGEST_JSON:
             raise ValueError(f"it has {len(data)} bytes; {LARGEST_JSON} is the most")
-        text = data.decode(json.detect_encoding(data))  # other writers' has a byte order mark, which pydantic refuses
+        text = data.decode(json.detect_encoding(data))  # pydantic refuses a byte order mark, which others may write
         Meta.model_validate_json(text)
         return json.loads(text)
-    except ValueError as error:  # pydantic's, and Python's on a number of thousands of digits
+    except ValueError as error:  # from pydantic, or from Python for a number of thousands of digits
         why = str(error)
         if isinstance(error, pydantic.ValidationError):
             fault = error.errors()[0]
@@ -217,11 +217,11 @@ def decode_meta(data: bytes | None, key: str) -> dict:
 
 def _check(clip: EncodedClip, fits: Fits) -> None:
     """SampleError if a decoded sample cannot be trained on."""
-    key, shape, said = clip.key, list(clip.latent.shape), clip.meta.get("latent_shape")
+    key, shape, stated = clip.key, list(clip.latent.shape), clip.meta.get("latent_shape")
     if 0 in shape or 0 in clip.text_emb.shape:
         raise SampleError("wrong_shape", f"sample {key} is empty: {shape} and {list(clip.text_emb.shape)}")
-    if said is not None and said != shape[-len(said) :]:
-        raise SampleError("wrong_shape", f"sample {key} has a latent of {shape[1:]} where its .json says {said}")
+    if stated is not None and stated != shape[-len(stated) :]:
+        raise SampleError("wrong_shape", f"sample {key} has a latent of {shape[1:]} where its .json says {stated}")
     if fits.grid not in (None, tuple(shape[2:])):
         raise SampleError("wrong_shape", f"sample {key} has a latent of {shape[2:]} and the index {list(fits.grid)}")
     if fits.channels not in (None, shape[1]):
@@ -269,7 +269,7 @@ class ShardWriter:
 
     def abort(self) -> None:
         """Leave nothing behind."""
-        with contextlib.suppress(OSError):  # on a full disk, closing fails with the data that it still has
+        with contextlib.suppress(OSError):  # on a full disk, closing fails because buffered data cannot be written
             self._file.close()
         self.temporary.unlink(missing_ok=True)
 
@@ -281,8 +281,8 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
     for name in NV_META:  # a kill may have left some of them
         (folder / name).unlink(missing_ok=True)
     every = sorted(name for names in splits.values() for name in names)
-    said = io.StringIO()
-    with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(said):
+    printed = io.StringIO()
+    with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(printed):
         with imported_without(UNUSED_BY_ENERGON):
             from megatron.energon.epathlib import EPath
             from megatron.energon.flavors import BaseWebdatasetFactory
@@ -300,11 +300,11 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
                 workers=1,
             )
         except (SystemExit, AssertionError, UnicodeEncodeError) as error:  # how Energon exits after printing the reason
-            why = " ".join(said.getvalue().split()) or error
+            why = " ".join(printed.getvalue().split()) or error
             raise ValueError(f"Energon refuses the shards in {folder}: {str(why)[:300]}") from None
         finally:
             logger.disabled = False
-            for child in multiprocessing.active_children():  # its own, which write on when it has failed
+            for child in multiprocessing.active_children():  # of Energon: they continue to write after it has failed
                 if child not in others:
                     child.kill()
                     child.join()
@@ -435,7 +435,7 @@ def _members(file: BinaryIO, whole: bool = False) -> Iterator[tuple[str, str, ta
                 yield folder + slash + stem, extension, member
         # tarfile treats a damaged header as the end, but after a real end there are only zeros
         file.seek(tar.offset)
-        if any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b"")):  # whatever a tail's length
+        if any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b"")):  # a tail may be long
             raise tarfile.TarError(f"it is damaged at byte {tar.offset}")
         if whole and file.tell() == tar.offset:
             raise tarfile.TarError("the zeros that end a tar are missing, so it was cut")

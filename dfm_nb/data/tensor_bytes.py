@@ -78,9 +78,9 @@ def _rebuilt(storage: Any, offset: Any, size: Any, stride: Any, _grad: object, _
     A stride of 0 repeats numbers, so (2, 3) with (0, 0) would need one; six are required anyway.
     """
     if type(storage) is not _Storage or type(size) is not tuple or type(stride) is not tuple or more:
-        raise ValueError("it is no plain tensor of its own storage")
+        raise ValueError("it is not a plain tensor with its own storage")
     if len(size) != len(stride) or not all(type(n) is int and n >= 0 for n in (offset, *size, *stride)):
-        raise ValueError("its size and strides are none")
+        raise ValueError("its size, strides and offset do not describe a tensor")
     last = offset + sum((n - 1) * s for n, s in zip(size, stride))
     count, numel = math.prod(size), len(storage.data) // storage.dtype.itemsize
     if count > numel or (count and last >= numel):
@@ -92,7 +92,7 @@ def _loaded(data: Any) -> _Storage:
     """For `torch.storage._load_from_bytes`."""
     value = _saved(data) if type(data) is bytes else None
     if type(value) is not _Storage:
-        raise ValueError("its storage is none of torch's")
+        raise ValueError("its storage is not one of torch's")
     return value
 
 
@@ -105,7 +105,7 @@ NAMES: dict[tuple[str, str], Any] = {
     ("torch", "DoubleStorage"): torch.float64,
 }
 LOADS = ("torch.storage", "_load_from_bytes"), ("megatron.core.safe_globals", "safe_load_from_bytes")
-"""The second is the same in megatron-core 0.19. Only a pickle has them, and not what they load, which ends nesting."""
+"""megatron-core 0.19 uses the second. Only a pickle may contain them; what they load may not, so nothing nests."""
 
 
 # ---- torch.save ---------------------------------------------------------------------------------------------------
@@ -135,9 +135,9 @@ def _zipped(whole: bytes) -> Any:
 
 
 def _legacy(data: bytes) -> Any:
-    """The head, a pickle of the tensor, one of its storage's key, and the numbers after their count."""
+    """The old format: a head, a pickle of the tensor, a pickle of the storage's key, a count, and the numbers."""
     if not data.startswith(HEAD):
-        raise ValueError("it is neither a zip nor has it the head of torch.save")
+        raise ValueError("it is neither a zip nor torch.save's old format")
     numbers = memoryview(data)[_end(data, _end(data, len(HEAD))) + 8 :]
     return _Unpickler(data, lambda _key: numbers, at=len(HEAD)).load()
 
@@ -160,7 +160,7 @@ def _end(data: bytes, at: int) -> int:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Of the pickle at `at`. numbers : of a storage, by its key. names : those it knows, and their replacements."""
+    """Reads the pickle at `at`. numbers : of a storage, by its key. names : the known names and their replacements."""
 
     def __init__(
         self, data: bytes, numbers: Callable[[str], memoryview] | None = None, at: int = 0, names: Mapping = NAMES
@@ -181,9 +181,9 @@ class _Unpickler(pickle.Unpickler):
         match place:
             case ("storage", torch.dtype() as dtype, str(key), _, int(count), *view) if view in ([], [None]):
                 if self.numbers is None:
-                    raise ValueError("it has a storage where there is none")
+                    raise ValueError("its pickle has a storage outside of torch.save")
                 data, size = self.numbers(key), count * dtype.itemsize
                 if not 0 <= size <= len(data):
                     raise ValueError(f"it says {count} numbers and holds {len(data)} bytes")
                 return _Storage(dtype, data[:size])
-        raise ValueError("its storage is none of torch's")
+        raise ValueError("its storage is not one of torch's")

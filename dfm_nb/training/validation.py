@@ -38,8 +38,8 @@ class Validation:
     def __init__(self, config: cfg.Config, trainer: Trainer, store: SampleStore, settings: PackSettings):
         self.trainer, self.store, num_sigmas = trainer, store, config.validation.num_sigmas
         # without caption dropout and given frames
-        off = {"train": {"caption_dropout": 0.0}, "dataset": {"condition_frames_prob": 0.0}}
-        easy = config.model_copy(update={g: getattr(config, g).model_copy(update=of) for g, of in off.items()})
+        without = {"train": {"caption_dropout": 0.0}, "dataset": {"condition_frames_prob": 0.0}}
+        easy = config.model_copy(update={g: getattr(config, g).model_copy(update=of) for g, of in without.items()})
         settings, buffer = replace(settings, config=easy), config.dataset.packing_buffer_size
         order = PackOrder(store, settings, pack_capacity(config), buffer, shuffle=False)
         t = config.train
@@ -47,13 +47,13 @@ class Validation:
         # The levels continue from pack to pack, so that every level occurs equally often.
         first_levels = itertools.accumulate(map(len, packs), initial=0)
         # dealt round-robin, so that every layout has the same packs with the same levels
-        own = list(zip(packs, first_levels))[trainer.dp_rank :: trainer.dp_size]
-        self.packs = [build_pack(order, items) for items, _ in own]
+        share = list(zip(packs, first_levels))[trainer.dp_rank :: trainer.dp_size]
+        self.packs = [build_pack(order, items) for items, _ in share]
         for reason, detail in dict.fromkeys([*store.dropped, *(d for pack in self.packs for d in pack.dropped)]):
             log.warning("validation sample left out (%s): %s", reason, detail)
         m = config.model
         self.sigmas = edm.validation_sigmas(num_sigmas, m.P_mean, m.P_std, m.times).float()
-        for pack, (_, first) in zip(self.packs, own):
+        for pack, (_, first) in zip(self.packs, share):
             pack.sigma = self.sigmas[(torch.arange(len(pack.sigma)) + first) % num_sigmas]
 
     def run(self) -> dict[str, object]:
@@ -110,8 +110,8 @@ class Samples:
         else:
             self.pipeline.remember_text(prompt, sample.text_emb[0])
         size = {"height": v.height or height, "width": v.width or width, "num_video_frames": v.frames or frames}
-        like = ((v.frames or frames) == 1) == (frames == 1)  # else `validation.frames` makes a clip of a still
-        own = {"num_steps": v.num_steps, "guidance": v.guidance, "fps": v.fps or (sample.fps if like else None)}
+        same = ((v.frames or frames) == 1) == (frames == 1)  # of a still, `validation.frames` may ask for a clip
+        own = {"num_steps": v.num_steps, "guidance": v.guidance, "fps": v.fps or (sample.fps if same else None)}
         sampler, seed = self.config.generation.sampler, self.config.rng.seed
         self.request = Request(prompt, index, **size, **own, sampler=sampler, seed=seed).completed(self.config)
         self.request.check()

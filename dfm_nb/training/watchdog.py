@@ -125,7 +125,7 @@ class Watchdog:
             **own,
             "waits": waits,
             "still_s": self._clock() - self._since,
-            "told": f"rank {self.rank} (host {own['host']}, process {own['pid']}) {self._phase}, in {where}",
+            "about": f"rank {self.rank} (host {own['host']}, process {own['pid']}) {self._phase}, in {where}",
         }
         self.store.set(f"watchdog/{self.rank}", json.dumps(beat))
 
@@ -159,7 +159,7 @@ class Watchdog:
         has not reached the limit, and the run continues.
         """
         before = [self._read(rank) for rank in range(self.world)]
-        stalled = [Stalled(found.pid if (found := process.find(s)) else 0) for s in before]  # nothing of another host
+        stalled = [Stalled(found.pid if (found := process.find(s)) else 0) for s in before]  # 0: on another host
         begun = time.monotonic()
         for _ in range(CONFIRM_BEATS):
             if self._done.wait(PERIOD_S):
@@ -173,7 +173,7 @@ class Watchdog:
         if not silent and not still:
             return
         if self.rank == next(s["rank"] for s in states if s not in silent):  # the first living rank reports it
-            named = "; ".join(s["told"] for s in (silent or busy or states)[:4])
+            named = "; ".join(s["about"] for s in (silent or busy or states)[:4])
             why = ": no heartbeats; it was stopped or its machine is lost" if silent else ""
             what = f"the run hangs, for {self.limit_s:g} s or more: {named}{why}"
             hint = "the same command resumes from the last checkpoint (dist.hang_timeout_s sets the limit, 0 is none)"

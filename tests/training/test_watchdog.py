@@ -20,7 +20,7 @@ class Store(dict):
 
     def __init__(self, stopped=False, **beat):
         self.count = itertools.repeat(0) if stopped else itertools.count()
-        self.beat = {"rank": 1, "waits": False, "still_s": 99.0, "told": "rank 1", **process.identity(), **beat}
+        self.beat = {"rank": 1, "waits": False, "still_s": 99.0, "about": "rank 1", **process.identity(), **beat}
 
     set = dict.__setitem__
 

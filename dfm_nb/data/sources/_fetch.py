@@ -37,7 +37,7 @@ def fetch(server: Any, file: str, path: Path, url: str, most_bytes: int | None =
     """
     most_bytes = MOST_BYTES if most_bytes is None else most_bytes
 
-    def bounded(announced: int | None, received: int) -> None:  # servers announce no size, a false or an error page's
+    def bounded(announced: int | None, received: int) -> None:  # a server may announce no size, or a wrong one
         if received and max(announced or 0, received) > most_bytes:
             raise SampleError("too_large", f"{url} exceeds the limit of {most_bytes / 2**20:g} MiB; use a smaller copy")
 
@@ -46,9 +46,9 @@ def fetch(server: Any, file: str, path: Path, url: str, most_bytes: int | None =
             return server.get_file(file, str(path), callback=fsspec.Callback(hooks={"bound": bounded}))
         except SampleError:
             raise
-        except (FileNotFoundError, KeyError):  # of a zip, too
+        except (FileNotFoundError, KeyError):  # KeyError: of a zip
             raise SampleError("missing_file", f"{url} does not exist; correct the name or remove it") from None
-        except Exception as error:  # each driver has its own
+        except Exception as error:  # each driver raises types of its own
             status = getattr(error, "status", None)
             refused = isinstance(error, (ValueError, PermissionError))
             refused = refused or (isinstance(status, int) and status < 500 and status not in MAY_PASS)

@@ -27,7 +27,7 @@ from dfm_nb.data.sources._fetch import fetched
 from dfm_nb.data.sources._media import MediaOptions
 
 COMPARED_BYTES, COMPARED_FILES = 4 << 20, 20_000
-"""Of a larger file, and of more files than these, no checksum is taken: much data would be read twice."""
+"""Larger files, and files beyond this number, get no checksum: much data would be read twice."""
 
 
 def parent(spec: str) -> tuple[str, str]:
@@ -73,7 +73,7 @@ class Location:
             listed = self.server.find(self.root, detail=True)
         for path, info in listed.items():
             name = path.removeprefix(self.root).lstrip("/")
-            if self.http:  # links of a page, of which some only sort the page
+            if self.http:  # a page's links, some of which only sort it
                 name = "" if "?" in name else unquote(name)
             if name and not lies_inside(name):
                 log.warning("%s has a file named %r, which could be elsewhere, and is skipped", self.spec, name)
@@ -98,7 +98,7 @@ class Location:
             number, media = numbered
             with contextlib.suppress(OSError, ValueError):  # also a name that no path can have
                 if not isinstance(media, (str, Path)):
-                    array = np.ascontiguousarray(media)  # bytes, too; an object's would be addresses
+                    array = np.ascontiguousarray(media)  # also of bytes; those of objects would be addresses
                     return None if array.dtype.hasobject else hashlib.sha256(array.tobytes()).hexdigest()
                 if self.server:
                     return sorted(map(str, self.infos.get(str(media), {}).items())) or None

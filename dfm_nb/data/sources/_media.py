@@ -33,13 +33,13 @@ UNREAD = {
 """Pictures and videos that are not read, by the command that converts them."""
 HEIF_BRANDS = (b"avif", b"avis", b"mif1", b"mif2", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx")
 Clips = Iterator[tuple[str, np.ndarray, float, video.Lost]]
-"""Of each clip its key, its frames, uint8 [T, H, W, 3], frames per second, and what is lost of its file."""
+"""For each clip: key, frames uint8 [T, H, W, 3], frames per second, and what is lost of its file."""
 
 
 class MediaOptions(Options):
-    """How media files are read; flags of the sources that read some.
+    """How media files are read; flags of the sources that read such files.
 
-    Who wrote a folder, or a table that was fetched, may not choose what else of this machine goes into the data:
+    The author of a folder or a fetched table must not choose which other files of this machine go into the data:
     `allow_outside` also reads files outside the folder, and fetches from this machine's network.
     """
 
@@ -73,7 +73,7 @@ class MediaOptions(Options):
         return {"background": list(self.colour), **cut}
 
     def inside(self, path: Path, folder: Path) -> Path:
-        """The path; SampleError when it leaves the folder, as `..`, an absolute path or a link, or is a broken one."""
+        """The path; SampleError if it leaves the folder (by `..`, an absolute path or a link) or is a broken link."""
         if os.path.islink(path) and not os.path.exists(path):
             said = f"{path} is a link to {os.readlink(path)}, which does not exist; mend the link or remove it"
             raise SampleError("missing_file", said)
@@ -140,7 +140,7 @@ class MediaOptions(Options):
 
 
 def repeats(frames: Iterable[np.ndarray], fps: float) -> video.Lost:
-    """That re-timing repeats more than a quarter of a clip's frames, which stand still; 8 fps as 12 repeats a third."""
+    """A loss if `--fps` repeats more than a quarter of a clip's frames; 8 fps sampled at 12 repeats a third."""
     again = [a is b for a, b in itertools.pairwise(frames)]  # `video.held` gives the same frame once more
     if 4 * sum(again) <= len(again):
         return {}

@@ -160,7 +160,7 @@ _nfc = partial(unicodedata.normalize, "NFC")
 
 
 def _read_captions(path: Path, named: Callable[[str], str]) -> dict[str, Said]:
-    """Captions and tags by file of one of `LISTS`; several rows of a file add up, an empty one counts as no row.
+    """Captions and tags by file from one of `LISTS`; rows of one file add up, and empty rows are ignored.
 
     named : gives the file that a row's path means.
     """
@@ -208,7 +208,7 @@ def build(spec: str | None = None, **options: Any) -> Folder | Table:
 
     Raises
     ------
-    NotADirectoryError, ValueError : the folder is none, has nothing to read, or a list of captions is malformed.
+    NotADirectoryError, ValueError : it is not a folder, has nothing to read, or a list of captions is malformed.
     """
     if not spec:
         raise ValueError("pass the folder: --source folder:DIR")

@@ -8,7 +8,7 @@ that is not empty. A table that you name may hold any path; one that is fetched,
 and addresses of the internet, unless `allow_outside`. From Python the table may be a DataFrame, whose media column may
 also hold PIL images and uint8 arrays. A caption is a text or a list of texts; a column `tags` or `keywords` holds tags.
 
-An empty cell, a null and a NaN are None. No type is guessed in a text file: the caption 007 stays "007", and NA is one.
+An empty cell, a null and a NaN are None. No type is guessed in a text file: the caption 007 stays "007", NA is text.
 A text file is UTF-8, UTF-16 with its mark, or else Windows-1252, as Excel writes; the header of a CSV says which of
 comma, semicolon and tab it has.
 """
@@ -153,7 +153,7 @@ def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
         schema, lock = files[0].schema_arrow, threading.Lock()
         if odd := [file for file in files if file.schema_arrow.names != schema.names]:
             raise ValueError(f"its files must have the same columns; {schema.names} and {odd[0].schema_arrow.names}")
-        # and times, which may be none of Python's
+        # read on access: pictures, and times that Python's types may not hold
         lazy = (pa.types.is_nested, pa.types.is_temporal, BINARY.__contains__)
         stored = {f.name for f in schema if any(of_type(f.type) for of_type in lazy) and not _holds_texts(f.type)}
         held = {name: list[Any]() for name in schema.names if name not in stored}
