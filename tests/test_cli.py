@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 
 from dfm_nb import cli
-from dfm_nb.base.argv import ArgumentParser, guard, pop_nproc
+from dfm_nb.base.argv import guard, pop_nproc
 from tests.processes import commands
 from tests.tiny_run import SIZE
-
-
-def test_flags_are_accepted_in_both_spellings():
-    p = ArgumentParser()
-    p.add_argument("--num-steps", type=int)
-    assert p.parse_args(["--num_steps", "5"]).num_steps == 5
-    assert p.parse_args(["--num_steps=6"]).num_steps == 6
 
 
 @pytest.mark.parametrize("argv", [["--nproc-per-node", "2", "x"], ["x", "--nproc_per_node=2"]])
@@ -158,8 +151,3 @@ def test_every_step_from_pictures_to_a_clip_answers_in_json(tmp_path):
     asked = ["--prompt=a", f"--checkpoint-path={weights}", "--num-video-frames=1", "--height=32", "--width=32"]
     drawn = answer("generate", *asked, "--num-steps=1", f"--video-save-path={clip}")
     assert [c["file"] for c in drawn["clips"]] == [clip] and Path(clip).is_file()
-
-
-def test_json_has_the_sentence_of_a_mistake_and_its_exit_code():
-    assert "'own'" in answer("pretrain", "--mock", "--recipe=owm", code=2)["error"]
-    assert "--verify" in answer("inspect", "a", "--verfy", code=2)["error"]

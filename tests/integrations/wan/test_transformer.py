@@ -1,26 +1,23 @@
-"""The network against diffusers' `WanTransformer3DModel`: outputs and gradients, alone, packed and in layouts."""
+"""The network against diffusers' `WanTransformer3DModel`: outputs and gradients, alone and packed.
 
-from types import SimpleNamespace
+In layouts: tests/distributed, and tests/test_generate_layouts.py for what samples.
+"""
 
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
 
-from dfm_nb import Pipeline, export, parallel
+from dfm_nb import Pipeline, export
 from dfm_nb import config as cfg
-from dfm_nb.checkpoints.loading import load_whole
 from dfm_nb.diffusion.objective import Flow
 from dfm_nb.generation.request import Request
 from dfm_nb.integrations.wan import folder
 from dfm_nb.integrations.wan.names import places
 from dfm_nb.model.build import build_chunks
-from dfm_nb.model.denoiser import PackDenoiser, forward
-from dfm_nb.packs.packs import PackSettings, noised, pack_draws, pack_layout, sample_segment
-from dfm_nb.packs.patches import patchify, unpatchify
-from dfm_nb.parallel.groups import layout_of
+from dfm_nb.model.denoiser import forward
+from dfm_nb.packs.packs import PackSettings, noised, pack_draws
+from dfm_nb.packs.patches import unpatchify
 from tests import tiny_run
-from tests.conftest import run_ranks
-from tests.distributed.layouts import LAYOUTS
 from tests.integrations.wan.reference import GRIDS, TEXT_DIM, random_network, reference_output
 from tests.networks import samples
 from tests.test_train import losses
@@ -78,37 +75,6 @@ def test_outputs_and_gradients_are_those_of_diffusers(one_rank, sizes, rows):
         want = gradients[name]
         bound = 1e-5 * (largest if rows == 512 else want.abs().max())
         torch.testing.assert_close(p.grad, want, rtol=0, atol=bound.item())
-
-
-def denoised(overrides: list[str], sigma: float) -> list[torch.Tensor]:
-    """D of the samples, in this layout."""
-    network = random_network(layers=4)
-    config = settings_of(network, *overrides)
-    layout = layout_of(config.model)
-    parallel.init(layout)
-    _, chunks = build_chunks(config.model, "fp32", seed=3)
-    load_whole(chunks, None, weights_of(network, config.model))
-    m, draws = config.model, samples(GRIDS, TEXT_DIM)
-    grids = [(t, h // 2, w // 2) for t, h, w in (d.latent.shape[1:] for d in draws)]
-    segments = [sample_segment(m, g, d.text, 1.0, 16.0) for g, d in zip(grids, draws)]
-    pack = pack_layout(segments, m, layout.token_multiple(), layout.text_multiple())
-    tokens = torch.cat([patchify(d.latent + sigma * d.noise, 2) for d in draws])
-    D = PackDenoiser(chunks, pack, Flow(), torch.device("cpu"))(tokens.double(), sigma)
-    out = [unpatchify(x, g, 2) for x, g in zip(D.split([t * h * w for t, h, w in grids]), grids)]
-    parallel.shutdown()
-    return out
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["TP2+SP", "CP2", "PP2"])
-@torch.no_grad()
-def test_every_layout_denoises_as_diffusers(name):
-    world, overrides = LAYOUTS[name]
-    network, sigma = random_network(layers=4), 0.7
-    for got, d in zip(run_ranks(world, denoised, overrides, sigma)[0], samples(GRIDS, TEXT_DIM), strict=True):
-        v = reference_output(network, SimpleNamespace(**vars(d) | {"sigma": sigma})).double()
-        x = d.latent + sigma * d.noise
-        close(got, (x - sigma * v) / (1 + sigma))
 
 
 @pytest.mark.slow
