@@ -16,7 +16,7 @@ from dfm_nb.base.log import legible
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.data.inspection import InspectedShards
-from dfm_nb.data.prepared_folder import psnr_lines
+from dfm_nb.data.prepared_folder import kinds_line, psnr_lines, sizes_line
 from dfm_nb.data.shards import how_to_adopt
 
 
@@ -56,7 +56,7 @@ class Inspection(dict):
 
 def figures(d: dict[str, Any]) -> dict[str, str]:
     """Sizes, captions and splits in words."""
-    found = {"frames x height x width": ", ".join(f"{size} ({n})" for size, n in d["sizes"].items())}
+    found = {"kinds": kinds_line(d["sizes"]), "frames x height x width": sizes_line(d["sizes"])}
     found["different captions"] = f"{d['captions']:,}"
     if "text_tokens" in d:
         found["text tokens"] = "{min} to {max}, median {median}".format(**d["text_tokens"])

@@ -16,7 +16,7 @@ from dfm_nb.data import preparation, shards
 from dfm_nb.data.edits import Edit, write_edit
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.data.text_encoders import minilm
-from dfm_nb.inspect import inspect_dataset
+from dfm_nb.inspect import InspectOptions, inspect_dataset
 from tests.processes import commands
 
 pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
@@ -203,6 +203,21 @@ def test_preparation_that_failed_before_any_work_does_not_claim_the_folder(tmp_p
 
 def picture(path: Path, width=40, height=40):
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, 3), np.uint8)).save(path)
+
+
+def test_what_is_cropped_and_all_sizes_are_said_by_prepare_and_inspect(tmp_path, capsys):
+    (source := tmp_path / "in").mkdir()
+    for i in range(14):
+        picture(source / f"square_{i:02}.png", height=48 + 16 * i, width=48 + 16 * i)
+    picture(source / "wide.png", width=104)
+    assert run(tmp_path / "d", argv=["--source", f"folder:{source}", "--short-side", "512", "--tokenizer", "pca"]) == 0
+    prepared = capsys.readouterr().err
+    assert InspectOptions.main([str(tmp_path / "d"), "--samples", "0"]) == 0
+    for said in (prepared, capsys.readouterr().out):
+        assert "15 images, 0 clips" in said and "1x256x256 (1)" in said and "1x48x112 (1)" in said
+    lost = json.loads((tmp_path / "d" / "manifest.json").read_text())["lost"]
+    assert [(x["key"].split("-")[0], x["reason"]) for x in lost] == [("wide", "cropped_over_5%")]
+    assert "cropped_over_5%: 1 (wide" in said
 
 
 def test_unusable_files_are_counted_and_named(tmp_path, monkeypatch):

@@ -315,10 +315,15 @@ def held(timed: Iterable, rate: float, fps: float, name: object) -> Iterator[np.
 # ---- sizes --------------------------------------------------------------------------------------------------------
 
 
-def fit_size(height: int, width: int, short_side: int, upscale: bool = False) -> tuple[int, int]:
-    """The resized picture's size in px: the short side is `short_side`, both sides are floored to multiples of 16.
+PLACES = {"crop": (0.5, 0.5), "crop-top": (0.5, 0), "crop-bottom": (0.5, 1)}
+PLACES |= {"crop-left": (0, 0.5), "crop-right": (1, 0.5)}
+"""The part that `resize` keeps: the middle, or from which edge; (x, y) of Pillow's `ImageOps.fit`."""
 
-    A picture smaller than that keeps its size (floored) unless `upscale`.
+
+def fit_size(height: int, width: int, short_side: int, upscale: bool = False) -> tuple[int, int]:
+    """The resized picture's size in px: the short side is `short_side`, both sides are the nearest multiples of 16.
+
+    A picture smaller than that keeps its size (to the nearest multiples) unless `upscale`.
 
     Raises
     ------
@@ -330,15 +335,33 @@ def fit_size(height: int, width: int, short_side: int, upscale: bool = False) ->
     if short < SIDE_MULTIPLE:
         raise SampleError("too_small", f"{height}x{width} px: both sides must be at least {SIDE_MULTIPLE} px")
     scale = Fraction(short_side, short) if upscale or short > short_side else Fraction(1)
-    h, w = (int(side * scale) // SIDE_MULTIPLE * SIDE_MULTIPLE for side in (height, width))
+    # of two multiples as near, the larger: nothing is scaled away
+    h, w = (int(side * scale + SIDE_MULTIPLE // 2) // SIDE_MULTIPLE * SIDE_MULTIPLE for side in (height, width))
     return h, w
 
 
-def resize(video: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Centre-crop to the aspect of `height` x `width` and resample once with Lanczos; uint8 [T, H, W, 3] in and out."""
+def cropped_share(height: int, width: int, size: tuple[int, int]) -> float:
+    """The share of a picture's area that `resize` to (height, width) = `size` cuts off."""
+    scales = size[0] / height, size[1] / width
+    return 1 - min(scales) / max(scales)
+
+
+def resize(video: np.ndarray, height: int, width: int, fit: str = "crop") -> np.ndarray:
+    """Crop to the aspect of `height` x `width`, or pad to it, and resample once with Lanczos; uint8 [T, H, W, 3].
+
+    Parameters
+    ----------
+    fit : one of `PLACES`, or pad: the whole picture in the middle, its outermost pixels repeated around it.
+    """
     _check(video)
-    fitted = (ImageOps.fit(Image.fromarray(frame), (width, height), Image.Resampling.LANCZOS) for frame in video)
-    return np.stack([np.asarray(frame) for frame in fitted])
+    h, w = height, width
+    if fit == "pad":
+        scale = min(height / video.shape[1], width / video.shape[2])
+        h, w = (max(1, round(side * scale)) for side in video.shape[1:3])
+    how = (w, h), Image.Resampling.LANCZOS, 0.0, PLACES.get(fit, (0.5, 0.5))
+    fitted = np.stack([np.asarray(ImageOps.fit(Image.fromarray(frame), *how)) for frame in video])
+    around = [((size - side) // 2, (size - side + 1) // 2) for size, side in ((height, h), (width, w))]
+    return np.pad(fitted, ((0, 0), *around, (0, 0)), mode="edge") if fit == "pad" else fitted
 
 
 def _check(video: np.ndarray) -> None:

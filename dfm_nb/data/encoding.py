@@ -41,6 +41,8 @@ AHEAD_BYTES = 256 << 20
 HELD_PIXELS = 1 << 25
 SLICE_BYTES, SLICE_SAMPLES = 64 << 20, 256  # 256 small samples are written while the next are encoded
 CAPTIONS_BYTES = 256 << 20
+MUCH_CROPPED = 0.05
+"""Share of a picture's area; a sample that loses more is named."""
 BATCH_PIXELS = {"cpu": 1 << 19, "cuda": 1 << 24}
 """Least pixels of a tokenizer batch: 2 pictures of 512 px, or 64 on a GPU; halved if memory is short.
 
@@ -54,7 +56,7 @@ Larger batches are slower on a CPU, because their activations do not fit into th
 class Reading:
     """What is read and how.
 
-    short_side : px that pictures are fitted to, both sides floored to multiples of 16; None keeps sizes.
+    short_side : px that pictures are fitted to; None keeps sizes. fit : see `video.resize`.
     workers : number of threads. edits : by key. tag_captions : further captions to make of a clip's tags.
     flip : whether training also has each clip mirrored.
     """
@@ -66,6 +68,7 @@ class Reading:
     edits: Mapping[str, Edit] = field(default_factory=dict)
     tag_captions: int = 0
     flip: bool = False
+    fit: str = "crop"
 
     def edited(self, clip: Clip) -> Result:
         """The clip with its edited caption and captions made of its tags, without duplicates; or why it is excluded."""
@@ -102,17 +105,21 @@ class Reading:
         except SampleError as error:
             return error
 
-    def fit(self, clip: Clip) -> Clip:
+    def fitted(self, clip: Clip) -> Clip:
         """The clip cut to 1 + 4k frames and resized at most once."""
         t, h, w, _ = clip.video.shape
         try:
-            size = video.fit_size(h, w, self.short_side or max(16, min(h, w)), upscale=self.upscale)
+            size = video.fit_size(h, w, self.short_side or max(16, min(h, w)), self.upscale)
         except SampleError as error:
             raise SampleError(error.reason, f"{clip.key}: {error.detail}") from None
         frames = clip.video[: floor_frames(t)]
         if size != (h, w):
-            frames = video.resize(frames, *size)
-        return replace(clip, video=frames, original_size=(h, w))
+            frames = video.resize(frames, *size, self.fit)
+        share, lost = 0.0 if self.fit == "pad" else video.cropped_share(h, w, size), clip.lost
+        if share > MUCH_CROPPED:
+            said = f"{share:.0%} of its {w}x{h} px are cut off, so that sides are multiples of 16; keep all: --fit pad"
+            lost = {**lost, f"cropped_over_{MUCH_CROPPED:.0%}": said}
+        return replace(clip, video=frames, original_size=(h, w), lost=lost)
 
 
 Result = Clip | SampleError
@@ -199,7 +206,7 @@ class ReadAhead:
             for clip in self.reading.source.read(line.index):
                 given = True
                 result = self.reading.edited(clip)  # an excluded clip does not end the item
-                if not self._put(line, self.reading.fit(result) if isinstance(result, Clip) else result):
+                if not self._put(line, self.reading.fitted(result) if isinstance(result, Clip) else result):
                     return
             if not given:
                 raise SampleError("no_clips", f"{key} gave no clip")

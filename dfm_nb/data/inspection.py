@@ -72,7 +72,7 @@ class InspectedShards:
             "shards": len(self.tars),
             "samples": len(self.entries),
             "bytes": sum(t.stat().st_size for t in self.tars),
-            "sizes": dict(Counter(map(size_of, metas)).most_common(12)),
+            "sizes": dict(Counter(map(size_of, metas)).most_common()),
             "parts": dict(Counter("+".join(sorted(e.extensions)) for e in self.entries)),
             "captions": len({c for m in metas for c in (m.get("caption"), *(m.get("more_captions") or ())) if c}),
             "duplicate_keys": [k for k, n in Counter(e.key for e in self.entries).items() if n > 1][:NAMED],

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,9 +37,17 @@ from dfm_nb.base.version import __version__
 from dfm_nb.data import prepared_folder, shards
 from dfm_nb.data.edits import edits_sha256, read_edits
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, reword_shard, to_pixels
-from dfm_nb.data.prepared_folder import FORMAT_VERSION, PreparedFolder, psnr_lines, write_empty_text, write_manifest
+from dfm_nb.data.prepared_folder import (
+    FORMAT_VERSION,
+    PreparedFolder,
+    kinds_line,
+    psnr_lines,
+    sizes_line,
+    write_empty_text,
+    write_manifest,
+)
 from dfm_nb.data.ranks import Ranks
-from dfm_nb.data.sample_index import write_indexes
+from dfm_nb.data.sample_index import SampleIndex, write_indexes
 from dfm_nb.data.shard_plan import SPLITS, VAL_FROM_ITEMS, ShardPlans, evenly
 
 SHORT_SIDE_PX = 64  # if the tokenizer has no size of its own
@@ -75,6 +83,9 @@ class PrepareConfig(Verb):
         f"px; default: what the tokenizer was made for, else {SHORT_SIDE_PX}; smaller pictures keep their size unless "
         "--upscale is given; synthetic draws at this size",
         ge=16,
+    )
+    fit: Literal["crop", "crop-top", "crop-bottom", "crop-left", "crop-right", "pad"] = option(
+        "crop", "to sides that are multiples of 16: crop (the middle, or from which edge to keep) or pad", plan=True
     )
     upscale: bool = option(False, "also enlarge smaller pictures to --short-side, as NeMo DFM does", plan=True)
     limit: int | None = option(None, "only the first N items", ge=1, plan=True)
@@ -189,6 +200,8 @@ class PrepareConfig(Verb):
             "val_fraction": self.val_share(source),
             **{name: self.options.get(name) for name in of_encoders},
         }
+        if plugins.takes(self.source_module, "size_px"):
+            del plan["fit"]  # drawn at their size; plans of version 1.0 lack it, when all others were floored
         # a fitted tokenizer follows from the other settings; a given file does not
         if self.tokenizer_path and getattr(self.tokenizer_module, "CARRIED", False):
             plan["tokenizer_sha256"] = self.tokenizer_module.build(self.tokenizer_path).identity()["sha256"]
@@ -278,7 +291,7 @@ class Preparation:
         share = len(os.sched_getaffinity(0)) // ranks.local_world  # of the cores
         threads, edits = config.workers or max(2, min(16, share)), read_edits(folder.path)
         captions = config.tag_captions or 0, config.flip
-        self.reading = Reading(source, side_px, config.upscale, threads, edits, *captions)
+        self.reading = Reading(source, side_px, config.upscale, threads, edits, *captions, config.fit)
         self.device = ranks.device(config.device)
         self.text_encoder: TextEncoder = self._build(
             "text_encoders", config.text_encoder, config.text_encoder_path, max_tokens=config.max_text_tokens
@@ -388,7 +401,8 @@ class Preparation:
         tars = {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in totals.full}
         write_manifest(self.folder.path, manifest, tars)
         totals.warn_of_drops()
-        log.info("%d samples in %d shards", manifest["counts"]["samples"], len(totals.full))
+        sizes = sum((SampleIndex(self.folder.path, s).sizes() for s, names in splits.items() if names), Counter())
+        log.info("%s in %d shards; frames x height x width: %s", kinds_line(sizes), len(totals.full), sizes_line(sizes))
         for line in psnr_lines(manifest["psnr_db"]):
             log.info(line)
         log.info("Webdataset shards saved to %s/", self.folder.path)

@@ -98,6 +98,18 @@ def psnr_lines(psnr_db: Mapping[str, Any]) -> list[str]:
     return lines + ([f"worst of {psnr_db['measured']}: {worst}"] if worst else [])
 
 
+def sizes_line(sizes: Mapping[str, int]) -> str:
+    """Frames, height and width of all samples, the most frequent first: `1x64x64 (280), 17x64x96 (14)`."""
+    return ", ".join(f"{size} ({n:,})" for size, n in sorted(sizes.items(), key=lambda item: -item[1]))
+
+
+def kinds_line(sizes: Mapping[str, int]) -> str:
+    """`280 images, 14 clips`."""
+    images = sum(n for size, n in sizes.items() if size.startswith("1x"))
+    clips = sum(n for size, n in sizes.items() if not size.startswith(("1x", "?")))  # third-party shards may not say
+    return f"{images:,} images, {clips:,} clips"
+
+
 def read_manifest(folder: Path, checked: bool = True) -> dict[str, Any] | None:
     """`manifest.json`; None if there is none.
 
@@ -180,8 +192,8 @@ class PreparedFolder:
         more = _differences(_but_captions(held), _but_captions(plan))
         if differ := more if texts_only else _differences(held, plan):
             fix = "choose another --output-dir or pass --overwrite"
-            if "contents_sha256" in plan.get("source", {}).keys() - held.get("source", {}).keys():
-                fix = f"an older version made it and recorded no contents to compare; train on it as it is, or {fix}"
+            if {"contents_sha256", "fit"} & ({*plan, *plan.get("source", {})} - {*held, *held.get("source", {})}):
+                fix = f"an older version made it in another way; train on it as it is, or {fix}"
             elif not more:
                 fix = f"pass --texts-only, as captions alone differ, or {fix}"
             raise FileExistsError(f"{self.path} already holds another data set ({differ}); {fix}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dfm_nb.base import files
+from dfm_nb.base import files, geometry
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.prepared_folder import (
@@ -162,6 +163,13 @@ class Sizes:
     def of_kind(self, still: bool) -> np.ndarray:
         """All stills, or all clips; int64."""
         return np.flatnonzero((self._columns["t"] == 1) == still)
+
+    def sizes(self, samples: np.ndarray | slice = slice(None)) -> Counter[str]:
+        """Number of samples by frames, height and width in px, `17x64x96`."""
+        t, h, w = (self._columns[side][samples].astype(np.int64) for side in "thw")
+        found, counts = np.unique(t << 32 | h << 16 | w, return_counts=True)
+        grids = zip((found >> 32).tolist(), (found >> 16 & 0xFFFF).tolist(), (found & 0xFFFF).tolist())
+        return Counter({"{}x{}x{}".format(*geometry.pixel_size(*g)): n for g, n in zip(grids, counts.tolist())})
 
     def grid(self, index: int) -> tuple[int, int, int]:
         """Latent T, H, W."""

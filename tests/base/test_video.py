@@ -311,11 +311,12 @@ def test_a_picture_that_unpacks_to_gigabytes_is_refused():
 @pytest.mark.parametrize(
     "given_size, short, upscale, expected",
     [
-        ((768, 1024), 512, False, (512, 672)),
-        ((1024, 768), 512, False, (672, 512)),
+        ((768, 1024), 512, False, (512, 688)),
+        ((1024, 768), 512, False, (688, 512)),
         ((64, 96), 64, False, (64, 96)),
         ((50, 70), 64, False, (48, 64)),
-        ((50, 70), 64, True, (64, 80)),
+        ((46, 50), 64, False, (48, 48)),
+        ((50, 70), 64, True, (64, 96)),
         ((100, 100), 64, False, (64, 64)),
         ((16, 128), 64, False, (16, 128)),
     ],
@@ -325,14 +326,17 @@ def test_fit_size_matches_worked_examples(given_size, short, upscale, expected):
 
 
 @given(st.integers(1, 4000), st.integers(1, 4000), st.sampled_from([16, 64, 256, 500]), st.booleans())
-def test_fit_size_is_a_multiple_and_never_upscales_unasked(h, w, short, upscale):
+def test_fit_size_is_the_nearest_multiple_and_crops_little(h, w, short, upscale):
     try:
         fh, fw = video.fit_size(h, w, short, upscale=upscale)
     except SampleError as error:
         assert error.reason in ("too_small", "extreme_aspect") and (min(h, w) < 16 or max(h, w) > 8 * min(h, w))
         return
-    assert fh % 16 == fw % 16 == 0 and 16 <= min(fh, fw) <= short
-    assert upscale or (fh <= h and fw <= w)
+    scale = short / min(h, w) if upscale or min(h, w) > short else 1
+    assert fh % 16 == fw % 16 == 0 and abs(fh - h * scale) <= 8.001 and abs(fw - w * scale) <= 8.001
+    assert (
+        video.cropped_share(h, w, (fh, fw)) <= 1 - (1 - 8 / (min(h, w) * scale)) / (1 + 8 / (min(h, w) * scale)) + 1e-9
+    )
 
 
 def test_resize_keeps_the_centre_and_the_aspect():
@@ -341,6 +345,17 @@ def test_resize_keeps_the_centre_and_the_aspect():
     out = video.resize(frame, 32, 32)
     assert out.shape == (1, 32, 32, 3) and (out[:, :, 2:-2] >= 198).all()
     assert np.array_equal(video.resize(gradient(), 48, 64), gradient())
+
+
+def test_resize_keeps_the_edge_that_is_asked_for_or_pads_with_the_pictures_own():
+    frame = np.zeros((1, 32, 64, 3), np.uint8)
+    frame[:, :, :32] = 200
+    kept = {fit: video.resize(frame, 32, 32, fit)[0, 16, :, 0].mean() for fit in ("crop-left", "crop", "crop-right")}
+    assert kept["crop-left"] > 190 > kept["crop"] > 90 > 10 > kept["crop-right"]
+    padded = video.resize(frame, 64, 64, "pad")
+    assert padded.shape == (1, 64, 64, 3) and np.array_equal(padded[0, 16:48], frame[0])
+    assert (padded[0, :, :32] == 200).all() and (padded[0, :, 32:] == 0).all()
+    assert video.resize(frame[:, :, :63], 32, 64, "pad").shape == (1, 32, 64, 3)
 
 
 # ---- showing ------------------------------------------------------------------------------------------------------

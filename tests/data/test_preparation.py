@@ -54,6 +54,16 @@ def test_what_was_begun_with_other_captions_or_pictures_is_not_resumed(name, con
         check(config, 1)
 
 
+def test_what_was_begun_with_other_sides_is_not_resumed(config):
+    """Version 1.0 floored them, and its plans do not say so; drawn pictures stay as they were."""
+    with (folder := PreparedFolder(config.output_dir)).turn():
+        plan = check(config, 1)
+        folder.claim({name: value for name, value in plan.items() if name != "fit"}, True, False)
+    with pytest.raises(FileExistsError, match="older version.*train on it"):
+        check(config, 1)
+    assert plan["fit"] == "crop" and "fit" not in (drawn := PrepareConfig(output_dir="d")).plan(drawn.open_source(), 1)
+
+
 def test_the_weights_of_a_carried_tokenizer_that_was_named_belong_to_the_plan(config):
     plan = config.replace(tokenizer_path=str(residual.ASSET)).plan(config.open_source(), 1)
     assert plan["tokenizer_sha256"] == residual.build().identity()["sha256"]
