@@ -23,7 +23,7 @@ from dfm_nb.base.verb import Report, Verb
 from dfm_nb.checkpoints import folders, loading
 from dfm_nb.generation import clip_files
 from dfm_nb.generation.pipeline import ModelOptions
-from dfm_nb.generation.request import FLAGS, Request, check_sampler, described, read_prompts
+from dfm_nb.generation.request import FLAGS, Request, check_sampler, described, of_size, read_prompts
 from dfm_nb.parallel.groups import Layout, is_first_of_model, mpu
 
 
@@ -38,6 +38,8 @@ class GenerateOptions(ModelOptions, Verb):
     prompts_file: str | None = option(
         None, ".txt with a prompt per line, .jsonl with settings per line, or a clip's .json to reproduce it"
     )
+    size: str | None = option(None, "short for --width and --height", metavar="WIDTHxHEIGHT")
+    num_images: int = option(1, "samples of each prompt, with the seeds that follow --seed", ge=1)
     batch_size: int = option(16, "clips generated together; does not change the result", ge=1)
     cp_size: int = option(1, "processes that share each sequence", ge=1)
     tp_size: int = option(1, "processes that share each weight", ge=1)
@@ -54,6 +56,10 @@ class GenerateOptions(ModelOptions, Verb):
 
     def __init__(self, /, **values: Any):
         shared = {name: value for name in FLAGS if (value := values.pop(name, None)) is not None}
+        if size := values.get("size"):
+            if taken := {"width", "height"} & shared.keys():
+                raise ValueError(f"--size is short for --width and --height; leave out --{min(taken)}")
+            shared |= of_size(size)
         super().__init__(**{"shared": shared, **values})
 
     @classmethod
@@ -94,12 +100,17 @@ class GenerateOptions(ModelOptions, Verb):
             raise ValueError(
                 f"two prompts have index {twice}, which names their files and their noise; make them differ"
             )
-        return requests
+        return [variant for request in requests for variant in request.variants(self.num_images)]
+
+    def _base(self, request: Request) -> Path:
+        """The name that was asked for; of several samples of a prompt, with the seed."""
+        base = clip_files.output_name(self.video_save_path).absolute()
+        return base if self.num_images == 1 else base.with_name(f"seed={request.seed}_{base.name}")
 
     def run(self) -> list[Request]:
         if self.overwrite and self.skip_existing:
             raise ValueError("give --overwrite or --skip-existing, not both")
-        base = clip_files.output_name(self.video_save_path).absolute()
+        folder = clip_files.output_name(self.video_save_path).absolute().parent
         self.requests()  # a wrong flag is said before the checkpoint is read, which takes time if it is large
         weights = self.find_weights()
         if self.tokenizer_model:
@@ -123,11 +134,13 @@ class GenerateOptions(ModelOptions, Verb):
             own, taken = weights.config.generation, " and ".join(dict.fromkeys(map(described, requests)))
             known = " and ".join(dict.fromkeys(map(described, (own, own.other)))) if own.other.num_video_frames else ""
             print(f"[INFO] generating {taken}" + (f"; most training samples are {known}" if known else ""))
+            for said in dict.fromkeys(said for r in requests if (said := r.untrained(weights.config))):
+                print(f"[INFO] {said}")
         dp_rank, dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
         writes = is_first_of_model()
-        base.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         many = len(requests) > 1 or "RANK" in os.environ
-        work = [(clip_files.output_path(base, r, many), r) for r in requests[dp_rank::dp_size]]
+        work = [(clip_files.output_path(self._base(r), r, many), r) for r in requests[dp_rank::dp_size]]
         if self.skip_existing:
             work = [(p, r) for p, r in work if not clip_files.finished_before(p, r, made_by)]
         existing = [f for p, _ in work for f in clip_files.files_of(p, self.save_latents) if f.exists()]
@@ -166,8 +179,7 @@ class GenerateOptions(ModelOptions, Verb):
 
     def report(self, result: list[Request]) -> Report:
         """The files of these prompts, whichever process wrote them."""
-        base = clip_files.output_name(self.video_save_path).absolute()
-        paths = [(r, clip_files.output_path(base, r, many)) for r in result for many in (False, True)]
+        paths = [(r, clip_files.output_path(self._base(r), r, many)) for r in result for many in (False, True)]
         found = [(r, file) for r, path in paths for file in clip_files.of_any_process(path)]
         return Report({"clips": [{"index": r.index, "prompt": r.prompt, "file": str(file)} for r, file in found]})
 

@@ -31,7 +31,7 @@ def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_
     store = ShardStore(tiny_data)
     sizes = Counter(tuple(store.read(i).meta[k] for k in SIZE) for i in range(len(store)))
     usual = dict(zip(SIZE.values(), sizes.most_common(1)[0][0]))
-    assert tiny_pipe.recommended == GenerationConfig().model_dump(exclude={"other"}) | own | usual
+    assert tiny_pipe.recommended == GenerationConfig().model_dump(exclude={"other", "sizes"}) | own | usual
     unsized = Request(PROMPTS[0], width=96).completed(tiny_pipe.config)
     assert {name: getattr(unsized, name) for name in usual} == usual | {"width": 96}
     ((request,), (other,)) = (
@@ -172,7 +172,15 @@ def test_a_request_is_told_what_most_training_samples_of_its_kind_were(tmp_path,
     assert generate_main([*flags, "--video-save-path", str(tmp_path / "a.mp4")]) == 0
     (said,) = (json.loads(f.read_text()) for f in tmp_path.glob("a.*.json"))
     assert tuple(said[name] for name in told) == first and f"at {first[-1]:g} fps" in capsys.readouterr().out
+    flags += ["--video-save-path", str(tmp_path / "b.png"), "--num-images", "2", "--seed", "7"]
+    assert generate_main([*flags, "--size", "48x32"]) == 0
+    assert "48x32 px was not trained; trained sizes: 32x32\n" in capsys.readouterr().out
+    made = {f.name: Image.open(f) for f in sorted(tmp_path.glob("*_b.png"))}
+    assert list(made) == ["idx=0_rank=0_seed=7_b.png", "idx=0_rank=0_seed=8_b.png"]
+    assert all(picture.size == (48, 32) for picture in made.values())
     pipe = Pipeline.from_checkpoint(run)
+    own = pipe("a moth", num_steps=1, width=48, height=32, num_images=2, seed=7).frames
+    assert all(np.array_equal(picture, frames[0]) for picture, frames in zip(made.values(), own))
     for frames, fps in ((1, still_fps), (5, clip_fps)):
         (clip,) = pipe("a moth", num_steps=1, num_video_frames=frames)
         assert (clip.request.fps, clip.request.height) == (fps, 32)

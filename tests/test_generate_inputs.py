@@ -87,10 +87,28 @@ def test_init_video_starts_from_the_noised_clip(conditioned, tmp_path):
     assert torch.equal(request.sigmas(), sigmas)
     from dfm_nb.base.seeds import generator_for
 
-    start = conditioned._start_latent(request)
+    start, _ = conditioned._start(request)
     noise = torch.randn(start.shape, generator=generator_for("sample", 1, 0), dtype=torch.float64)
     want = sample_euler(conditioned.denoiser([request]), (start + sigmas[0] * noise)[None], sigmas)
     assert torch.equal(conditioned.sample_latents([request]), want)
+
+
+@pytest.mark.parametrize("sampler", ["unipc_2", "heun_stochastic"])
+def test_a_picture_is_a_start_and_what_its_mask_has_black_is_kept(conditioned, picture, sampler, tmp_path):
+    """A picture stands still in a clip. Of 32 x 48 px, latent columns 0 to 2 of 6 are kept."""
+    mask = np.zeros((64, 96, 3), np.uint8)
+    mask[:, 50:] = 255  # resized to half, so from pixel 25 of 48 on
+    write_png(tmp_path / "mask.png", mask)
+    settings = {**FAST, "init_video": picture, "strength": 1.0, "sampler": sampler}
+    request = Request("a", mask=str(tmp_path / "mask.png"), **settings)
+    start, free = conditioned._start(request)
+    assert start.shape == (16, 3, 4, 6) and free.any(0).tolist() == [False] * 3 + [True] * 3
+    (latent,), (other,) = (conditioned.sample_latents([r]) for r in (request, Request("a", **settings)))
+    assert torch.equal(latent[..., :3], start[..., :3])
+    assert not torch.allclose(latent[..., 3:], start[..., 3:], atol=0.1) and not torch.allclose(latent, other)
+    write_png(tmp_path / "mask.png", mask[1:])
+    with pytest.raises(ValueError, match="--mask.*96x64 px; got 96x63"):
+        conditioned.sample_latents([request])
 
 
 def test_short_or_missing_init_video_is_refused(conditioned, tmp_path):

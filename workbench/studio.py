@@ -29,7 +29,7 @@ from dfm_nb.base.log import duration
 from dfm_nb.config.schema import GenerationConfig
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated
-from dfm_nb.generation.request import FLAGS, Request, requests_of_keywords, usual
+from dfm_nb.generation.request import FLAGS, Request, of_size, requests_of_keywords, usual
 from workbench import studio_html as pieces
 from workbench.controls import copied, faults_of
 from workbench.gallery import Gallery, load
@@ -191,7 +191,8 @@ class Studio(Live):
             self._remember(clip)
             check()
         described = self._show(clip)
-        self._say(f"done in {time.monotonic() - began:.1f} s: {described}")
+        untrained = request.untrained(self.pipe.config)
+        self._say(f"done in {time.monotonic() - began:.1f} s: {described}{untrained and f'; {untrained}'}")
         return clip
 
     def _generate(self, request: Request, check: Callable[[], bool], rough: bool) -> Generated:
@@ -269,7 +270,23 @@ class Studio(Live):
         for name, control in self.controls.items():
             control.value = str(getattr(request, name)) if name in WHOLE else getattr(request, name)
         self._filling = False
+        self._show_size()
         self.request()
+
+    def _show_size(self) -> None:
+        """The size of the controls in the list of trained ones, if it is there."""
+        size = "x".join(self.controls[side].value for side in ("width", "height"))
+        self._sizes.value = size if size in self._sizes.options else None
+
+    def _resize(self, size: str | None) -> None:
+        """A size was chosen, or `_show_size` shows the controls'."""
+        sides = of_size(size) if size else {}
+        if any(self.controls[side].value != px for side, px in sides.items()):
+            self._filling = True
+            for side, px in sides.items():
+                self.controls[side].value = px
+            self._filling = False
+            self.redraw()
 
     def _own(self, request: Request) -> dict[str, Any]:
         """The settings in which a request differs from what the checkpoint recommends for its kind, still or clip."""
@@ -278,6 +295,7 @@ class Studio(Live):
 
     def _changed(self, control: Any) -> None:
         if not self._filling:
+            self._show_size()
             self.redraw(0.0 if isinstance(control, w.Text) else REST_S)  # text arrives when typing has ended
 
     def _on_stop(self) -> None:
@@ -357,6 +375,12 @@ class Studio(Live):
             "sampler": w.Dropdown(options=samplers.names(), description="sampler", layout=wide, style=label),
             **{name: text(name, shown) for name, shown in WHOLE.items()},
         }
+        known = self.pipe.config.generation
+        sizes = list(dict.fromkeys([*(known.sizes or ()), *(known.other.sizes or ())]))
+        self._sizes = w.Dropdown(options=sizes, value=None, description="trained", layout=wide, style=label)
+        self._sizes.tooltip = "sizes of the training samples, width x height, the most frequent first"
+        self._sizes.layout.display = "" if sizes else "none"
+        self._sizes.observe(lambda change: self._resize(change["new"]), names="value")
         self._fault_places = {name: w.HTML(layout=w.Layout(display="none")) for name in self.controls}
         for control in self.controls.values():
             control.observe(lambda _change, control=control: self._changed(control), names="value")
@@ -367,7 +391,7 @@ class Studio(Live):
         save = button("Save", "save", lambda: self._on_save(folder.value))
         rows = itertools.chain.from_iterable(zip(self.controls.values(), self._fault_places.values()))
         half = w.Layout(flex="1 1 20em", min_width="0", overflow="visible")
-        controls = w.VBox([*rows, w.HBox(drawing, layout=flow)], layout=half)
+        controls = w.VBox([*rows, self._sizes, w.HBox(drawing, layout=flow)], layout=half)
         pictures = w.VBox([self._image, self._note, self._strip], layout=half)
         self._past = w.HBox(layout=flow)
         folded = w.Accordion([self._code], titles=["Copy as code"], selected_index=None)

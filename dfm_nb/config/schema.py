@@ -259,6 +259,7 @@ class TrainedSize(Group):
     width: Int | None = option(None, "px; null: likewise", ge=16, multiple_of=16, network=False)
     num_video_frames: Int | None = option(None, "frames, 1 + 4 k; null: likewise", ge=1, network=False)
     fps: float | None = option(None, "frames per second; null: likewise", gt=0, network=False)
+    sizes: list[Text] | None = option(None, "WIDTHxHEIGHT px, the most frequent first; null: likewise", network=False)
 
 
 class GenerationConfig(TrainedSize):

@@ -136,14 +136,14 @@ class MockStore(Sizes):
 
 def usual_sizes(store: SampleStore, num_video_frames: int | None = None) -> dict[str, Any]:
     """`generation.height`, `width`, `num_video_frames` and `fps` of the kind, stills or clips, with more samples, and
-    `generation.other.*` of the other one.
+    `generation.other.*` of the other one; `sizes` are those of all samples.
 
     The most frequent size among 256 samples of the kind, and the most frequent rate among those. A kind without samples
     of a size that can be generated gets the other kind's; {} if neither has any.
 
     num_video_frames : the user's recommendation; its kind comes first.
     """
-    kinds = list[tuple[int, dict[str, float]]]()
+    kinds = list[tuple[int, dict[str, Any]]]()
     for still in (True, False):
         samples, of_grid = store.of_kind(still), defaultdict[tuple[int, int, int], list[int]](list)
         for i in samples[:: max(1, len(samples) // SPREAD_SAMPLES)].tolist():
@@ -156,7 +156,12 @@ def usual_sizes(store: SampleStore, num_video_frames: int | None = None) -> dict
                 with contextlib.suppress(SampleError):  # a bad sample is reported when its turn comes
                     rates[store.read(i).fps] += 1
             fps = [rate for rate, _ in rates.most_common(1)]
-            kinds.append((len(samples), dict(zip(("num_video_frames", "height", "width", "fps"), (*size, *fps)))))
+            sides = Counter[str]()
+            for each, n in store.sizes(samples).items():
+                _, height, width = each.split("x")
+                sides[f"{width}x{height}"] += n
+            kind = dict(zip(("num_video_frames", "height", "width", "fps"), (*size, *fps)))
+            kinds.append((len(samples), kind | {"sizes": [side for side, _ in sides.most_common()]}))
     asked = num_video_frames and num_video_frames == 1  # None: either
     kinds.sort(key=lambda kind: (asked is not None and (kind[1]["num_video_frames"] == 1) != asked, -kind[0]))
     groups = zip(("generation", "generation.other"), (kinds * 2)[:2])

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
@@ -27,6 +28,7 @@ from dfm_nb.checkpoints import folders, loading
 from dfm_nb.config import counts
 from dfm_nb.data.encoding import lost_text, to_frames, to_pixels
 from dfm_nb.data.prepared_folder import EMPTY_TEXT, read_empty_text
+from dfm_nb.data.sources._media import MediaOptions
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Clips, Generated
 from dfm_nb.generation.guided import BatchDenoiser, GuidedDenoiser
@@ -255,14 +257,16 @@ class Pipeline:
         callback: StepCallback | None = None,
         progress: bool = False,
         preview_every: int = 1,
+        num_images: int = 1,
         **settings: Any,
     ) -> Clips:
-        """Generate one clip per prompt, in the order of the prompts.
+        """Generate `num_images` clips per prompt, in the order of the prompts.
 
         After an interrupt, `finished` holds the completed clips.
 
         Parameters
         ----------
+        num_images : the first has the seed, the others have those that follow.
         callback, preview_every : see `run`.
         **settings : fields of `Request`, which are the flags of `dfm generate` (`height`, `num_video_frames`,
             `guidance`, `seed`, ...), and diffusers' `prompt`, `num_inference_steps`, `num_frames`, `guidance_scale` and
@@ -274,9 +278,9 @@ class Pipeline:
         """
         prompts = settings.pop("prompt", prompts)
         prompts = [prompts] if isinstance(prompts, str) else list(prompts or [])
-        requests = requests_of_keywords(prompts, settings)
+        requests = requests_of_keywords(prompts, settings, num_images)
         done = dict(self.run(requests, batch_size, callback, progress, preview_every))
-        return Clips(done[i] for i in range(len(prompts)))
+        return Clips(done[i] for i in range(len(requests)))
 
     def run(
         self,
@@ -387,11 +391,14 @@ class Pipeline:
 
         churn = {"noise": generators("churn")} if sampler.stochastic else {}
         try:
-            start = self._start_latent(first)
+            start, free = (part if part is None else part.to(self.device) for part in self._start(first))
             drawn = [torch.randn(start.shape, generator=g, dtype=torch.float64) for g in generators("sample")]
-            x = (start + sigmas[0] * torch.stack(drawn)).to(self.device)
+            x = start + sigmas[0] * torch.stack(drawn).to(self.device)
             denoiser = self.denoiser(requests, self._given_frames(first))
-            return denoiser.with_given(sampler(denoiser, x, sigmas, callback=on_step, **churn))
+            # where D is the start, x stays start + sigma * noise, so what is kept need not be noised anew at each step
+            masked = lambda x, sigma: torch.where(free, denoiser(x, sigma), start)  # noqa: E731
+            estimate = denoiser if free is None else masked
+            return denoiser.with_given(sampler(estimate, x, sigmas, callback=on_step, **churn))
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
                 raise  # not a lack of memory
@@ -414,16 +421,28 @@ class Pipeline:
             guide = batch(self.guide, cond)  # one text encoder serves both models
         return GuidedDenoiser(first, batch(self, cond), both, guide, given)
 
-    def _start_latent(self, request: Request) -> torch.Tensor:
-        """The start without noise, float64 [C, T, H, W]: zero, or the latent of --init-video."""
+    def _start(self, request: Request) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The start without noise, float64 [C, T, H, W]: zero, or the latent of --init-video; and where it changes.
+
+        That is bool [H, W], true for latent pixels of which --mask has a pixel nearer to white than to black.
+        """
         if not request.init_video:
-            return torch.zeros(self.channels, *request.latent_grid, dtype=torch.float64)
-        frames, _ = video.read_video(request.init_video)
+            return torch.zeros(self.channels, *request.latent_grid, dtype=torch.float64), None
+        ((_, frames, *_),) = MediaOptions().clips(Path(request.init_video), "init")
         wanted = request.num_video_frames
+        if len(frames) == 1:  # a picture stands still
+            frames = frames.repeat(wanted, 0)
         if len(frames) < wanted:
             raise ValueError(f"{request.init_video} has {len(frames)} frames; --num-video-frames needs {wanted}")
-        frames = video.resize(frames[:wanted], request.height, request.width)
-        return self.encode_pixels(frames, request.tokenizer_window)
+        size, free = (request.height, request.width), None
+        if request.mask:
+            mask = video.read_image(request.mask)
+            if mask.shape[1:3] != frames.shape[1:3]:
+                (h, w), (own_h, own_w) = mask.shape[1:3], frames.shape[1:3]
+                raise ValueError(f"--mask must have the size of --init-video, {own_w}x{own_h} px; got {w}x{h}")
+            white = torch.from_numpy(video.resize(mask, *size)[0].mean(-1) > 127).float()
+            free = F.max_pool2d(white[None], geometry.PX_PER_LATENT)[0].bool()
+        return self.encode_pixels(video.resize(frames[:wanted], *size), request.tokenizer_window), free
 
     def _given_frames(self, request: Request) -> torch.Tensor | None:
         """Latent of --init-image [C, 1, H, W], kept as the clip's first latent frame."""

@@ -7,6 +7,7 @@ A field of `Request` defines a setting once: default, help text and limits. The 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -92,20 +93,32 @@ def usual(config: cfg.Config, num_video_frames: int | None = None) -> dict[str, 
     Size and rate are those of most training samples of the kind, still (one frame) or clip, that is asked for; None:
     the kind that most samples have. A kind that training lacked has those of the other one.
     """
-    own, found = config.generation, config.generation.model_dump(exclude={"other"})
+    own, found = config.generation, config.generation.model_dump(exclude={"other", "sizes"})
     still = (num_video_frames or own.num_video_frames or 1) == 1
     if own.other.fps is not None:
-        of_kind = next((k for k in (own, own.other) if (k.num_video_frames == 1) == still), own)
-        found |= of_kind.model_dump(include={"height", "width", "fps"})
+        found |= trained(config, still).model_dump(include={"height", "width", "fps"})
     elif still:  # older weights know the rate of clips alone; validation's, where it was set, or that of pictures
         found["fps"] = config.validation.fps or 1.0
     return {name: value for name, value in found.items() if value is not None}
 
 
+def trained(config: cfg.Config, still: bool) -> cfg.schema.TrainedSize:
+    """What a checkpoint knows of its stills or its clips; of the other kind if training lacked this one."""
+    own = config.generation
+    return next((kind for kind in (own, own.other) if (kind.num_video_frames == 1) == still), own)
+
+
+def of_size(size: str) -> dict[str, str]:
+    """`96x64` as width and height."""
+    if not re.fullmatch(r"\d+x\d+", size):
+        raise ValueError(f"--size must be WIDTHxHEIGHT in px, such as 96x64; got {size!r}")
+    return dict(zip(("width", "height"), size.split("x")))
+
+
 def described(size: Request | cfg.schema.TrainedSize) -> str:
-    """`stills of 64x64 px at 1 fps`, `clips of 17 frames of 64x64 px at 25 fps`."""
+    """`stills of 96x64 px at 1 fps`, `clips of 17 frames of 96x64 px at 25 fps`: width x height, as `--size`."""
     kind = "stills" if size.num_video_frames == 1 else f"clips of {size.num_video_frames} frames"
-    return f"{kind} of {size.height}x{size.width} px at {size.fps:g} fps"
+    return f"{kind} of {size.width}x{size.height} px at {size.fps:g} fps"
 
 
 def recommended(default: Any, help: str, **limits: Any) -> Any:
@@ -165,8 +178,9 @@ class Request(Sampling):
     )
     seed: Annotated[int, BeforeValidator(_seed)] = option(1, "sets the starting noise, with the place in the list")
     init_image: InputPath | None = option(None, "first frame (models trained with dataset.condition_frames_prob)")
-    init_video: InputPath | None = option(None, "start from this clip, noised")
-    strength: float = option(0.6, "share of the steps to run with --init-video", gt=0, le=1)
+    init_video: InputPath | None = option(None, "start from this clip or picture, noised")
+    strength: float = option(0.6, "share of the steps to run with --init-video; 1 keeps nothing of it", gt=0, le=1)
+    mask: InputPath | None = option(None, "picture of the size of --init-video: what is black there is kept")
     tokenizer_window: Annotated[int, AfterValidator(_window)] | None = option(
         None, "cosmos_cv: decode in overlapping windows of this many frames; default: complete clips if memory allows"
     )
@@ -178,6 +192,8 @@ class Request(Sampling):
     def _fits_together(self) -> Request:
         if self.init_image and self.init_video:
             raise ValueError("give --init-image or --init-video, not both")
+        if self.mask and not self.init_video:
+            raise ValueError("--mask is of --init-video, which has what is kept; give both")
         if self.negative_prompt and self.guidance == 1:
             raise ValueError("--negative-prompt has no effect at --guidance 1; raise --guidance, or leave it out")
         samplers.guidance_at(1.0, self.guidance, self.guidance_interval)
@@ -199,11 +215,23 @@ class Request(Sampling):
         check_sampler(recommended, "the checkpoint", self.chosen)
         return Request(**{**recommended, **self.chosen})
 
+    def variants(self, count: int) -> list[Request]:
+        """Itself, and with the seeds that follow its own."""
+        return [self, *(self.replace(seed=self.seed + more) for more in range(1, count))]
+
     def check(self) -> None:
         """FileNotFoundError if a file that it starts from is missing."""
         for flag, path in self.given.items():
             if not Path(path).is_file():
                 raise FileNotFoundError(f"there is no file {path} ({flag})")
+
+    def untrained(self, config: cfg.Config) -> str:
+        """A sentence if training had samples of this kind, still or clip, but none of this size; else empty."""
+        kind = trained(config, self.num_video_frames == 1)
+        if not kind.sizes or f"{self.width}x{self.height}" in kind.sizes:
+            return ""
+        more = f" and {len(kind.sizes) - 8} more" if len(kind.sizes) > 8 else ""
+        return f"{self.width}x{self.height} px was not trained; trained sizes: {', '.join(kind.sizes[:8])}{more}"
 
     @property
     def latent_grid(self) -> tuple[int, int, int]:
@@ -244,8 +272,8 @@ FLAGS = tuple(name for name in Request.model_fields if name not in ("prompt", "i
 # ---- from Python and from files -------------------------------------------------------------------------------------
 
 
-def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any]) -> list[Request]:
-    """A `Request` for each prompt from a call in Python.
+def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any], num_images: int = 1) -> list[Request]:
+    """`num_images` requests, with consecutive seeds, for each prompt from a call in Python.
 
     settings : fields of `Request` or their `aliases`; `generator`, or a list of one per prompt, gives the seed.
 
@@ -258,7 +286,8 @@ def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any]) -> li
         if len(generators) != len(prompts):
             raise ValueError(f"generators must be one for each of the {len(prompts)} prompts; got {len(generators)}")
         own = [{"generator": g} for g in generators]
-    return [Request(prompt, i, **(settings | each)) for i, (prompt, each) in enumerate(zip(prompts, own))]
+    first = [Request(prompt, i, **(settings | each)) for i, (prompt, each) in enumerate(zip(prompts, own))]
+    return [request for each in first for request in each.variants(num_images)]
 
 
 def read_prompts(path: Path) -> list[tuple[str, dict]]:

@@ -29,6 +29,7 @@ from dfm_nb.generation.request import Request, read_prompts
         ({"guidance_interval": (3.0, 1.0)}, "low < high"),
         ({"init_video": "a.mp4", "strength": 0.0}, "strength"),
         ({"init_video": "a.mp4", "init_image": "a.png"}, "init-image"),
+        ({"mask": "a.png"}, "--init-video"),
         ({"negative_prompt": "night", "guidance": 1.0}, "--negative-prompt"),
     ],
 )
@@ -89,14 +90,15 @@ def test_text_file_has_a_prompt_a_line_and_a_sidecar_is_a_prompts_file(tmp_path)
 FLAGS = (
     "--negative-prompt n --height 32 --width 48 --num-video-frames 5 --fps 8 --num-steps 9 --guidance 3"
     " --guidance-interval 0.1 2 --guidance-rescale 0.5 --autoguidance 2 --sampler euler --schedule exponential"
-    " --shift 2 --sigma-min 0.01 --sigma-max 70 --rho 5 --sigmas 3 1 0 --seed 4 --init-video v.mp4 --strength 0.3"
-    " --tokenizer-window 17"
+    " --shift 2 --sigma-min 0.01 --sigma-max 70 --rho 5 --sigmas 3 1 0 --seed 4 --init-video v.mp4"
+    " --strength 0.3 --mask m.png --tokenizer-window 17"
 )
 
 
 def test_every_field_of_a_request_can_be_set_by_a_flag(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "v.mp4").touch()
+    (tmp_path / "m.png").touch()
     (r,) = arguments("--prompt", "p", *FLAGS.split()).requests()
     default = Request("p")
     same = [name for name in Request.model_fields if getattr(r, name) == getattr(default, name)]
@@ -111,6 +113,14 @@ def test_frames_are_rounded_to_what_a_tokenizer_codes_and_that_is_said_once(capl
     assert [r.num_video_frames for r in arguments(*flags).requests()] == [249, 249]
     (said,) = (r.getMessage() for r in caplog.records if "--num-video-frames" in r.getMessage())
     assert "250" in said and "249" in said
+
+
+@pytest.mark.parametrize("flags, name", [(["96"], "WIDTHxHEIGHT"), (["96x64", "--height=32"], "--height")])
+def test_a_size_is_width_and_height(flags, name):
+    (request,) = arguments("--prompt", "a", "--size", "96x64").requests()
+    assert (request.width, request.height) == (96, 64)
+    with pytest.raises(ValueError, match=name):
+        arguments("--prompt", "a", "--size", *flags)
 
 
 def test_focused_schedule_is_centred_on_the_models_sigma_data():

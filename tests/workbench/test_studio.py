@@ -110,6 +110,22 @@ def test_stills_and_clips_are_told_what_the_checkpoint_recommends_for_each():
     assert studio.draw(num_video_frames=1, fps=7.0).request.fps == 7 and "fps" in studio.code()[0]
 
 
+def test_trained_sizes_are_offered_and_another_one_is_drawn_with_a_word():
+    pipe = ClosedForm()
+    sizes = {"height": 32, "width": 48, "num_video_frames": 1, "fps": 1.0, "sizes": ["48x32", "32x32"]}
+    pipe.config = Config(generation=GenerationConfig(**sizes))
+    studio = Studio(pipe, "a moth")
+    assert studio._sizes.options == ("48x32", "32x32") and studio._sizes.value == "48x32"
+    studio._sizes.value = "32x32"
+    assert (studio.request().width, studio.request().height) == (32, 32)
+    settled(studio)
+    studio.controls["width"].value = "64"
+    assert studio._sizes.value is None
+    settled(studio)
+    assert studio.draw().request.width == 64 and "64x32 px was not trained" in studio.message
+    assert small()._sizes.options == () and "trained" not in small().message
+
+
 def test_draw_returns_the_clip_and_the_controls_follow(monkeypatch):
     monkeypatch.setattr(module, "SHOW_S", 60.0)  # a busy machine shows more steps
     pipe = ClosedForm()
