@@ -246,6 +246,7 @@ def test_unusable_files_are_counted_and_named(tmp_path, monkeypatch):
         (["--source", "synthetic", "--resume", "--overwrite"], "--overwrite"),
         (["--source", "synthetic", "--tag-captions", "2"], "--tag-captions"),
         (["--source", "synthetic", "--tokenizer-window", "17"], "cosmos_cv"),
+        (["--source", "synthetic", "--tokenizer", "cosmos_cv", "--tokenizer-window", "50"], "1 + 4k"),
         (["--source", "folder:BROKEN"], "a.png"),
         (["--source", "syntetic"], "'synthetic'"),
     ],

@@ -34,6 +34,13 @@ def nearest_frames(frames: int) -> str:
     return f"{low} or {low + FRAMES_PER_LATENT}"
 
 
+def window_frames(frames: int) -> int:
+    """Frames of a window that a tokenizer codes by itself: 5 latent frames at least, as 3 are seen by the next too."""
+    if frames < 17 or not is_frame_count(frames):
+        raise ValueError(f"must be 1 + 4k frames, 17 or more; got {frames}")
+    return frames
+
+
 def is_side(px: int) -> bool:
     """Whether a clip can have this height or width in px: a positive multiple of 16."""
     return px >= SIDE_MULTIPLE and px % SIDE_MULTIPLE == 0

@@ -44,12 +44,6 @@ def _side(px: int) -> int:
     return px
 
 
-def _window(frames: int) -> int:
-    if frames < 17 or not geometry.is_frame_count(frames):
-        raise ValueError(f"must be 1 + 4k frames, 17 or more; got {frames}")
-    return frames
-
-
 def _one_of(names: Iterable[str]) -> Callable[[str], str]:
     def check(name: str) -> str:
         if name not in names:
@@ -181,7 +175,7 @@ class Request(Sampling):
     init_video: InputPath | None = option(None, "start from this clip or picture, noised")
     strength: float = option(0.6, "share of the steps to run with --init-video; 1 keeps nothing of it", gt=0, le=1)
     mask: InputPath | None = option(None, "picture of the size of --init-video: what is black there is kept")
-    tokenizer_window: Annotated[int, AfterValidator(_window)] | None = option(
+    tokenizer_window: Annotated[int, AfterValidator(geometry.window_frames)] | None = option(
         None, "cosmos_cv: decode in overlapping windows of this many frames; default: complete clips if memory allows"
     )
 

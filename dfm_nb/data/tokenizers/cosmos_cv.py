@@ -14,9 +14,10 @@ import functools
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import AfterValidator
 
 from dfm_nb.base import geometry
 from dfm_nb.base.files import sha256
@@ -28,7 +29,7 @@ from dfm_nb.planning.inference_memory import cosmos_bytes
 
 
 class Flags(Options):
-    tokenizer_window: int | None = option(
+    tokenizer_window: Annotated[int, AfterValidator(geometry.window_frames)] | None = option(
         None, "cosmos_cv: encode in overlapping windows of this many frames; default: whole clips if memory allows"
     )
 
@@ -42,8 +43,7 @@ HOW_TO_FETCH = (
 HALVES = ("decoder", "encoder")
 SPATIAL, TEMPORAL = geometry.PX_PER_LATENT, geometry.FRAMES_PER_LATENT
 WINDOW_FRAMES = 49  # of a clip that does not fit whole
-SMALLEST_WINDOW_FRAMES = 17  # 5 latent frames, of which OVERLAP_LATENTS are seen again by the next window
-OVERLAP_LATENTS = 3
+OVERLAP_LATENTS = 3  # of a window, seen again by the next
 _checksum = functools.cache(sha256)
 
 
@@ -67,13 +67,6 @@ def _in_float32(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     return module.float()
 
 
-def _window_latents(frames: int) -> int:
-    """Latent frames of a window; ValueError where there can be no such window."""
-    if frames < SMALLEST_WINDOW_FRAMES or not geometry.is_frame_count(frames):
-        raise ValueError(f"--tokenizer-window must be 1 + 4k frames, {SMALLEST_WINDOW_FRAMES} or more; got {frames}")
-    return geometry.latent_size(frames, SPATIAL, SPATIAL)[0]
-
-
 class CosmosCV:
     """See the module.
 
@@ -87,7 +80,7 @@ class CosmosCV:
 
     def __init__(self, path: str | Path | None = None, device: str = "cpu", tokenizer_window: int | None = None):
         self.path, self.device = path, torch.device(device)
-        self.window = _window_latents(tokenizer_window) if tokenizer_window is not None else None
+        self.window = tokenizer_window
         self._halves: dict[str, tuple[torch.jit.ScriptModule, torch.dtype]] = {}
         self._fits: dict[tuple[str, tuple[int, int, int]], bool] = {}  # clips of one size are coded alike
 
@@ -153,9 +146,10 @@ class CosmosCV:
 
         Of 10 latent frames in windows of 5 that overlap by 3: (0, 5, 0), (2, 7, 3), (4, 9, 3), (6, 10, 3).
         """
-        count, latents = size[0], self.window if window is None else _window_latents(window)
-        if latents is None:
-            latents = count if self._fits_whole(name, size) else _window_latents(WINDOW_FRAMES)
+        count, frames = size[0], window or self.window
+        if frames is None:
+            frames = geometry.pixel_size(*size)[0] if self._fits_whole(name, size) else WINDOW_FRAMES
+        latents = geometry.latent_size(frames, SPATIAL, SPATIAL)[0]
         # a clip that is shorter than the overlap is one window
         starts = range(0, max(1, count - OVERLAP_LATENTS), max(1, latents - OVERLAP_LATENTS))
         return [(start, min(start + latents, count), OVERLAP_LATENTS if start else 0) for start in starts]
@@ -166,10 +160,10 @@ class CosmosCV:
             t, h, w = size
             needed, free = cosmos_bytes(t, h * w, self._half(name)[1].itemsize), available_bytes(self.device)
             self._fits[name, size] = needed <= free
-            if needed > free and t > _window_latents(WINDOW_FRAMES):
-                whole = "x".join(map(str, geometry.pixel_size(*size)))
+            pixels = geometry.pixel_size(*size)
+            if needed > free and pixels[0] > WINDOW_FRAMES:
                 log.warning(
-                    f"a clip of {whole} (frames, px) does not fit the {name} whole "
+                    f"a clip of {'x'.join(map(str, pixels))} (frames, px) does not fit the {name} whole "
                     f"({needed / GIB:.3g} GiB estimated, {free / GIB:.3g} free), so it is coded in windows of "
                     f"{WINDOW_FRAMES} frames, which changes what follows the first; --tokenizer-window sets how many"
                 )
