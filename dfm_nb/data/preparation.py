@@ -179,11 +179,12 @@ class PrepareConfig(Verb):
         return source
 
     def val_share(self, source: Source) -> float:
-        """`val_fraction`, or by default every eighth item of a small source without splits of its own."""
+        """`val_fraction`, or by default every eighth of the items without a split of their own, if these are few."""
         if self.val_fraction is not None:
             return self.val_fraction
         count = min(len(source), self.limit or len(source))
-        small = VAL_FROM_ITEMS <= count < SMALL_BELOW_ITEMS and not any(map(source.item_split, range(count)))
+        drawn = sum(source.item_split(index) is None for index in range(count))
+        small = VAL_FROM_ITEMS <= drawn < SMALL_BELOW_ITEMS
         return SMALL_VAL_FRACTION if small and self.test_fraction + SMALL_VAL_FRACTION < 1 else VAL_FRACTION
 
     def plan(self, source: Source, world: int) -> dict[str, Any]:
@@ -268,6 +269,8 @@ def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None
     if type(began) is not int or not 0 < began <= MOST_RANKS:
         began = world
     plan = config.plan(source, began)
+    if config.val_fraction is None and held.get("val_fraction") in (VAL_FRACTION, SMALL_VAL_FRACTION):
+        plan["val_fraction"] = held["val_fraction"]  # the default of the version that began the folder
     if texts := held.get("texts", 0) + config.texts_only:
         plan["texts"] = texts  # a shard whose record has a smaller number has older captions
     made = (read_json(folder.manifest) or {}).get("arguments", {})

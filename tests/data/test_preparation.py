@@ -11,7 +11,7 @@ from tests.data.sources.test_folder import picture
 class Items(list):
     def __init__(self, count, split=None):
         super().__init__(range(count))
-        self.item_split = lambda index: split if index == 0 else None
+        self.item_split = lambda index: split if index < count // 2 else None
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,13 @@ class Items(list):
         (999, None, {}, 0.125),
         (1000, None, {}, 0.05),
         (1000, None, {"limit": 500}, 0.125),
-        (500, "test", {}, 0.05),
+        (500, "test", {}, 0.125),
+        (1998, "test", {}, 0.125),
+        (38, "test", {}, 0.05),
         (500, None, {"test_fraction": 0.9}, 0.05),
     ],
 )
-def test_an_eighth_of_few_items_is_held_out_unless_they_have_splits_or_it_is_set(count, split, settings, share):
+def test_an_eighth_of_few_items_without_a_split_is_held_out(count, split, settings, share):
     assert PrepareConfig(output_dir="d", **settings).val_share(Items(count, split)) == share
 
 
@@ -62,6 +64,14 @@ def test_what_was_begun_with_other_sides_is_not_resumed(config):
     with pytest.raises(FileExistsError, match="older version.*train on it"):
         check(config, 1)
     assert plan["fit"] == "crop" and "fit" not in (drawn := PrepareConfig(output_dir="d")).plan(drawn.open_source(), 1)
+
+
+def test_the_default_share_that_a_folder_was_begun_with_stays(config):
+    with (folder := PreparedFolder(config.output_dir)).turn():
+        folder.claim(check(config, 1) | {"val_fraction": 0.125}, True, False)
+    assert check(config, 1)["val_fraction"] == 0.125
+    with pytest.raises(FileExistsError, match="val_fraction"):
+        check(config.replace(val_fraction=0.05), 1)
 
 
 def test_the_weights_of_a_carried_tokenizer_that_was_named_belong_to_the_plan(config):
