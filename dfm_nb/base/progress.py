@@ -6,11 +6,16 @@ from typing import Any
 
 from dfm_nb.base.headless import is_headless, message_stream
 
+LOG_S = 60.0
+"""Seconds between the lines of a bar in a log, where each update is a line; a shorter bar writes none."""
+
 
 def tqdm(*args: Any, **settings: Any) -> Any:
     """`tqdm.tqdm(...)` in the form for its environment. A headless notebook's text goes to the terminal unchanged."""
-    if is_headless():
+    stream, headless = message_stream(), is_headless()
+    if headless:
         from tqdm import tqdm as bar
     else:
         from tqdm.notebook import tqdm as bar
-    return bar(*args, **{"file": message_stream(), **settings})
+    rare = dict.fromkeys(("mininterval", "maxinterval", "delay"), LOG_S) if headless and not stream.isatty() else {}
+    return bar(*args, **{"file": stream, **rare, **settings})

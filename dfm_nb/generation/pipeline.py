@@ -322,7 +322,8 @@ class Pipeline:
         for batch in batches:
             self.check_memory([requests[i] for i in batch])
         started = time.monotonic()
-        with tqdm(total=len(requests), desc="generate", unit="clip", disable=not progress) as bar:
+        # miniters: a step is shown though no clip is done
+        with tqdm(total=len(requests), desc="generate", unit="clip", miniters=0, disable=not progress) as bar:
             for batch in batches:
                 chosen = [requests[i] for i in batch]
                 on_step = self._watching(chosen, bar, callback, preview_every)
@@ -339,7 +340,8 @@ class Pipeline:
         """A sampler's callback that shows the step, and calls `callback` with the unfinished clips."""
 
         def on_step(step: int, num_steps: int, _x: torch.Tensor, D_x: torch.Tensor) -> None:
-            bar.set_postfix_str(f"step {step}/{num_steps}")
+            bar.set_postfix_str(f"step {step}/{num_steps}", refresh=False)
+            bar.update(0)  # which redraws it as often as the other bars
             if callback and (step % preview_every == 0 or step == num_steps):
                 callback(step, num_steps, Clips(Preview(self, r, D) for r, D in zip(requests, D_x)))
 
