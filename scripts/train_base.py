@@ -112,7 +112,7 @@ class Drawings(Base):
     more_measured: list[str] = []
     intro = """
 A small packaged text-to-image Diffusion Transformer: `Pipeline.from_pretrained("drawings")`. It generates drawings and
-emoji of 64 px on white. As a base for few pictures it is not clearly better than `butterflies`
+emoji of 64 px on white. As a start for few pictures it had the best figures; their intervals overlap with `butterflies`
 ([measured](../../../docs/own-pictures.md#few-pictures))."""
     source = (
         "{samples} samples, mirror images among them: Open Clip Art Library 0.18 of Debian; emoji of npm's "

@@ -395,7 +395,7 @@ def _warn_of_large_steps(config: cfg.Config, store: SampleStore) -> None:
     if held < step:
         log.warning(
             "A step takes %d packs of %d tokens, and all %d samples have %d tokens: lower train.global_batch_size or "
-            "dataset.task_encoder_seq_length, or use --recipe own",
+            "dataset.task_encoder_seq_length, or let --minutes choose them",
             t.global_batch_size,
             config.dataset.task_encoder_seq_length,
             len(store),
@@ -430,7 +430,8 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
         log.info("LoRA rank %d: %.3f M trainable parameters", rank, trained)
     if config.dataset.condition_frames_prob and store.most_frames() == 1:
         log.warning("dataset.condition_frames_prob has no effect: it is for clips, and all samples are pictures")
-    _warn_of_large_steps(config, store)
+    if not resolved.is_dialled:  # the dial knows, and a few pictures train well in such steps
+        _warn_of_large_steps(config, store)
     for notice in resolved.notices:
         log.info("%s", notice)
     training.resume()
