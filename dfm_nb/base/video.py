@@ -18,13 +18,12 @@ import math
 import tempfile
 import textwrap
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from einops import rearrange
 from PIL import ExifTags, Image, ImageCms, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
 
 from dfm_nb.base.files import replacing, write_atomically
@@ -419,41 +418,66 @@ def _png(image: np.ndarray) -> bytes:
 
 PAPER, INK = (250, 249, 246), (52, 50, 48)
 GAP_PX, LINE_PX, CAPTION_LINES = 12, 16, 5
+FILM_FRAMES, FILM_GAP_PX = 4, 2
 
 
-def contact_sheet(videos: Sequence[np.ndarray], captions: Sequence[str], columns: int = 8) -> np.ndarray:
-    """A page of pictures with captions below; a clip shows four frames in reading order.
+def contact_sheet(sections: Mapping[str, Sequence[tuple[Sequence[np.ndarray], str]]], columns: int = 8) -> np.ndarray:
+    """A page of pictures and clips with captions below, under headings.
 
     Parameters
     ----------
-    videos : uint8 [T, H, W, 3] each, any sizes.
-    captions : one each; wrapped, and truncated with an ellipsis after five lines.
+    sections : entries by heading ("" for none). An entry has videos that belong together, such as a picture and its
+        sample, uint8 [T, H, W, 3] of any sizes, and their caption, which is cut with an ellipsis after five lines.
+        Stills stand side by side; clips are film strips of four frames, one above the other.
+    columns : squares in a row; a strip takes up to four.
 
     Returns
     -------
     uint8 [H, W, 3].
     """
-    cell = min(256, max(128, *(max(v.shape[1:3]) for v in videos)))  # px, the longest side of a picture on the page
-    font = ImageFont.load_default(size=12)
-    letters = int(cell / font.getlength("n"))
-    texts = [textwrap.wrap(c, letters, max_lines=CAPTION_LINES, placeholder="…") for c in captions]
-    height, columns = cell + LINE_PX * (1 + max(map(len, texts))), min(columns, len(videos))
-    rows = math.ceil(len(videos) / columns)
-    sheet = Image.new("RGB", (GAP_PX + columns * (cell + GAP_PX), GAP_PX + rows * (height + GAP_PX)), PAPER)
-    for i, (video, lines) in enumerate(zip(videos, texts, strict=True)):
-        page = ImageOps.expand(_thumbnail(video, cell), (0, 0, 0, height - cell), PAPER)
-        ImageDraw.Draw(page).multiline_text((0, cell + 4), "\n".join(lines), INK, font)
-        sheet.paste(page, (GAP_PX + i % columns * (cell + GAP_PX), GAP_PX + i // columns * (height + GAP_PX)))
+    sides = [max(v.shape[1:3]) for entries in sections.values() for videos, _ in entries for v in videos]
+    cell, rows = min(256, max(128, *sides)), list[tuple[str, list[Image.Image]]]()  # px, the longest side of a picture
+    for heading, entries in sections.items():
+        rows.append((heading, []))
+        for videos, caption in entries:
+            entry = _entry(videos, caption, cell)
+            if sum(e.width + GAP_PX for e in rows[-1][1]) + entry.width > columns * (cell + GAP_PX):
+                rows.append(("", []))
+            rows[-1][1].append(entry)
+    font, heights = ImageFont.load_default(size=15), [max(e.height for e in row) + GAP_PX for _, row in rows]
+    width = max(max(sum(e.width + GAP_PX for e in row), int(font.getlength(text)) + GAP_PX) for text, row in rows)
+    height = sum(heights) + sum(2 * LINE_PX for text, _ in rows if text)
+    sheet = Image.new("RGB", (GAP_PX + width, GAP_PX + height), PAPER)
+    y = GAP_PX
+    for (text, row), height in zip(rows, heights):
+        ImageDraw.Draw(sheet).text((GAP_PX, y), text, INK, font)
+        x, y = GAP_PX, y + 2 * LINE_PX * bool(text)
+        for entry in row:
+            sheet.paste(entry, (x, y))
+            x += entry.width + GAP_PX
+        y += height
     return np.asarray(sheet)
 
 
-def _thumbnail(video: np.ndarray, cell: int) -> Image.Image:
-    """A picture, or 2 x 2 evenly spaced frames of a clip, in the middle of the lower edge of a square."""
-    _check(video)
-    if len(video) > 1:
-        frames = video[np.linspace(0, len(video) - 1, 4).round().astype(int)]
-        video = rearrange(frames, "(row column) h w c -> 1 (row h) (column w) c", row=2)
-    return ImageOps.pad(Image.fromarray(video[0]), (cell, cell), color=PAPER, centering=(0.5, 1.0))
+def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image:
+    """Stills in squares side by side, on their lower edges; clips as strips below one another; their caption below."""
+    strips = list[list[Image.Image]]()
+    for video in videos:
+        _check(video)
+        frames = video[np.linspace(0, len(video) - 1, FILM_FRAMES).round().astype(int)] if len(video) > 1 else video
+        strips.append([ImageOps.contain(Image.fromarray(frame), (cell, cell)) for frame in frames])
+    if all(len(strip) == 1 for strip in strips):
+        strips = [[ImageOps.pad(p, (cell, cell), color=PAPER, centering=(0.5, 1.0)) for (p,) in strips]]
+    w, h = (max(size) + FILM_GAP_PX for size in zip(*(p.size for strip in strips for p in strip)))
+    width, height = max(map(len, strips)) * w - FILM_GAP_PX, len(strips) * h - FILM_GAP_PX
+    font = ImageFont.load_default(size=12)
+    lines = textwrap.wrap(caption, int(width / font.getlength("n")), max_lines=CAPTION_LINES, placeholder="…")
+    page = Image.new("RGB", (width, height + LINE_PX * (1 + len(lines))), PAPER)
+    ImageDraw.Draw(page).multiline_text((0, height + 4), "\n".join(lines), INK, font)
+    for row, strip in enumerate(strips):
+        for column, picture in enumerate(strip):
+            page.paste(picture, (column * w, row * h))
+    return page
 
 
 def compressed(frames: np.ndarray, fps: float) -> tuple[str, bytes]:

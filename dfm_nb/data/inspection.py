@@ -162,7 +162,8 @@ class InspectedShards:
         chosen = (self.entries[i] for i in evenly(range(len(self.entries)), count))
         clips = list(_readable(chosen, self.fits))
         videos = [false_colours(c) if tokenizer is None else decoded(c, tokenizer) for c in clips]
-        return video.contact_sheet(videos, [c.meta.get("caption") or c.key for c in clips]) if clips else None
+        captions = [c.meta.get("caption") or c.key for c in clips]
+        return video.contact_sheet({"": [([v], caption) for v, caption in zip(videos, captions)]}) if clips else None
 
 
 def _readable(entries: Iterable[SampleEntry], fits: Fits | None = None) -> Iterator[EncodedClip]:

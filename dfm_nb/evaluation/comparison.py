@@ -123,8 +123,7 @@ class EvaluationResult:
 
     def contact_sheet(self) -> np.ndarray:
         """uint8 [H, W, 3]."""
-        pictures, captions = zip(*self.samples)
-        return video.contact_sheet(pictures, captions, columns=8)
+        return video.contact_sheet({"": [([frames], caption) for frames, caption in self.samples]})
 
     def __str__(self) -> str:
         """Markdown."""

@@ -361,17 +361,21 @@ def test_resize_keeps_the_edge_that_is_asked_for_or_pads_with_the_pictures_own()
 # ---- showing ------------------------------------------------------------------------------------------------------
 
 
-def test_contact_sheet_shows_every_picture_and_keeps_a_caption_in_its_cell():
+def test_contact_sheet_shows_every_picture_and_keeps_a_caption_under_it():
     started = time.process_time()
-    pictures = [np.full((t, 128, 128, 3), c, np.uint8) for t, c in [(1, 10), (9, 90), (1, 170), (17, 230)]]
-    sheet = video.contact_sheet(pictures, ["W" * 100_000, "", "", ""], columns=4)
+    first, clip, second, third = (
+        np.full((t, 128, 128, 3), c, np.uint8) for t, c in [(1, 10), (9, 90), (1, 170), (1, 230)]
+    )
+    sections = {"": [([first], "W" * 100_000), ([second], "")], "pairs": [([third, third], "x"), ([clip, clip], "")]}
+    sheet = video.contact_sheet(sections, columns=4)
     assert time.process_time() - started < 5  # over 60 s when each cut measured the whole word
-    for c in (10, 90, 170, 230):
-        assert (sheet == c).all(-1).sum() > 128 * 120
-    cell = video.GAP_PX + 128
-    below = (sheet[cell:] == video.INK).all(-1)
-    assert below[:, :cell].any() and not below[:, cell:].any()
-    assert len(sheet) == cell + video.LINE_PX * (1 + video.CAPTION_LINES) + video.GAP_PX
+    shown = {c: (sheet == c).all(-1) for c in (10, 90, 170, 230)}
+    assert {c: int(s.sum()) for c, s in shown.items()} == {
+        c: n * 128**2 for c, n in {10: 1, 90: 8, 170: 1, 230: 2}.items()
+    }
+    assert shown[90].any(0).sum() == 4 * 128 and shown[90].any(1).sum() == 2 * 128, "a strip of four below the other"
+    below = (sheet[video.GAP_PX + 128 : shown[230].any(1).argmax() - 40] == video.INK).all(-1)
+    assert below[:, : video.GAP_PX + 128].any() and not below[:, video.GAP_PX + 128 :].any()
 
 
 def test_inline_html_carries_the_clip_and_escapes_the_caption(tmp_path):
