@@ -6,19 +6,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from dfm_nb import config as cfg
 from dfm_nb import evaluate, prepare
+from dfm_nb.base import video
 from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image
-from dfm_nb.butterflies import wordings
+from dfm_nb.butterflies import synthetic, wordings
 from dfm_nb.butterflies.attributes import MEASURED, TOGETHER
 from dfm_nb.data.sample_index import index_dataset
-from dfm_nb.data.stores import ShardStore
 from dfm_nb.evaluation import reference
-from dfm_nb.evaluation.comparison import copies
 from dfm_nb.generation import run_verdict
+from dfm_nb.generation.pipeline import Pipeline
 
 STEPS = ["--num-steps", "2", "--guidance", "2", "--size-px", "32"]
 
@@ -31,9 +30,10 @@ def test_the_command_measures_images_and_clips_against_a_prepared_folder(tiny_ch
     assert guard(evaluate.main, argv) == 0
     said = capsys.readouterr().out
     result = json.loads((tmp_path / "e.json").read_text())
-    assert result["dataset"] == {"name": str(tiny_data), "split": "train", "unreadable": 0}
+    about = result["dataset"]
+    assert (about["name"], about["split"], about["unreadable"]) == (str(tiny_data), "train", 0)
     images = result["images"]
-    assert images["samples"] == images["real_samples"] == 4 and images["network"] == "efficientnet_lite0"
+    assert images["samples"] == 4 and images["network"] == "efficientnet_lite0"
     estimate = images["kernel_distance"]
     assert estimate["real"] < estimate["value"] and estimate["low"] < estimate["value"] < estimate["high"]
     surely = images["colour"]["sure"]
@@ -47,11 +47,32 @@ def test_the_command_measures_images_and_clips_against_a_prepared_folder(tiny_ch
 
 
 @pytest.mark.slow
-def test_of_two_pictures_both_captions_are_sampled(tiny_checkpoint, tiny_data):
-    few = {"split": "train", "num_prompts": 1, "num_clips": 0, "num_steps": 2}
-    found = evaluate.evaluate_model(tiny_checkpoint, dataset=str(tiny_data), **few)
-    assert len(found.samples) == found.values["images"]["samples"] == 2
-    assert "kernel_distance" in found.values["images"]["not_measured"]
+def test_without_flags_unseen_captions_and_training_ones_are_asked_as_generate_does(tiny_checkpoint, tmp_path):
+    """Of 24 held-out pictures one has a caption of training and one a picture of training."""
+    draw = [
+        synthetic.render(a, i, 32, 48 if i % 2 else 32)[0] for i, a in enumerate(synthetic.seen_combinations()[:30])
+    ]
+    for i, frame in enumerate(draw):
+        video.write_png(tmp_path / "set" / ("train" if i < 6 else "val") / f"{i}.png", frame)
+    video.write_png(tmp_path / "set/val/again.png", video.resize(draw[1][None], 64, 96)[0])
+    words = {f"train/{i}.png": f"moth {i}" for i in range(6)} | {f"val/{i}.png": f"moth {i}" for i in range(6, 30)}
+    rows = words | {"val/9.png": "Moth  4", "val/again.png": "once more"}
+    (tmp_path / "set/captions.csv").write_text("file,caption\n" + "".join(f"{f},{c}\n" for f, c in rows.items()))
+    data = str(tmp_path / "data")
+    carried = ["--tokenizer", "pca", "--tokenizer-path", str(tiny_checkpoint / "checkpoints/iter_0000003")]
+    assert (
+        prepare.main(["--source", f"folder:{tmp_path}/set", "--short-side", "32", *carried, "--output-dir", data]) == 0
+    )
+    found = evaluate.evaluate_model(tiny_checkpoint, dataset=data, num_steps=1, guidance=1.0)
+    values, pipe = found.values, Pipeline.from_checkpoint(tiny_checkpoint)
+    assert values["images"]["samples"] == 23 and values["training images"]["samples"] == 6
+    assert len(values["dataset"]["seen_caption"]) == len(values["dataset"]["seen_picture"]) == 1
+    assert values["images"]["copies"]["real"] >= 1 / 23, "by the quantile of 23 unseen ones"
+    own = [name for name in values if name.endswith(run_verdict.OWN)]
+    assert own and all(values[name]["samples"] == values[name.removesuffix(run_verdict.OWN)]["samples"] for name in own)
+    ((real, made), caption) = found.samples["Training images: yours, and what dfm generate makes of the caption"][0]
+    assert real.shape[0] == 1 and (made == pipe(caption, num_steps=1, guidance=1.0, num_frames=1)[0].frames).all()
+    assert found.contact_sheet().shape[1] > 1500 and "23 unseen images" in str(found)
 
 
 @pytest.mark.slow
@@ -138,33 +159,10 @@ def test_a_verdict_needs_a_run_and_held_out_data(run_and_data, tmp_path, capsys)
         assert name in capsys.readouterr().err
 
 
-def test_copies_of_training_samples_are_counted(monkeypatch):
-    """Five of twenty samples are training latents with a little noise; one of another size is left out."""
-    rng = np.random.default_rng(0)
-    normal = lambda n: torch.from_numpy(rng.normal(size=(n, 2, 1, 4, 4))).float()  # noqa: E731
-    stored = {"train": normal(300), "val": normal(200)}
-    monkeypatch.setattr(reference, "stored_latents", lambda folder, split, grid, most: stored[split])
-    fresh = torch.from_numpy(rng.normal(size=(15, 2, 1, 4, 4))).float()
-    latents = [*fresh, *(stored["train"][:5] + 0.01), torch.zeros(2, 1, 2, 2)]
-    samples = [SimpleNamespace(latent=x) for x in latents]
-    counted = {"share": 0.25, "samples": 20, "training_samples": 300, "held_out": 200}
-    assert copies(samples, "d", "val", lambda x: x) == {"memorised": counted}
-
-
-@pytest.mark.slow
-def test_stored_latents_are_those_of_one_size(tiny_data):
-    store = ShardStore(str(tiny_data), "train")
-    grid = store.grid(0)
-    of_size = [i for i in range(len(store)) if store.grid(i) == grid]
-    found = reference.stored_latents(str(tiny_data), "train", grid, 2)
-    assert torch.equal(found, torch.stack([store.read(i).latent[0].float() for i in of_size[:2]]))
-    assert len(reference.stored_latents(str(tiny_data), "train", (9, 9, 9), 2)) == 0
-
-
 def test_a_source_is_drawn_from_by_the_seed_alone():
     source = reference.SourceReference("synthetic", 32)
     drawn = [reference.choose(source, 3, 1, 5, seed) for seed in (4, 4, 5)]
     captions = [[r.caption for r in images + clips] for images, clips, failed in drawn]
-    assert captions[0] == captions[1] != captions[2] and all(failed == 0 for *_, failed in drawn)
+    assert captions[0] == captions[1] != captions[2] and not any(failed for *_, failed in drawn)
     assert [len(r.frames) for r in drawn[0][0]] == [1, 1, 1] and len(drawn[0][1][0].frames) == 5
     assert drawn[0][0][0].attributes.keys() >= {"colour", "pattern", "background"}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,19 @@ def kernel_estimate(x: np.ndarray, y: np.ndarray) -> Estimate:
     return estimate(*kernel_influences(x, y))
 
 
+def paired_kernel_influences(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
+    """The distance and its influences [n] where row i of x is the sample for the caption of row i of y.
+
+    Such pairs do not count (Gretton et al. 2012, Eq. 4), or a copy would bring its own picture nearer than any other
+    one can be.
+    """
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    across = polynomial_kernel(x, y)
+    h = polynomial_kernel(x, x) + polynomial_kernel(y, y) - across - across.T
+    rows = (h.sum(1) - np.diag(h)) / (len(h) - 1)
+    return float(rows.mean()), 2 * rows
+
+
 def kernel_influences(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """`kernel_distance`, and the influences on it of the rows of x [n] and of y [m]."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
@@ -54,13 +68,13 @@ def kernel_influences(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, 
     return float(distance), 2 * (within_x - k_xy.mean(1)), 2 * (within_y - k_xy.mean(0))
 
 
-def difference(one: tuple[float, np.ndarray, np.ndarray], other: tuple[float, np.ndarray, np.ndarray]) -> Estimate:
-    """One kernel distance less another, as `kernel_influences` gives them, to the same y.
+def difference(one: tuple[Any, ...], other: tuple[Any, ...]) -> Estimate:
+    """One kernel distance less another, with their influences, to the same y.
 
     Row i of both x is of one prompt and one seed, so what they share falls out: the interval is narrower than those of
     the two distances.
     """
-    return estimate(one[0] - other[0], one[1] - other[1], one[2] - other[2])
+    return estimate(*(a - b for a, b in zip(one, other)))
 
 
 def mean_estimate(values: np.ndarray) -> Estimate:

@@ -1,10 +1,27 @@
-"""Do samples cover the variety of real ones, and are they copies of training samples? On [n, D] features or pixels."""
+"""Do samples cover the variety of real ones, and are they copies of training samples?
+
+A copy is much nearer to one training picture than to the second nearest. Distances are between pixels at 32 x 32, which
+detect a smudged copy that features miss. The ratio of both is near 1 for a new picture, also for a plain or blurred
+one, which is near to many; a copy has a ratio below that of 99 % of held-out pictures.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from dfm_nb.base import video
+from dfm_nb.base.intervals import wilson
+from dfm_nb.evaluation.distance import Estimate
+
 NEIGHBOURS = 5
+LEVEL = 0.01
+"""Share of real held-out pictures that count as copies."""
+SIDE_PX = 32
+SAME = 0.02
+"""Root mean square of pixels in [0, 1] up to which two pictures are one, stored twice. A drawing stored again, smaller
+and as JPEG, had up to 0.019; a teddy bear with and without a bow tie 0.037, an emoji in two skin tones 0.021."""
 
 
 def pairwise(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -22,14 +39,24 @@ def recall(generated: np.ndarray, real: np.ndarray, k: int = NEIGHBOURS) -> floa
     return float((pairwise(real, generated) <= radii).any(1).mean())
 
 
-def nearest(x: np.ndarray, training: np.ndarray, rows: int = 256) -> np.ndarray:
-    """Distance of each row to the nearest training sample [n]."""
-    return np.concatenate([pairwise(x[i : i + rows], training).min(1) for i in range(0, len(x), rows)])
+def thumbnails(frames: Sequence[np.ndarray]) -> np.ndarray:
+    """First frames of uint8 [T, H, W, 3], as float32 [N, 3072]; Euclidean distance is root mean square of pixels."""
+    small = np.concatenate([video.resize(f[:1], SIDE_PX, SIDE_PX) for f in frames])
+    return small.reshape(len(small), -1) / np.float32(255 * small[0].size ** 0.5)
 
 
-def memorised(generated: np.ndarray, held_out: np.ndarray, training: np.ndarray) -> float:
-    """Share of generated samples that are nearer to a training sample than 99 % of held-out real ones are.
+def nearness(x: np.ndarray, training: np.ndarray) -> np.ndarray:
+    """Distance to the nearest training picture over that to the nearest other one, [n]; 0 is a copy, 1 none.
 
-    Real samples that were not trained on give 0.01.
+    x, training : thumbnails [n, D] and [m, D]. Pictures within `SAME` of the nearest are no other ones.
     """
-    return float((nearest(generated, training) < np.quantile(nearest(held_out, training), 0.01)).mean())
+    distances = pairwise(x, training)
+    near = distances.argmin(1)
+    others = np.where(pairwise(training[near], training) > SAME, distances, np.inf)
+    return distances.min(1) / others.min(1)
+
+
+def copied(nearest: np.ndarray, held_out: np.ndarray) -> Estimate:
+    """Share of samples that are copies, by the `nearness` of samples [n] and of held-out pictures [m]."""
+    copies = int((nearest < np.quantile(held_out, LEVEL)).sum())
+    return Estimate(copies / len(nearest), *wilson(copies, len(nearest)))

@@ -1,7 +1,8 @@
 """Real samples to measure against, of a prepared folder or of a source as `dfm prepare` takes it.
 
 A prepared folder has no pixels. Its latents are decoded by the checkpoint's tokenizer, so distances to them measure the
-network and not the tokenizer. The choice depends only on the seed; unreadable samples are skipped and counted.
+network and not the tokenizer. The choice depends only on the seed; unreadable samples are skipped and counted, and so
+are held-out samples whose caption or picture training has too: they are not unseen.
 """
 
 from __future__ import annotations
@@ -16,9 +17,16 @@ import torch
 
 from dfm_nb.base import geometry, plugins, video
 from dfm_nb.base.progress import tqdm
-from dfm_nb.base.records import SampleError
+from dfm_nb.base.records import EncodedClip, SampleError
+from dfm_nb.data.shard_plan import SPLITS
 from dfm_nb.data.shards import how_to_adopt
-from dfm_nb.data.stores import ShardStore
+from dfm_nb.data.stores import ShardStore, has_split
+from dfm_nb.evaluation.diversity import SAME, thumbnails
+
+MOST_COMPARED = 5_000
+"""Training samples among which captions, pictures and copies are looked for."""
+SEEN = ("seen_caption", "seen_picture")
+"""Reasons for which a held-out sample is not unseen."""
 
 
 @dataclass
@@ -31,8 +39,38 @@ class Real:
     attributes: dict[str, str] = field(default_factory=dict)
 
 
+class Training:
+    """What training samples show: captions, and thumbnails of pictures and of the first frames of clips."""
+
+    def __init__(self, store: ShardStore, decode: Callable[[torch.Tensor], np.ndarray]):
+        self.captions, self.keys, frames = dict[str, str](), list[str](), list[np.ndarray]()
+        for index in tqdm(range(min(len(store), MOST_COMPARED)), "training samples", unit="sample", leave=False):
+            try:
+                clip = store.read(index)
+            except SampleError:
+                continue  # training reports it
+            self.captions |= dict.fromkeys(self.texts(clip), clip.key)
+            self.keys.append(clip.key)
+            frames.append(decode(clip.latent[0][:, :1]))  # tokenizers are causal
+        self.thumbnails = thumbnails(frames)
+
+    @staticmethod
+    def texts(clip: EncodedClip) -> list[str]:
+        """All captions of a sample; case and spaces do not matter."""
+        captions = (clip.meta.get("caption"), *(clip.meta.get("more_captions") or ()))
+        return [" ".join(caption.casefold().split()) for caption in captions if isinstance(caption, str)]
+
+    def check(self, clip: EncodedClip, frames: np.ndarray) -> None:
+        """SampleError if training has this held-out sample's caption or picture."""
+        if twin := next((self.captions[text] for text in self.texts(clip) if text in self.captions), None):
+            raise SampleError("seen_caption", f"{clip.key} has a caption of {twin}")
+        distances = np.linalg.norm(self.thumbnails - thumbnails([frames]), axis=1)
+        if distances.min() <= SAME:
+            raise SampleError("seen_picture", f"{clip.key} has the picture of {self.keys[distances.argmin()]}")
+
+
 class ShardReference:
-    """Samples of one split of a folder of shards, decoded.
+    """Samples of one split of a folder of shards, decoded; of a held-out split those that training does not have.
 
     Parameters
     ----------
@@ -41,13 +79,15 @@ class ShardReference:
     """
 
     def __init__(self, folder: str, split: str, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict):
-        self.store, self.decode = ShardStore(folder, split), decode
+        self.store, self.decode, self.split = ShardStore(folder, split), decode, split
         own = self.store.manifest["tokenizer"]
         if any(own.get(k) != tokenizer.get(k) for k in ("name", "sha256")):
             raise ValueError(
                 f"--dataset {folder} was encoded by the tokenizer {own['name']}, not by the checkpoint's "
                 f"{tokenizer['name']}; give the source instead, or prepare it with that tokenizer"
             )
+        others = split != "train" and has_split(folder, "train")
+        self.training = Training(ShardStore(folder, "train"), decode) if others else None
 
     def __len__(self) -> int:
         return len(self.store)
@@ -61,11 +101,16 @@ class ShardReference:
         meta = clip.meta
         if not isinstance(meta.get("caption"), str):
             raise ValueError(f"{clip.key} of {self.store.folder} must have a caption; give --dataset the source")
-        return Real(self.decode(clip.latent[0]), meta["caption"], clip.fps, meta.get("attributes") or {})
+        frames = self.decode(clip.latent[0])
+        if self.training:
+            self.training.check(clip, frames)
+        return Real(frames, meta["caption"], clip.fps, meta.get("attributes") or {})
 
 
 class SourceReference:
     """Samples of a source, brought to `short_side` px."""
+
+    split, training = "", None
 
     def __init__(self, spec: str, short_side: int):
         name, rest = plugins.source_and_spec(spec)
@@ -87,24 +132,20 @@ class SourceReference:
         return Real(video.resize(frames, height, width), clip.caption, clip.fps, clip.attributes)
 
 
-def stored_latents(folder: str, split: str, grid: tuple[int, int, int], most: int) -> torch.Tensor:
-    """The first `most` latents of one size (T, H, W) of a split, float32 [n, C, T, H, W], as they are stored."""
-    store, found = ShardStore(folder, split), []
-    of_size = [i for i in range(len(store)) if store.grid(i) == grid]
-    for index in tqdm(of_size[:most], desc=f"{split} latents", unit="sample", leave=False, disable=None):
-        try:
-            found.append(store.read(index).latent[0].float())
-        except SampleError:
-            continue  # counted where samples are chosen
-    return torch.stack(found) if found else torch.empty(0, store.channels, *grid)
+def held_out(folder: str) -> str:
+    """The split to measure: val, else test, else train."""
+    return next((split for split in (*SPLITS[1:], SPLITS[0]) if has_split(folder, split)), SPLITS[1])
 
 
 def open_reference(
-    spec: str, split: str, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict, short_side: int
+    spec: str, split: str | None, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict, short_side: int
 ) -> ShardReference | SourceReference:
-    """The samples that `--dataset` names; ValueError or FileNotFoundError says what is wrong with it."""
+    """The samples that `--dataset` names; ValueError or FileNotFoundError says what is wrong with it.
+
+    split : None: as `held_out`.
+    """
     if (Path(spec) / ".nv-meta").is_dir():
-        return ShardReference(spec, split, decode, tokenizer)
+        return ShardReference(spec, split or held_out(spec), decode, tokenizer)
     name = plugins.source_and_spec(spec)[0]
     if name in plugins.names("sources") or plugins.is_module_name(name):
         return SourceReference(spec, short_side)
@@ -115,29 +156,30 @@ def open_reference(
 
 
 def choose(
-    reference: ShardReference | SourceReference, images: int, clips: int, max_frames: int, seed: int
-) -> tuple[list[Real], list[Real], int]:
-    """Up to `images` single frames and `clips` clips (cut to `max_frames`), and how many could not be read.
+    reference: ShardReference | SourceReference, images: int, clips: int, max_frames: int | None, seed: int
+) -> tuple[list[Real], list[Real], list[SampleError]]:
+    """Up to `images` single frames and `clips` clips (cut to `max_frames`), and the faults of those left out.
 
     The seed decides which, and their order.
     """
-    left, failed = {False: images, True: clips}, 0  # by whether they are clips
+    left, failed = {False: images, True: clips}, list[SampleError]()  # by whether they are clips
     found: dict[bool, list[Real]] = {False: [], True: []}
     order = torch.randperm(len(reference), generator=torch.Generator().manual_seed(seed)).tolist()
-    with tqdm(total=images + clips, desc="real samples", unit="sample") as bar:
+    with tqdm(total=min(images + clips, len(reference)), desc="real samples", unit="sample") as bar:
         for index in itertools.takewhile(lambda _: any(left.values()), order):
             known = reference.is_clip(index)
             if known is not None and not left[known]:
                 continue
             try:
                 real = reference.read(index)
-            except SampleError:
-                failed += 1
+            except SampleError as error:
+                failed.append(error)
                 continue
             is_clip = len(real.frames) > 1
             if left[is_clip]:
-                real.frames = real.frames[: geometry.floor_frames(max_frames)]
+                real.frames = real.frames[: max_frames and geometry.floor_frames(max_frames)]
                 found[is_clip].append(real)
                 left[is_clip] -= 1
                 bar.update()
+        bar.total = bar.n  # all there are; a notebook shows a bar that is left before its end as a failure
     return found[False], found[True], failed

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-KINDS = ("images", "clips")
 ESTIMATE = ("value", "low", "high", "real")
 MEASURES = {
     "kernel_distance": ("kernel distance x 1000", 1000, ".1f"),
-    "retrieval": ("nearest to the picture of its caption, of 20 (chance 5 %)", 1, ".1%"),
-    "memorised": ("copies of training samples", 1, ".1%"),
+    "retrieval": ("nearest to the picture of its caption, of {ways} (chance {chance:.0%})", 1, ".1%"),
+    "copies": ("copies of training samples", 1, ".1%"),
     "temporal_consistency": ("temporal consistency", 1, ".4f"),
     "wing_motion": ("wing motion (a still: 0)", 1, ".3f"),
 }
@@ -40,8 +39,11 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     renders through the tokenizer. For a distance, `real` is the one between real samples. Rows of a checkpoint have its
     `iteration`.
     """
-    kinds = [(kind, result[kind]) for kind in KINDS if kind in result]
-    found = [{"kind": kind, "samples": r["samples"], **row} for kind, r in kinds for row in _rows_of(r)]
+    found = [
+        {"kind": "unseen " * r.get("unseen", 0) + kind, "samples": r["samples"], **row}
+        for kind, r in _kinds(result)
+        for row in _rows_of(r)
+    ]
     for c in result.get("checkpoints", []):
         for key in (k for k in CHECKPOINTS if k in c):
             real = result["verdict"]["real"].get(key, {}).get("value")
@@ -49,6 +51,11 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     for form, w in result.get("wordings", {}).items():
         found.append({"kind": "wordings", "samples": w["samples"], "measure": form, **_shares(w)})
     return found
+
+
+def _kinds(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The sets of samples: `images`, `clips`, `training images`, `images at their own size and rate`, ..."""
+    return [(kind, r) for kind, r in result.items() if isinstance(r, Mapping) and "samples" in r]
 
 
 def _rows_of(r: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -65,8 +72,6 @@ def _rows_of(r: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             compared = {"real": d[f"{key}_as_drawn"], "upper_bound": d[f"{key}_decoded"]}
             ends = {end: d[end] for end in ("low", "high") if key == "kernel_distance"}
             yield {"measure": f"{key} {network}", "value": d[key], **ends, **compared}
-    if m := r.get("memorised"):
-        yield {"measure": "memorised", "samples": m["samples"], "value": m["share"], "chance": 0.01}
     if m := r.get("wing_motion"):
         yield {"measure": "wing_motion", "value": m["mean"], "real": m["real_clips"]}
 
@@ -90,6 +95,7 @@ def table(result: Mapping[str, Any]) -> str:
     for r in found:
         key, _, _network = r["measure"].partition(" ")
         title, factor, form = MEASURES.get(key, (r["measure"].replace("_", " "), 1, ".1%"))
+        title = title.format(ways=(ways := r.get("ways", 0)), chance=1 / (ways or 1))
         told: dict[str, str] = {c: format(factor * r[c], form) for c in ("real", "upper_bound") if c in r}
         told |= {c: f"{r[c]:.1%}" for c in ("argmax", "wrong", "chance") if c in r}
         own = [f"{r['samples']} {r['kind']}", title, _estimate(r, factor, form)]
@@ -112,9 +118,11 @@ def _markdown(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:
-    """Attributes that were not always found, by the value asked for; what was not measured, and why."""
-    lines = []
-    for kind, r in ((kind.capitalize(), result[kind]) for kind in KINDS if kind in result):
+    """What was asked for and left out; attributes that were not always found, by the value asked for; what was not
+    measured, and why.
+    """
+    lines = [f"{note}." for note in result.get("dataset", {}).get("notes", ())]
+    for kind, r in ((kind.capitalize(), r) for kind, r in _kinds(result)):
         for name in (n for n in _having(r, "found") if r[n]["argmax"]["share"] < 1):
             asked = (f"{value} {saw.get(value, 0)} of {sum(saw.values())}" for value, saw in r[name]["found"].items())
             lines.append(f"{kind}, {name} by argmax: {', '.join(asked)}.")

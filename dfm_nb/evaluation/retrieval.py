@@ -3,7 +3,7 @@
 The sample for a caption is compared with that caption's picture and with pictures of other captions. It is right if its
 own picture is the nearest of `ways` (20: chance is 5 %). A perfect model scores like real pictures after a round trip
 through the tokenizer. `wrong_passes` is how often another caption's sample counts as right. Copies of training samples
-count as right, so read it together with the share of copies (`diversity.memorised`), and on unseen captions.
+count as right, so read it together with the share of copies (`diversity.copied`), and on unseen captions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from dfm_nb.base.intervals import wilson
 from dfm_nb.evaluation.distance import Estimate
 
 WAYS = 20
+FEWEST_WAYS = 4
+"""Where there are fewer pictures than `WAYS`: with three, guessing is right too often."""
 
 
 def similarities(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -33,20 +35,21 @@ def retrieval(generated: np.ndarray, real: np.ndarray, ways: int = WAYS) -> Esti
 
     Parameters
     ----------
-    generated, real : features [N, D]; row i of both is of caption i. N >= ways.
+    generated, real : features [n, D] and [N, D]; row i of both is of caption i, and further rows of `real` are only
+        compared with. N >= ways.
     """
     near = similarities(generated, real)
     # the own one is among those at least as near, and does not count
     nearer = (near >= np.diag(near)[:, None]).sum(1) - 1
     others = len(real) - 1
     right = sum(math.comb(others - int(k), ways - 1) for k in nearer) / math.comb(others, ways - 1)
-    return Estimate(right / len(real), *wilson(right, len(real)))  # too wide where captions are right at times
+    return Estimate(right / len(near), *wilson(right, len(near)))  # too wide where captions are right at times
 
 
 def wrong_passes(right: float, captions: int, ways: int = WAYS) -> float:
-    """How often a sample passes for another caption of N `captions`, by the share that is `right` for its own.
+    """How often a sample passes for another of N pictures with `captions`, by the share that is `right` for its own.
 
-    Each choice of w pictures has one nearest. So over the N captions that a sample can be judged by, each with w - 1
+    Each choice of w pictures has one nearest. So over the N pictures that a sample can be judged by, each with w - 1
     others, it passes for 1 / w on average: right + (N - 1) wrong = N / w. Ties, which no caption wins, are left out.
 
     >>> round(wrong_passes(1.0, 64), 3), wrong_passes(0.05, 64)

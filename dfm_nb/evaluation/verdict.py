@@ -9,11 +9,7 @@ Every checkpoint samples the same training and held-out captions with the same s
    indistinguishable from it if the interval of their difference (same captions, same seeds) includes zero.
 
 Validation loss does not decide: it is lowest early, when samples are still far from pictures
-(`benchmarks/results/verdict.md`).
-
-A copy is much nearer to one training picture than to the second nearest. Distances are between pixels at 32 x 32, which
-detect a smudged copy that features miss. The ratio of both is near 1 for a new picture, also for a plain or blurred
-one, which is near to many; a copy has a ratio below that of 99 % of held-out pictures.
+(`benchmarks/results/verdict.md`). What a copy is stands in `evaluation.diversity`.
 """
 
 from __future__ import annotations
@@ -26,39 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from dfm_nb.base import video
-from dfm_nb.base.intervals import wilson
 from dfm_nb.base.plots import PALETTE, blank, plain, save
-from dfm_nb.evaluation.distance import Estimate, difference, estimate, kernel_estimate, kernel_influences, mean_estimate
-from dfm_nb.evaluation.diversity import pairwise
+from dfm_nb.evaluation import distance
+from dfm_nb.evaluation.diversity import LEVEL, copied, nearness, thumbnails
 from dfm_nb.evaluation.features import Features
 from dfm_nb.evaluation.results import CHECKPOINTS
 from dfm_nb.evaluation.retrieval import WAYS, retrieval
 
-LEVEL = 0.01
-"""Share of real held-out pictures that count as copies."""
-SIDE_PX = 32
 FEW = 32
 """Captions of a split with which the rule was measured (`benchmarks/results/verdict.md`)."""
-SAME = 0.02
-"""Root mean square of pixels in [0, 1] up to which two training pictures are one, stored twice."""
-
-
-def thumbnails(frames: Sequence[np.ndarray]) -> np.ndarray:
-    """First frames of uint8 [T, H, W, 3], as float32 [N, 3072]; Euclidean distance is root mean square of pixels."""
-    small = np.concatenate([video.resize(f[:1], SIDE_PX, SIDE_PX) for f in frames])
-    return small.reshape(len(small), -1) / np.float32(255 * small[0].size ** 0.5)
-
-
-def nearness(x: np.ndarray, training: np.ndarray) -> np.ndarray:
-    """Distance to the nearest training picture over that to the nearest other one, [n]; 0 is a copy, 1 none.
-
-    x, training : thumbnails [n, D] and [m, D]. Pictures within `SAME` of the nearest are no other ones.
-    """
-    distances = pairwise(x, training)
-    near = distances.argmin(1)
-    others = np.where(pairwise(training[near], training) > SAME, distances, np.inf)
-    return distances.min(1) / others.min(1)
 
 
 class Judge:
@@ -67,7 +39,7 @@ class Judge:
     Parameters
     ----------
     held_out, train : pictures uint8 [1, H, W, 3] whose captions are asked for, 4 or more of each.
-    all_held_out, all_train : pictures that copies are looked for in, and that limit what is called a copy.
+    all_held_out : pictures that limit what is called a copy. training : thumbnails that copies are looked for in.
     round_trip : a picture through the tokenizer, once more.
     """
 
@@ -76,7 +48,7 @@ class Judge:
         held_out: Sequence[np.ndarray],
         train: Sequence[np.ndarray],
         all_held_out: Sequence[np.ndarray],
-        all_train: Sequence[np.ndarray],
+        training: np.ndarray,
         network: Features,
         round_trip: Callable[[np.ndarray], np.ndarray],
     ):
@@ -85,44 +57,40 @@ class Judge:
                 f"a verdict needs 4 or more captions of training and held-out ones; got {len(train)} and "
                 f"{len(held_out)}; raise --num-prompts, or prepare with a larger --val-fraction"
             )
-        self.network, self.training = network, thumbnails(all_train)
+        self.network, self.training = network, training
         self.held_out, self.train = self.features(held_out), self.features(train)
         self.ways = min(WAYS, len(held_out), len(train))
-        nearest = nearness(thumbnails(all_held_out), self.training)
-        self.threshold, self.level = float(np.quantile(nearest, LEVEL)), max(LEVEL, 1 / (len(nearest) + 1))
+        self.nearest = nearness(thumbnails(all_held_out), training)
+        self.level = max(LEVEL, 1 / (len(self.nearest) + 1))
         coded = (self.features([round_trip(f) for f in some]) for some in (held_out, train))
         real = self.retrievals(*coded) | {
-            "kernel_distance": kernel_estimate(self.train, self.held_out),
-            "copies": self.share(nearest),
+            "kernel_distance": distance.kernel_estimate(self.train, self.held_out),
+            "copies": copied(self.nearest, self.nearest),
         }
         self.real = {name: asdict(one) for name, one in real.items()}
-        self.influences: dict[int, tuple[float, np.ndarray, np.ndarray]] = {}
+        self.influences: dict[int, tuple[float, np.ndarray]] = {}
 
     def features(self, frames: Sequence[np.ndarray]) -> np.ndarray:
         """Of first frames, which may differ in size: float32 [N, D]."""
         return np.concatenate([self.network(f[:1]) for f in frames])
 
-    def share(self, nearest: np.ndarray) -> Estimate:
-        copies = int((nearest < self.threshold).sum())
-        return Estimate(copies / len(nearest), *wilson(copies, len(nearest)))
-
-    def retrievals(self, held_out: np.ndarray, train: np.ndarray) -> dict[str, Estimate]:
+    def retrievals(self, held_out: np.ndarray, train: np.ndarray) -> dict[str, distance.Estimate]:
         sets = {"held_out": (held_out, self.held_out), "train": (train, self.train)}
         return {f"retrieval_{name}": retrieval(*x, self.ways) for name, x in sets.items()}
 
     def figures(self, iteration: int, held_out: Sequence[np.ndarray], train: Sequence[np.ndarray]) -> dict[str, Any]:
         """Of one checkpoint's samples for the captions of both, uint8 [1, H, W, 3]."""
         made = self.features(held_out)
-        self.influences[iteration] = kernel_influences(made, self.held_out)
-        found = {"kernel_distance": estimate(*self.influences[iteration])}
+        self.influences[iteration] = distance.paired_kernel_influences(made, self.held_out)
+        found = {"kernel_distance": distance.estimate(*self.influences[iteration])}
         found |= self.retrievals(made, self.features(train))
-        found["copies"] = self.share(nearness(thumbnails(train), self.training))
+        found["copies"] = copied(nearness(thumbnails(train), self.training), self.nearest)
         return {"iteration": iteration, **{name: asdict(one) for name, one in found.items()}}
 
     def drift(self, base: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, float]:
         """1 - cosine of the features of two samples of each prompt and seed: 0 is none."""
         x, y = (f / np.linalg.norm(f, axis=1, keepdims=True) for f in map(self.features, (base, now)))
-        return asdict(mean_estimate(1 - (x * y).sum(1)))
+        return asdict(distance.mean_estimate(1 - (x * y).sum(1)))
 
     def verdict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """By the rule above: `take`, `copies_begin` (an iteration or None), `alike` (iterations), `sentence`.
@@ -134,7 +102,9 @@ class Judge:
         best = min(clean, key=lambda r: r["kernel_distance"]["value"])
         mine = self.influences[best["iteration"]]
         alike = [
-            r["iteration"] for r in clean if r is best or difference(self.influences[r["iteration"]], mine).low <= 0
+            r["iteration"]
+            for r in clean
+            if r is best or distance.difference(self.influences[r["iteration"]], mine).low <= 0
         ]
         said = f"take {best['iteration']:,}"
         if others := ", ".join(f"{i:,}" for i in alike if i != best["iteration"]):
@@ -149,7 +119,7 @@ class Judge:
             "take": best["iteration"],
             "copies_begin": copies,
             "alike": alike,
-            "threshold": self.threshold,
+            "threshold": float(np.quantile(self.nearest, LEVEL)),
             "level": self.level,
             "ways": self.ways,
             "training_pictures": len(self.training),

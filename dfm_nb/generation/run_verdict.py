@@ -1,9 +1,12 @@
-"""Samples that are measured: their options, and the figures of every checkpoint of a run with a recommended one."""
+"""Samples that are measured: their options, the figures of a checkpoint against data, and those of every checkpoint of
+a run with a recommended one. They are asked for as `dfm generate` does by default.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +17,32 @@ from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import compared_loss, read_metrics, series
 from dfm_nb.base.options import option
+from dfm_nb.base.records import SampleError
 from dfm_nb.checkpoints.folders import checkpoints_of, iteration_of
 from dfm_nb.checkpoints.tensor_files import CheckpointError
-from dfm_nb.evaluation import reference, verdict
-from dfm_nb.evaluation.comparison import EvaluationResult
-from dfm_nb.evaluation.features import Features
-from dfm_nb.evaluation.reference import Real
+from dfm_nb.evaluation import features, reference, verdict
+from dfm_nb.evaluation.comparison import EvaluationResult, compare
+from dfm_nb.evaluation.diversity import copied, nearness, thumbnails
+from dfm_nb.evaluation.reference import SEEN, Real, ShardReference
+from dfm_nb.evaluation.retrieval import FEWEST_WAYS
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.pipeline import ModelOptions, Pipeline
-from dfm_nb.generation.request import Request, Sampling
+from dfm_nb.generation.request import Request, Sampling, described
 
 MOST_PICTURES = 1_000
-"""The samples of a split, held in memory, among which copies are searched."""
+"""Held-out samples that a verdict holds in memory."""
 DRIFT_SAMPLES = 16
+ASKED, TRAINING_ASKED = (500, 500), (64, 16)
+"""Images and clips that are generated for the captions of the data, and for training captions beside unseen ones."""
+MOST = f"all held-out ones of --dataset up to {ASKED[0]}"
+SHOWN = {"images": 12, "clips": 3}
+NAMED = 5
+OWN = " at their own size and rate"
+NOT_MEASURED = {
+    "kernel_distance": "a distance needs 4 samples: raise --num-prompts or --num-clips, or prepare's --val-fraction",
+    "retrieval": f"retrieval needs {FEWEST_WAYS} pictures: do the same",
+    "copies": "copies are told by two or more unseen samples of a prepared folder",
+}
 
 
 class MeasurementOptions(Sampling, ModelOptions):
@@ -34,15 +50,27 @@ class MeasurementOptions(Sampling, ModelOptions):
 
     checkpoint_path: str = option(help="run folder, iter_* folder or exported file", flags=("--checkpoint",))
     dataset: str | None = option(None, "folder or source NAME[:SPEC] to compare with", flags=("--dataset-path",))
-    split: str = option("val", "split of a prepared folder: train, val or test")
-    num_prompts: int = option(64, "images to generate; with --all-checkpoints for each, half training captions", ge=0)
-    size_px: int = option(64, "side in px; for a source, the short side")
+    split: str | None = option(None, "split of a prepared folder: train, val or test; default: val, test or train")
+    num_prompts: int | None = option(None, f"images to generate; default: {MOST}; 64 otherwise", ge=0)
+    num_clips: int | None = option(None, f"clips to generate; default: {MOST}; 16 without --dataset", ge=0)
+    max_frames: int | None = option(None, "clips of --dataset are cut to this many frames; default: not cut", ge=1)
+    size_px: int | None = option(None, "side in px; of a source the short side; default: as the checkpoint recommends")
     seed: int = option(1, "seed of the starting noise and of the choice of real samples")
+
+    def amounts(self, images: int, clips: int) -> tuple[int, int]:
+        """Numbers of images and clips; those given are the default."""
+        return images if self.num_prompts is None else self.num_prompts, (
+            clips if self.num_clips is None else self.num_clips
+        )
+
+    def side_px(self, pipe: Pipeline) -> int:
+        """`size_px`, or the short side that the checkpoint recommends."""
+        return self.size_px or min(pipe.recommended.get(side, 64) for side in ("height", "width"))
 
     def generated(self, pipe: Pipeline, wanted: Iterable[dict[str, Any]]) -> list[Generated]:
         """A sample for each of these fields of `Request`; the i-th depends on the seed, i and these alone."""
         common = {name: value for name, value in self.chosen.items() if name in (*Sampling.model_fields, "seed")}
-        requests = [Request(index=i, **common, **one) for i, one in enumerate(wanted)]
+        requests = [Request(**{"index": i, **common, **one}) for i, one in enumerate(wanted)]
         # Enough to fill a batch of small pictures (not measured); results depend on it only by rounding.
         done = dict(pipe.run(requests, batch_size=32, progress=True))
         return [done[i] for i in range(len(requests))]
@@ -52,10 +80,83 @@ class MeasurementOptions(Sampling, ModelOptions):
         return [sample.frames for sample in self.generated(pipe, wanted)]
 
 
-def like(real: Sequence[Real]) -> list[dict[str, Any]]:
-    """Requests for samples with the captions, sizes, lengths and rates of these."""
-    names = ("num_video_frames", "height", "width")
-    return [{"prompt": r.caption, "fps": r.fps, **dict(zip(names, r.frames.shape))} for r in real]
+def over_data(
+    options: MeasurementOptions, pipe: Pipeline, network: features.Features, exam: Callable[[], Any] | None
+) -> EvaluationResult:
+    """Measure a checkpoint against `dataset`: by unseen captions and, of a prepared folder, also by those of training.
+
+    Samples that `dfm generate` by default makes of another size or rate than their real ones have are made and measured
+    a second time, with those. exam : opens the judge of samples with attributes, if there is one.
+    """
+    assert options.dataset is not None
+    result, asked, tokenizer = EvaluationResult(), list[Request](), pipe.manifest["tokenizer"]
+    opened = reference.open_reference(
+        options.dataset, options.split, pipe.decode_stored, tokenizer, options.side_px(pipe)
+    )
+    images, clips, faults = reference.choose(opened, *options.amounts(*ASKED), options.max_frames, options.seed)
+    sets, held_out = {"images": images, "clips": clips}, [r.frames for r in (*images, *clips)]
+    if opened.training:
+        training = ShardReference(options.dataset, "train", pipe.decode_stored, tokenizer)
+        amounts = options.amounts(*TRAINING_ASKED)
+        images, clips, more = reference.choose(training, *amounts, options.max_frames, options.seed)
+        sets, faults = {"training images": images, "training clips": clips, **sets}, [*faults, *more]
+        if len(held_out) > 1:
+            near_real = nearness(thumbnails(held_out), opened.training.thumbnails)
+    if not any(sets.values()):
+        raise ValueError(f"{options.dataset} has no such samples; raise --num-prompts or --num-clips")
+    judge = exam() if exam and any(r.attributes for real in sets.values() for r in real) else None
+    for name, real in ((name, real) for name, real in sets.items() if real):
+        kind, unseen = name.rpartition(" ")[2], bool(opened.training) and name in SHOWN
+        usual = [{"index": i, "prompt": r.caption, "num_video_frames": len(r.frames)} for i, r in enumerate(real)]
+        made = {name: (samples := options.generated(pipe, usual))}
+        asked += [s.request for s in samples]
+        sizes = [{"fps": r.fps, **dict(zip(("height", "width"), r.frames.shape[1:3]))} for r in real]
+        differ = [i for i, s in enumerate(samples) if sizes[i].items() - s.request.model_dump(include=sizes[i]).items()]
+        if differ:
+            again = dict(zip(differ, options.generated(pipe, [usual[i] | sizes[i] for i in differ])))
+            made[name + OWN] = [again.get(i, s) for i, s in enumerate(samples)]
+        others = sets[f"training {kind}"] if unseen else ()
+        of_real, of_others = ([network(r.frames) for r in some] for some in (real, others))
+        coded = [network(pipe.round_trip(r.frames)) for r in real]
+        for key, of_key in made.items():
+            found: dict[str, Any] = {"samples": len(real), "network": features.NAME, "unseen": unseen}
+            frames = [s.frames for s in of_key]
+            if judge:
+                found |= judge.judged(kind, frames, [r.attributes for r in real])
+            found |= compare([network(f) for f in frames], of_real, coded, of_others)
+            if opened.training and len(held_out) > 1:
+                near = nearness(thumbnails(frames), opened.training.thumbnails)
+                found["copies"] = asdict(copied(near, near_real)) | {"real": copied(near_real, near_real).value}
+            lacking = {m: why for m, why in NOT_MEASURED.items() if m not in found and key in SHOWN}
+            result.values[key] = found | {"not_measured": lacking}
+        title = f"{'unseen ' * unseen}{name}: yours, and what dfm generate makes of the caption".capitalize()
+        pairs = [([r.frames, s.frames], r.caption) for r, s in zip(real, samples)]
+        result.samples[title] = pairs[: SHOWN[kind]]
+    result.values["dataset"] = about = _about(options, opened, faults, asked)
+    if opened.training and opened.store.manifest.get("latent_mean") != pipe.manifest.get("latent_mean"):
+        about["notes"].append("The checkpoint was trained on other data: `training` and `unseen` are splits of these")
+    return result
+
+
+def _about(
+    options: MeasurementOptions,
+    opened: ShardReference | reference.SourceReference,
+    faults: Sequence[SampleError],
+    asked: Sequence[Request],
+) -> dict[str, Any]:
+    """What was measured against, what was left out, and how samples were asked for."""
+    seen = {reason: [fault.detail for fault in faults if fault.reason == reason] for reason in SEEN}
+    count, name = sum(map(len, seen.values())), options.dataset
+    notes = [f"Asked for as `dfm generate` does by default: {' and '.join(dict.fromkeys(map(described, asked)))}"]
+    if opened.split == "train" and options.split is None:
+        notes.append(
+            f"{name} has nothing held out (prepare holds some of 20 samples or more), so these are captions "
+            "of training: they show what is memorised"
+        )
+    if count:
+        told = "; ".join([detail for details in seen.values() for detail in details][:NAMED])
+        notes.append(f"{count} samples of {opened.split} are not unseen and were left out: {told}")
+    return {"name": name, "split": opened.split, "unreadable": len(faults) - count, **seen, "notes": notes}
 
 
 def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
@@ -68,12 +169,13 @@ def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
     run, result = Path(options.checkpoint_path), EvaluationResult()
     if not (folders := checkpoints_of(run)):
         raise ValueError(f"--all-checkpoints needs a run folder with checkpoints; {run} has none; train first")
-    if not options.dataset or not (Path(options.dataset) / ".nv-meta").is_dir() or options.split == "train":
+    prepared = bool(options.dataset) and (Path(str(options.dataset)) / ".nv-meta").is_dir()
+    split = options.split or (reference.held_out(str(options.dataset)) if prepared else None)
+    if not prepared or split in (None, "train"):
         raise ValueError(
             f"--all-checkpoints needs --dataset, a prepared folder, and a --split that is held out (val or test); got "
-            f"{options.dataset} and {options.split}"
+            f"{options.dataset} and {split}"
         )
-    result.values["dataset"] = {"name": options.dataset, "split": options.split, "unreadable": 0}
     records = read_metrics(run)
     losses = dict(zip(*series(records, compared_loss({key for record in records for key in record}))))
     rows, judge, base = list[dict[str, Any]](), None, None
@@ -84,37 +186,43 @@ def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
             log.warning("%s; it is skipped", error)
             continue
         if judge is None:
-            chosen = [_pictures(options, pipe, split, result) for split in (options.split, "train")]
-            pictures = [list({r.caption: r for r in real}.values())[: options.num_prompts // 2] for real in chosen]
-            held_out, train, every, all_train = ([r.frames for r in real] for real in (*pictures, *chosen))
-            network = Features(parallel.device())
-            judge = verdict.Judge(held_out, train, every, all_train, network, pipe.round_trip)
+            read = pipe.decode_stored, pipe.manifest["tokenizer"]
+            opened = [ShardReference(str(options.dataset), name, *read) for name in (split, "train")]
+            training = opened[0].training
+            assert training
+            chosen, faults = zip(*(_pictures(one, options.seed) for one in opened))
+            half = options.amounts(64, 0)[0] // 2
+            pictures = [list({r.caption: r for r in real}.values())[:half] for real in chosen]
+            held_out, train, every = ([r.frames for r in real] for real in (*pictures, chosen[0]))
+            still = {} if all(map(opened[0].is_clip, range(len(opened[0])))) else {"num_video_frames": 1}
+            network = features.Features(parallel.device())
+            judge = verdict.Judge(held_out, train, every, training.thumbnails, network, pipe.round_trip)
             base = base_samples(options, pipe)
-        made = options.frames(pipe, like([r for real in pictures for r in real]))
-        half, iteration = len(pictures[0]), iteration_of(folder)
+        asked = options.generated(pipe, [{"prompt": r.caption, **still} for real in pictures for r in real])
+        made, half, iteration = [sample.frames for sample in asked], len(pictures[0]), iteration_of(folder)
         row = judge.figures(iteration, made[:half], made[half:]) | {"val_loss": losses.get(iteration)}
         if base:
             row["drift"] = judge.drift(base[1], options.frames(pipe, base[0]))
-        result.samples.extend((m, f"{iteration}: {r.caption}") for m, r in zip(made[:8], pictures[0]))
+        for title, videos, real in (("training", made[half:], pictures[1]), ("unseen", made, pictures[0])):
+            pairs = [([r.frames, m[:1]], r.caption) for m, r in zip(videos, real)]
+            result.samples[f"Iteration {iteration:,}: {title} captions"] = pairs[: SHOWN["images"] // 2]
         rows.append(row)
     if judge is None:
         raise ValueError(f"all {len(folders)} checkpoints of {run} are damaged; take another run")
-    result.values |= {"checkpoints": rows, "verdict": judge.verdict(rows)}
+    about = _about(options, opened[0], [fault for some in faults for fault in some], [s.request for s in asked])
+    result.values |= {"dataset": about, "checkpoints": rows, "verdict": judge.verdict(rows)}
     if (run / "config.yaml").is_file():
         write_atomically(run / "verdict.json", json.dumps(result.values, indent=1).encode())
         verdict.plot(result.values, run / "verdict.png")
     return result
 
 
-def _pictures(options: MeasurementOptions, pipe: Pipeline, split: str, result: EvaluationResult) -> list[Real]:
-    """Pictures of a split, or first frames if it has only clips; `result` counts those that cannot be read."""
-    assert options.dataset is not None
-    opened = reference.ShardReference(options.dataset, split, pipe.decode_stored, pipe.manifest["tokenizer"])
-    images, _, failed = reference.choose(opened, MOST_PICTURES, 0, 1, options.seed)
+def _pictures(opened: ShardReference, seed: int) -> tuple[list[Real], list[SampleError]]:
+    """Pictures of a split, or first frames if it has only clips, and the faults of those left out."""
+    images, _, faults = reference.choose(opened, MOST_PICTURES, 0, 1, seed)
     if not images:
-        _, images, failed = reference.choose(opened, 0, MOST_PICTURES, 1, options.seed)
-    result.values["dataset"]["unreadable"] += failed
-    return images
+        _, images, faults = reference.choose(opened, 0, MOST_PICTURES, 1, seed)
+    return images, faults
 
 
 def base_samples(options: MeasurementOptions, pipe: Pipeline) -> tuple[list[dict[str, Any]], list[np.ndarray]] | None:

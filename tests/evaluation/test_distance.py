@@ -49,19 +49,44 @@ def test_temporal_consistency_of_known_clips():
     assert distance.temporal_consistency(returning) == pytest.approx(0.25)
 
 
-def test_a_perfect_model_has_the_distance_of_real_samples():
-    """Samples that are the asked ones: both columns agree; blank ones are farther."""
+def test_a_sample_and_its_own_real_one_are_no_pair_of_the_distance():
+    rng = np.random.default_rng(4)
+    x, y = rng.standard_normal((6, 3)), rng.standard_normal((6, 3)) + 1
+    k = distance.polynomial_kernel
+    apart = ~np.eye(6, dtype=bool)
+    want = k(x, x)[apart].mean() + k(y, y)[apart].mean() - 2 * k(x, y)[apart].mean()
+    paired = lambda x, y: distance.estimate(*distance.paired_kernel_influences(x, y))  # noqa: E731
+    found = paired(x, y)
+    assert found.value == pytest.approx(want, rel=1e-10) and found.low < found.value < found.high
+    assert paired(x, x).value == pytest.approx(0, abs=1e-12), "copies are not below zero"
+    draws = [rng.standard_normal((2, 40, 4)) + [[[0]], [[0.5]]] for _ in range(50)]
+    of_pairs, of_sets = (
+        np.mean([e.high - e.low for e in (how(*draw) for draw in draws)]) for how in (paired, distance.kernel_estimate)
+    )
+    assert of_pairs == pytest.approx(of_sets, rel=0.05), "of independent rows"
+
+
+def test_a_perfect_model_is_as_near_as_real_samples():
+    """Samples that are the asked ones; blank ones are farther."""
     usual = {"species": "monarch", "posture": "open", "motion": "flapping"}
     attributes = [usual | c for c in synthetic.seen_combinations()[:72]]
-    clips = [synthetic.render(a, i, 64, 64, 5) for i, a in enumerate(attributes)]
-    asked, others = clips[:36], clips[36:]
+    asked = [synthetic.render(a, i, 64, 64, 5) for i, a in enumerate(attributes)]
     network = lambda clip: clip[:, ::8, ::8].reshape(len(clip), -1) / 127.5 - 1  # noqa: E731 - pixels are features enough
-    asked, others, frozen = ([network(c) for c in some] for some in (asked, others, [np.zeros_like(c) for c in asked]))
-    same = comparison.compare(asked, asked, others, asked)
-    for key in ("kernel_distance", "temporal_consistency"):
-        assert same[key]["value"] == pytest.approx(same[key]["real"]) and same[key]["low"] < same[key]["high"]
-    own = same["retrieval"]
-    assert own["value"] == own["real"] == 1 and own["wrong"] == pytest.approx((36 / 20 - 1) / 35)
-    blank = comparison.compare(frozen, asked, others, asked)
+    asked, frozen = ([network(c) for c in some] for some in (asked, [np.zeros_like(c) for c in asked]))
+    same = comparison.compare(asked, asked, asked)
+    assert same["kernel_distance"]["value"] == pytest.approx(0, abs=1e-9)
+    consistency, own = same["temporal_consistency"], same["retrieval"]
+    assert consistency["value"] == pytest.approx(consistency["real"]) and consistency["low"] < consistency["high"]
+    assert own["value"] == own["real"] == 1 and own["wrong"] == pytest.approx((72 / 20 - 1) / 71)
+    blank = comparison.compare(frozen, asked, asked)
     assert blank["kernel_distance"]["low"] > same["kernel_distance"]["value"]
-    assert blank["temporal_consistency"]["value"] == pytest.approx(1) and same["temporal_consistency"]["value"] < 0.999
+    assert blank["temporal_consistency"]["value"] == pytest.approx(1) and consistency["value"] < 0.999
+
+
+def test_few_samples_are_compared_with_others_and_what_they_do_not_tell_is_left_out():
+    rng = np.random.default_rng(0)
+    real = list(rng.normal(size=(30, 1, 8)))
+    few = comparison.compare(real[:3], real[:3], real[:3], real[3:])
+    assert few["retrieval"]["value"] == 1 and few["retrieval"]["ways"] == 20 and "kernel_distance" not in few
+    assert comparison.compare(real[:5], real[:5], real[:5])["retrieval"]["ways"] == 5
+    assert comparison.compare(real[:3], real[:3], real[:3]) == {}
