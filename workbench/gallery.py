@@ -16,12 +16,13 @@ import numpy as np
 
 from dfm_nb.base import video
 from dfm_nb.base.files import read_json
-from dfm_nb.base.run import MEDIA
+from dfm_nb.base.run import MEDIA, is_iteration, media_in
 
 DESCRIBED = dict(
     seed="seed {}", guidance="guidance {}", num_steps="{} steps", sampler="{}", iteration="iteration {}", fps="{} fps"
 )
 """The settings printed under a clip's prompt, where they are known."""
+CAPTIONS_OF = {"train": "a training caption", "val": "an unseen caption"}
 TOGETHER = (
     "const f=this.closest('table').querySelector('video');"
     "if(Math.abs(f.currentTime-this.currentTime)>0.1)this.currentTime=f.currentTime"
@@ -31,12 +32,16 @@ TOGETHER = (
 
 @dataclass(frozen=True)
 class Item:
-    """One clip: media type and bytes, settings (`prompt`, `seed`, ...; {} when unknown), and a poster (PNG)."""
+    """One clip: media type and bytes, settings (`prompt`, `seed`, ...; {} when unknown), and a poster (PNG).
+
+    real : the data's own clip of its caption.
+    """
 
     media_type: str
     data: bytes
     settings: Mapping[str, Any]
     poster: bytes = b""
+    real: Item | None = None
 
     @property
     def prompt(self) -> str:
@@ -80,7 +85,15 @@ def _from_file(path: Path) -> Item:
         raise ValueError(f"{path} must be one of {', '.join(MEDIA)}; convert it first")
     # of a foreign clip only the name is known
     settings = read_json(path.with_suffix(path.suffix + ".json"), path.parent) or {}
-    return Item(kind, path.read_bytes(), {"name": path.stem, **settings})
+    return Item(kind, path.read_bytes(), {"name": path.stem, **settings}, real=_real_of(path))
+
+
+def _real_of(path: Path) -> Item | None:
+    """The data's clip for the caption of a training's sample: `samples/data/a.png` for `samples/iter_0000100/a.png`."""
+    folder = path.parents[1] / "data"
+    if not is_iteration(path.parent) or folder.is_symlink() or not folder.is_dir():
+        return None
+    return next((_from_file(file) for file in media_in(folder) if file.name == path.name), None)
 
 
 class Gallery:
@@ -128,10 +141,14 @@ class Gallery:
         said = ", ".join(filter(None, (item.prompt, column, detail)))
         together = TOGETHER if column else ""
         media = video.media_html(item.media_type, item.data, said, self.width_px, item.poster, together)
+        if item.real:
+            yours = video.media_html(item.real.media_type, item.real.data, f"yours: {item.prompt}", self.width_px)
+            media = f'<div style="display:flex;gap:2px;align-items:flex-end">{yours}{media}</div>'
+            detail = ", ".join(filter(None, ("left: yours", CAPTIONS_OF.get(str(item.settings.get("caption_of"))), detail)))
         small = "font-size:12px;line-height:1.35;margin-top:3px;color:var(--jp-content-font-color1, inherit)"
         text = f'{html.escape(item.prompt)}<div style="opacity:.75">{html.escape(detail)}</div>'
         caption = f'<figcaption style="{small}">{text}</figcaption>'
-        style = f"margin:0;width:{self.width_px}px"
+        style = f"margin:0;width:{self.width_px * (2 if item.real else 1)}px"
         return f'<figure style="{style}">{media}{caption}</figure>'
 
     def _repr_html_(self) -> str:

@@ -27,7 +27,7 @@ THUMBNAIL_PX = 64
 FIGURES = {"best_val_loss": "best validation {0[best_val_loss]:.4f} at {0[best_at]}", "loss": "loss {0[loss]:.4f}"}
 FILES = {*WRITTEN, IDENTITY, LOCK, "report.html", "launch.json", "launch.log", ".launch.lock"}
 BELOW = re.compile(
-    r"samples/iter_\d+/[^/]+\.(png|mp4)(\.json)?|tensorboard/events\.out\.tfevents\.[^/]+|"
+    r"samples/(data|iter_\d+)/[^/]+\.(png|mp4)(\.json)?|tensorboard/events\.out\.tfevents\.[^/]+|"
     r"checkpoints/(owner\.json|latest_checkpointed_iteration\.txt|iter_\d+(\.removed)?(\.tmp)?/"
     r"(rank-\d+|index|state|config|checksums|manifest|tokenizer|text_empty|latent_statistics)\.(json|yaml|safetensors))"
 )

@@ -281,13 +281,13 @@ class GenerationConfig(TrainedSize):
 
 
 class ValidationConfig(Group):
-    samples: bool = option(True, "generate a sample per GPU (model replica) at each validation")
-    prompts: list[Text] = option([], "prompts to sample; []: captions of validation samples, with stored embeddings")
+    samples: bool = option(True, "generate samples at each validation, for captions of training and held-out samples")
+    prompts: list[Text] = option([], "further prompts to sample")
     num_steps: Int | None = option(None, "sampler steps; null: generation.num_steps", ge=1)
     guidance: float | None = option(None, "guidance strength; null: generation.guidance", ge=0)
-    height: Int | None = option(None, "height of the samples; null: the validation sample's", ge=16, multiple_of=16)
+    height: Int | None = option(None, "height of the samples; null: as dfm generate by default", ge=16, multiple_of=16)
     width: Int | None = option(None, "width of the samples; null: likewise", ge=16, multiple_of=16)
-    frames: Int | None = option(None, "frames of the samples, 1 + 4 k; null: likewise", ge=1)
+    frames: Int | None = option(None, "frames of the samples, 1 + 4 k; null: the caption's, else likewise", ge=1)
     fps: float | None = option(None, "frames per second of the samples; null: likewise", gt=0)
     num_sigmas: Int = option(8, "fixed noise levels of the validation loss", ge=1)
 

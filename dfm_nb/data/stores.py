@@ -113,6 +113,8 @@ class MockStore(Sizes):
     sizes : latent (T, H, W) of the samples, repeated in this order.
     """
 
+    split = "train"
+
     def __init__(
         self, sizes: Iterable, text_tokens: int = 12, channels: int = 16, text_dim: int = 384, length: int = 1 << 16
     ):

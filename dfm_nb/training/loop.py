@@ -156,7 +156,9 @@ class Training:
     @functools.cached_property
     def samples(self) -> Samples:
         statistics = self.loader.order.settings.statistics
-        return Samples(self.config, self.trainer, self.folder, self.validation.store, statistics)
+        held_out = self.validation.store
+        stores = [held_out] if held_out.split == "train" else [held_out, self.store]
+        return Samples(self.config, self.trainer, self.folder, stores, statistics)
 
     def resume(self) -> None:
         """Start from `checkpoint.load_checkpoint`, else the newest good one of `checkpoint.load` or of the run, else

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from dfm_nb import config as cfg
-from dfm_nb.base import geometry
+from dfm_nb.base import geometry, video
+from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import generated_with
 from dfm_nb.base.run import Run
@@ -26,6 +27,9 @@ from dfm_nb.packs.packs import LatentStatistics, PackSettings
 from dfm_nb.parallel.groups import everyones, is_first_of_model
 from dfm_nb.training.batches import data_folder, pack_capacity
 from dfm_nb.training.trainer import Trainer
+
+CAPTIONS = 4
+"""Of the data that are sampled at each validation: two unseen and two of training; one for each of more replicas."""
 
 
 class Validation:
@@ -69,17 +73,26 @@ class Validation:
 
 
 class Samples:
-    """A sample per data-parallel rank and round, with fixed seeds, from the average that generates.
+    """Samples of every round with fixed seeds, from the average that generates, dealt to the data-parallel ranks.
 
-    Prompts are `validation.prompts`, or else captions of validation samples. Their embeddings are in the shards, so
-    no text encoder is loaded. Sample i is for caption i. If a rank cannot sample, it logs why once; the run continues.
+    They are asked for as `dfm generate` does by default. Prompts are `validation.prompts`, and captions of validation
+    and training samples in turn, whose embeddings are in the shards; the real samples are written beside them, in
+    `samples/data`. If a rank cannot sample, it logs why once; the run continues.
+
+    stores : validation and training samples; the first alone if they are the same.
     """
 
     def __init__(
-        self, config: cfg.Config, trainer: Trainer, run: Run, store: SampleStore, statistics: LatentStatistics | None
+        self,
+        config: cfg.Config,
+        trainer: Trainer,
+        run: Run,
+        stores: list[SampleStore],
+        statistics: LatentStatistics | None,
     ):
-        self.config, self.trainer, self.run, self.store = config, trainer, run, store
+        self.config, self.trainer, self.run, self.stores = config, trainer, run, stores
         self.statistics = statistics  # in fine-tuning not those of the folder
+        self.requests = dict[Request, str]()  # and the split that a caption is of
         self.off = self._agree(self._prepare)
 
     def _agree(self, work: Callable[[], object]) -> bool:
@@ -94,45 +107,48 @@ class Samples:
         return bool(reasons)
 
     def _prepare(self) -> None:
-        v, folder, index = self.config.validation, data_folder(self.config), self.trainer.dp_rank
+        v, folder, of = self.config.validation, data_folder(self.config), self.trainer.dp_size
         if folder is None:
             raise ValueError("random latents (dataset.mock) have no decoder")
         decoder = self.config.model.vae_cache_folder
         self.pipeline = Pipeline(
             self.config, self.trainer.chunks, folder, tokenizer_path=decoder, statistics=self.statistics
         )
-        sample = self.store.read(index % len(self.store))
-        frames, height, width = geometry.pixel_size(*sample.latent.shape[2:])
-        prompt = sample.meta.get("caption") or sample.key
-        if v.prompts:
-            prompt = v.prompts[index % len(v.prompts)]
-            self.pipeline.encode_text([prompt])
-        else:
-            self.pipeline.remember_text(prompt, sample.text_emb[0])
-        size = {"height": v.height or height, "width": v.width or width, "num_video_frames": v.frames or frames}
-        same = ((v.frames or frames) == 1) == (frames == 1)  # of a still, `validation.frames` may ask for a clip
-        own = {"num_steps": v.num_steps, "guidance": v.guidance, "fps": v.fps or (sample.fps if same else None)}
-        sampler, seed = self.config.generation.sampler, self.config.rng.seed
-        self.request = Request(prompt, index, **size, **own, sampler=sampler, seed=seed).completed(self.config)
-        self.request.check()
-        _, h, w = self.request.latent_grid
-        self.pipeline.decode(torch.zeros(self.pipeline.channels, 1, h, w))  # report a missing decoder now
-        self.pipeline.check_memory([self.request])
+        own = v.model_dump(include={"num_steps", "guidance", "height", "width", "fps"})
+        own |= {"sampler": self.config.generation.sampler, "seed": self.config.rng.seed}
+        for index in range(self.trainer.dp_rank, max(len(v.prompts) + CAPTIONS, of), of):
+            turn, which = divmod(index - len(v.prompts), len(self.stores))
+            store, prompt, frames = self.stores[which], "", v.frames
+            if sample := store.read(turn % len(store)) if turn >= 0 else None:
+                prompt = sample.meta.get("caption") or sample.key
+                frames = frames or geometry.pixel_size(*sample.latent.shape[2:])[0]
+                self.pipeline.remember_text(prompt, sample.text_emb[0])
+            else:
+                self.pipeline.encode_text([prompt := v.prompts[index]])
+            request = Request(prompt, index, num_video_frames=frames, **own).completed(self.config)
+            self.pipeline.check_memory([request])
+            self.requests[request] = store.split if sample else ""
+            if sample and is_first_of_model():
+                real = self.pipeline.decode_stored(sample.latent[0])
+                file = output_path(self.run.samples / "data" / "sample", request, many=True)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(file, video.compressed(real, sample.fps)[1])
         self.pipeline.memory_check = False  # one process of a replica must not stop where the others continue
 
     def generate(self, iteration: int) -> list[tuple[int, str, Path]]:
-        """Write this round's; returns (index, prompt, file) of every rank's sample, on every rank."""
+        """Write this round's; returns (index, prompt, file) of every rank's samples, on every rank."""
         done: list[tuple[int, str, Path]] = []
         self.off = self.off or self._agree(lambda: done.extend(self._sample(iteration)))
         return [sample for samples in everyones(done) for sample in samples]
 
     def _sample(self, iteration: int) -> list[tuple[int, str, Path]]:
-        ema, request = self.trainer.ema, self.request
+        ema, done = self.trainer.ema, []
         length = generated_with(ema.sigma_rels)
         with contextlib.nullcontext() if length is None else ema.applied(length):
-            ((_, result),) = self.pipeline.run([request])
-        if not is_first_of_model():
-            return []
-        result.made_by = {"checkpoint": {"run": self.run.name, "iteration": iteration}, "ema": "validation"}
-        path = result.save(output_path(self.run.sample_folder(iteration) / "sample", request, many=True))
-        return [(request.index, request.prompt, path)]
+            made = dict(self.pipeline.run(list(self.requests)))
+        told = {"checkpoint": {"run": self.run.name, "iteration": iteration}, "ema": "validation"}
+        for i, (request, split) in enumerate(self.requests.items() if is_first_of_model() else ()):
+            made[i].made_by = {**told, "caption_of": split}
+            path = output_path(self.run.sample_folder(iteration) / "sample", request, many=True)
+            done.append((request.index, request.prompt, made[i].save(path)))
+        return done

@@ -12,9 +12,11 @@ from dfm_nb.base import video
 from dfm_nb.data.sample_index import index_dataset
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
+from dfm_nb.training.validation import CAPTIONS
 from tests import tiny_run
 from tests.conftest import run_ranks
 from tests.distributed.layouts import LAYOUTS
+from workbench.gallery import Gallery, load
 
 pytestmark = pytest.mark.slow
 # The default recipe, which sets nothing of `validation`, made small.
@@ -38,7 +40,7 @@ def run(folder: Path, *argv: str, ranks: int = 1) -> tuple[list[Path], str]:
     """The samples of a run in `folder`, and its log."""
     argv = ("--run-dir", str(folder), *SETTINGS, *argv)
     assert run_ranks(ranks, _train_without_text_encoder, list(argv)) == [0] * ranks
-    samples = sorted(p for p in (folder / "samples").glob("*/*") if p.suffix in (".png", ".mp4"))
+    samples = sorted(p for p in (folder / "samples").glob("iter*/*") if p.suffix in (".png", ".mp4"))
     return samples, (folder / "log.txt").read_text()
 
 
@@ -48,26 +50,33 @@ def frames(sample: Path) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def alone(tiny_data, tmp_path_factory) -> Path:
-    """The sample of one process."""
-    (sample,), _ = run(tmp_path_factory.mktemp("alone"), "--dataset-path", str(tiny_data))
-    return sample
+    """The first sample of one process."""
+    samples, _ = run(tmp_path_factory.mktemp("alone"), "--dataset-path", str(tiny_data))
+    assert [p.name.partition("_")[0] for p in samples] == [f"idx={i}" for i in range(CAPTIONS)]
+    return samples[0]
 
 
-def test_default_samples_a_validation_caption_at_its_size_without_a_text_encoder(tiny_data, alone):
+def test_default_samples_captions_of_the_data_beside_the_real_ones_without_a_text_encoder(tiny_data, alone):
     from dfm_nb.data.stores import ShardStore
 
     clip, sample = ShardStore(tiny_data, "train").read(0), alone
     said = json.loads(sample.with_suffix(sample.suffix + ".json").read_text())
     assert sample.name.startswith("idx=0_rank=0_sample.") and sample.parent.name == "iter_0000002"
-    assert said["prompt"] == clip.meta["caption"] and said["fps"] == clip.meta["fps"]
-    size = clip.meta["num_frames"], clip.meta["image_height"], clip.meta["image_width"], 3
-    assert frames(sample).shape == size and said["seed"] == 1234
+    assert said["prompt"] == clip.meta["caption"] and said["caption_of"] == "train" and said["seed"] == 1234
+    real = frames(sample.parents[1] / "data" / sample.name)
+    assert real.shape == (clip.meta["num_frames"], clip.meta["image_height"], clip.meta["image_width"], 3)
+    item = load(sample)
+    assert (
+        item.real
+        and Gallery([sample]).html().count("data:") >= 2
+        and "left: yours, a training caption" in (Gallery([sample]).html())
+    )
 
 
 def test_a_sample_is_what_the_checkpoint_generates_for_the_same_caption(tiny_data, alone):
     """By the same average: the shortest."""
     said = json.loads(alone.with_suffix(alone.suffix + ".json").read_text())
-    names = ("num_video_frames", "height", "width", "fps", "seed", "num_steps")
+    names = ("num_video_frames", "seed", "num_steps")
     request = Request(said["prompt"], **{name: said[name] for name in names})
     parallel.init()
     made = {ema: Pipeline.from_checkpoint(alone.parents[2], ema=ema) for ema in ("auto", 0.02, 0.28)}
@@ -81,7 +90,8 @@ def test_a_sample_is_what_the_checkpoint_generates_for_the_same_caption(tiny_dat
 def test_every_replica_samples_what_one_process_does(tiny_data, alone, tmp_path, name):
     layout = LAYOUTS[name][1]
     samples, _ = run(tmp_path, "--dataset-path", str(tiny_data), *layout, ranks=2)
-    assert [p.name.partition("_rank")[0] for p in samples] == (["idx=0"] if layout else ["idx=0", "idx=1"])
+    ranks = [int(p.name.partition("_rank=")[2][0]) for p in samples]
+    assert ranks == ([0] * CAPTIONS if layout else [0, 1] * (CAPTIONS // 2))
     assert np.abs(frames(samples[0]) - frames(alone)).max() <= 2
     prompts = [json.loads(p.with_suffix(p.suffix + ".json").read_text())["prompt"] for p in samples]
     assert len(set(prompts)) == len(prompts)
