@@ -144,7 +144,9 @@ class Gallery:
         if item.real:
             yours = video.media_html(item.real.media_type, item.real.data, f"yours: {item.prompt}", self.width_px)
             media = f'<div style="display:flex;gap:2px;align-items:flex-end">{yours}{media}</div>'
-            detail = ", ".join(filter(None, ("left: yours", CAPTIONS_OF.get(str(item.settings.get("caption_of"))), detail)))
+            detail = ", ".join(
+                filter(None, ("left: yours", CAPTIONS_OF.get(str(item.settings.get("caption_of"))), detail))
+            )
         small = "font-size:12px;line-height:1.35;margin-top:3px;color:var(--jp-content-font-color1, inherit)"
         text = f'{html.escape(item.prompt)}<div style="opacity:.75">{html.escape(detail)}</div>'
         caption = f'<figcaption style="{small}">{text}</figcaption>'

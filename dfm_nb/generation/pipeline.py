@@ -393,12 +393,13 @@ class Pipeline:
 
         churn = {"noise": generators("churn")} if sampler.stochastic else {}
         try:
-            start, free = (part if part is None else part.to(self.device) for part in self._start(first))
+            start, free = self._start(first)
+            start, free = start.to(self.device), None if free is None else free.to(self.device)
             drawn = [torch.randn(start.shape, generator=g, dtype=torch.float64) for g in generators("sample")]
             x = start + sigmas[0] * torch.stack(drawn).to(self.device)
             denoiser = self.denoiser(requests, self._given_frames(first))
             # where D is the start, x stays start + sigma * noise, so what is kept need not be noised anew at each step
-            masked = lambda x, sigma: torch.where(free, denoiser(x, sigma), start)  # noqa: E731
+            masked = lambda x, sigma, free=free: torch.where(free, denoiser(x, sigma), start)  # noqa: E731
             estimate = denoiser if free is None else masked
             return denoiser.with_given(sampler(estimate, x, sigmas, callback=on_step, **churn))
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
