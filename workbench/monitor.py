@@ -324,7 +324,7 @@ class Monitor(Live):
         self.when.layout.display = "" if last > 1 else "none"
         asked = iterations[min(int(self.when.value), last) - 1]
         found = {w.label: w.run.newest_samples(asked) for w in picked}
-        shown = {f"{label}, iteration {of[0]}": of[1][:8] for label, of in found.items() if of}
+        shown = {f"{label}, iteration {of[0]}": of[1][:12] for label, of in found.items() if of}
         key = asked, [(label, path, path.stat().st_mtime) for label, files in shown.items() for path in files]
         if not shown or key == self._samples:
             return
