@@ -55,7 +55,8 @@ class Judge:
         if min(len(held_out), len(train)) < 4:
             raise ValueError(
                 f"a verdict needs 4 or more captions of training and held-out ones; got {len(train)} and "
-                f"{len(held_out)}; raise --num-prompts, or prepare with a larger --val-fraction"
+                f"{len(held_out)} whose caption and picture training has not; raise --num-prompts, or prepare with a "
+                "larger --val-fraction"
             )
         self.network, self.training = network, training
         self.held_out, self.train = self.features(held_out), self.features(train)

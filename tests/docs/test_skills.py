@@ -16,11 +16,10 @@ PAGES = [Page(f"skills/{name}/SKILL.md") for name in ("prepare-data", "train-and
 def test_the_commands_of_the_skills_run_in_order(tmp_path):
     place = tmp_path / "my-pictures"
     place.mkdir()
-    shades = np.linspace(0, 255, 64, dtype=np.uint8)
-    for i, shade in enumerate(shades):
-        write_png(place / f"{i}.png", np.full((40, 48, 3), shade, dtype=np.uint8))
+    for i, colour in enumerate(np.random.default_rng(0).integers(0, 256, (64, 3), np.uint8)):
+        write_png(place / f"{i}.png", np.tile(colour, (40, 48, 1)))
     with (place / "metadata.csv").open("w") as file:
-        rows = [("file_name", "text"), *((f"{i}.png", f"a shade of grey, number {i}") for i in range(64))]
+        rows = [("file_name", "text"), *((f"{i}.png", f"a colour, number {i}") for i in range(64))]
         csv.writer(file).writerows(rows)
     here = desk(tmp_path, SHORT_SIDE="32", MINUTES="0.1", PROMPTS="8")
     prepared, inspected = (json.loads(here.run(*block)) for block in PAGES[0].blocks)
