@@ -55,6 +55,7 @@ class Clip:
     fps : frames per second of `video` (any positive number for an image; it is kept as metadata).
     attributes : known facts about the picture (used to measure models on synthetic data).
     original_size : height and width before it was resized, if it was.
+    weight : how often an epoch uses it.
     """
 
     key: str
@@ -67,6 +68,7 @@ class Clip:
     more_captions: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not KEY_PATTERN.fullmatch(self.key):

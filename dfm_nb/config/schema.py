@@ -199,6 +199,9 @@ class DatasetConfig(Group):
         1, "steps to balance packs over, so that a step's packs cost the same; a resumed run keeps its value", ge=1
     )
     num_workers: Int = option(2, "loader threads per training process; 0 loads in the training thread", ge=0)
+    clip_weight: float = option(
+        1.0, "how often a clip is used for each use of a picture, on top of the samples' own weights", ge=0.001, le=1000
+    )
     max_bad_fraction: float = option(
         0.01, "share of samples that may be unusable before the run stops; above 0, one sample always may", ge=0, le=1
     )

@@ -1,7 +1,8 @@
-"""A sample's captions and tags, from the cells of a table, and captions built from tags."""
+"""A sample's captions, tags and weight, from the cells of a table, and captions built from tags."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -14,6 +15,9 @@ from dfm_nb.base.seeds import generator_for
 TAG_COLUMNS = ("tags", "keywords")
 TAG_DROPPED = 0.3
 """Share of the tags that a caption omits: training then sees each tag with and without the others."""
+
+WEIGHT_COLUMNS = ("weight", "repeats")
+LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000
 
 LARGEST_CAPTION = 1 << 20
 """Bytes of a .txt, or characters of a sample's captions and tags together."""
@@ -44,6 +48,20 @@ def tags_of(value: Any) -> list[str]:
     """The tags of a cell: a text with commas between them, or a list; [] for anything else."""
     values = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
     return [tag for v in values if isinstance(v, str) for part in v.split(",") if (tag := part.strip())]
+
+
+def weight_of(value: Any, where: object) -> float:
+    """How often an epoch uses a sample, from a cell; 1 for an empty one.
+
+    Raises
+    ------
+    SampleError : the cell holds no number within the limits; `where` names it.
+    """
+    with contextlib.suppress(TypeError, ValueError):
+        if LEAST_WEIGHT <= (weight := float(1 if value is None else value)) <= MOST_WEIGHT:
+            return weight
+    said = f"the weight of {where} must be a number from {LEAST_WEIGHT} to {MOST_WEIGHT}; it is {str(value)[:80]!r}"
+    raise SampleError("bad_weight", f"{said}; correct it, or remove the row to leave it out")
 
 
 def check_length(texts: list[str], where: object) -> None:

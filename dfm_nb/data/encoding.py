@@ -311,6 +311,7 @@ def describe(clip: Clip) -> dict:
         "original_height": original_height,
         "original_width": original_width,
         **({"lost": clip.lost} if clip.lost else {}),
+        **({"weight": clip.weight} if clip.weight != 1 else {}),
     }
 
 

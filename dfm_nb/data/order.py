@@ -10,12 +10,17 @@ nothing depends on ranks, workers, restarts or time. A single lane's window is t
     an epoch of the second one  8 9 10 11 4 5 6 7        its shards in a random order,
     in windows of 6             10 4 9 8 5 11 | 7 6      shuffled within each window
 
+A sample of weight w is used in each epoch as often as floor(epoch * w + phase) grows, with a phase of its own: at 2.5
+twice or three times, at 0.25 once in four epochs, and the samples of equal weight in turn. The number of its uses so
+far takes the place of the epoch in its draws, so that each use has its own noise, caption and noise level.
+
 Learned from: mosaicml's streaming (canonical nodes, shuffles within blocks).
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -33,6 +38,7 @@ from dfm_nb.packs.packs import PackSettings
 ONE_LANE_BELOW = 1 << 20
 LANES = 256  # divides by the data-parallel sizes of most layouts
 LANE_WINDOW = 8192
+WHOLE_SET = sys.maxsize  # the window of a single lane: weights change the number of uses in an epoch
 UNEVEN = 0.02  # of the mean; in 50 epochs the samples of the lightest lane are seen once more than others
 
 
@@ -61,26 +67,54 @@ class SampleOrder:
 
     Parameters
     ----------
-    ranges_R2 : int64, first sample and the one after the last of each of the lane's shards. window : samples that are
+    ranges_R2 : int64, first sample and the one after the last of each of the lane's shards. window : uses that are
         shuffled with one another. lane : its number; None if there is only one. shuffle : False keeps the stored order.
+    weights : of every sample of the store, above 0; None: 1.
     """
 
-    def __init__(self, ranges_R2: np.ndarray, window: int, seed: int, lane: int | None, shuffle: bool = True):
+    def __init__(
+        self,
+        ranges_R2: np.ndarray,
+        window: int,
+        seed: int,
+        lane: int | None,
+        shuffle: bool = True,
+        weights: np.ndarray | None = None,
+    ):
         self.ranges_R2, self.window, self.seed, self.lane, self.shuffle = ranges_R2, window, seed, lane, shuffle
-        self.size = int((ranges_R2[:, 1] - ranges_R2[:, 0]).sum())
+        self.weights = weights
 
-    def samples(self, epoch: int, window: int) -> np.ndarray:
-        """int64, the samples at positions [window * self.window, ...) of an epoch."""
+    def size(self, epoch: int) -> int:
+        """Uses in an epoch."""
+        return int(self._counts(self.ranges_R2, epoch).sum())
+
+    def uses(self, epoch: int, window: int) -> np.ndarray:
+        """int64 [N, 2], those at positions [window * self.window, ...) of an epoch: uses so far, and the sample."""
         ranges = self._shuffled(self.ranges_R2, "lane", self.lane, "ranges", epoch)
-        ends = np.cumsum(ranges[:, 1] - ranges[:, 0])
+        ends = np.cumsum(self._counts(ranges, epoch))
         start = window * self.window
-        stop = min(start + self.window, self.size)
+        stop = min(start + self.window, int(ends[-1]))
         first, last = np.searchsorted(ends, start, "right"), np.searchsorted(ends, stop, "left")
         found = np.concatenate([np.arange(a, b) for a, b in ranges[first : last + 1]])
-        found = found[start - (ends[first - 1] if first else 0) :][: stop - start]
+        before, after = self._used(found, epoch), self._used(found, epoch + 1)
+        again = np.repeat(after - np.cumsum(after - before), after - before)  # so that a sample's uses count up
+        uses_N2 = np.stack((np.arange(len(again)) + again, np.repeat(found, after - before)), 1)
+        uses_N2 = uses_N2[start - (ends[first - 1] if first else 0) :][: stop - start]
         # a single lane has one window per epoch; runs and figures from before lanes existed use its key
         key = ("order", epoch) if self.lane is None else ("lane", self.lane, "window", epoch, window)
-        return self._shuffled(found, *key)
+        return self._shuffled(uses_N2, *key)
+
+    def _used(self, samples: np.ndarray, epoch: int) -> np.ndarray:
+        """How often each sample was used before an epoch."""
+        phase = samples * 40503 % 65536 / 65536  # multiples of the golden ratio spread evenly; exact as a float
+        return np.floor(epoch * (1.0 if self.weights is None else self.weights[samples]) + phase).astype(np.int64)
+
+    def _counts(self, ranges_R2: np.ndarray, epoch: int) -> np.ndarray:
+        """Uses of each range in an epoch."""
+        if self.weights is None:
+            return ranges_R2[:, 1] - ranges_R2[:, 0]
+        every = (np.arange(a, b) for a, b in ranges_R2)
+        return np.array([(self._used(s, epoch + 1) - self._used(s, epoch)).sum() for s in every])
 
     def _shuffled(self, rows: np.ndarray, *key: object) -> np.ndarray:
         if not self.shuffle:
@@ -103,13 +137,14 @@ class Lane:
     def _items(self) -> Iterator[PackItem]:
         """Sample after sample, from the lane's position when the first one is taken."""
         while True:
-            if self.cursor == self.order.size:
+            if self.cursor >= self.order.size(self.epoch):  # beyond it after a change of weights
                 self.epoch, self.cursor = self.epoch + 1, 0
+                continue  # as an epoch of small weights may be empty
             window, at = divmod(self.cursor, self.order.window)
-            samples = self.order.samples(self.epoch, window)
-            for sample, tokens in zip(samples[at:], self._tokens_of(samples)[at:]):
+            uses_N2 = self.order.uses(self.epoch, window)
+            for (use, sample), tokens in zip(uses_N2[at:], self._tokens_of(uses_N2[:, 1])[at:]):
                 self.cursor += 1
-                yield PackItem(self.epoch, int(sample), int(tokens))
+                yield PackItem(int(use), int(sample), int(tokens))
 
     def state(self) -> dict:
         waiting = [[item.epoch, item.sample] for item in self.packer.waiting]
@@ -167,10 +202,14 @@ class PackOrder:
         ends = np.minimum(np.cumsum(samples), size)
         ranges_R2 = np.stack((np.append(0, ends[:-1]), ends), 1)
         used = ranges_R2[:, 0] < ranges_R2[:, 1]
+        # validation, which does not shuffle, uses each sample once
+        weights = self.store.weights(self.settings.config.dataset.clip_weight) if self.shuffle else None
+        if weights is not None:
+            voxels[used] = np.add.reduceat(weights * self.store.voxels(slice(None)), ranges_R2[used, 0])
         dealt = deal_shards(voxels[used], max(lanes, 1))
-        orders = [SampleOrder(ranges_R2[used][shards], window, seed, i) for i, shards in enumerate(dealt)]
+        orders = [SampleOrder(ranges_R2[used][s], window, seed, i, weights=weights) for i, s in enumerate(dealt)]
         if len(orders) == 1:
-            orders = [SampleOrder(np.array([[0, size]]), size, seed, None, self.shuffle)]
+            orders = [SampleOrder(np.array([[0, size]]), WHOLE_SET, seed, None, self.shuffle, weights)]
         self.lanes = [Lane(order, Packer(self.capacity, self.buffer_size), self.tokens_of) for order in orders]
         self._states = [lane.state() for lane in self.lanes]  # cached, because those of 256 lanes take 30 ms
 

@@ -25,6 +25,7 @@ import pyarrow as pa
 from dfm_nb.base import files, geometry
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError
+from dfm_nb.data.captioning import LEAST_WEIGHT, MOST_WEIGHT, weight_of
 from dfm_nb.data.prepared_folder import (
     CHECKSUMS,
     INDEX,
@@ -42,6 +43,8 @@ SCHEMA = pa.schema(
     + [("text_tokens", pa.uint32()), ("offset", pa.uint64()), ("size", pa.uint64())]
 )
 """t, h, w: of the latent. text_tokens: 0 if unknown. offset, size: of the sample in its tar, in bytes."""
+WEIGHTED = SCHEMA.append(pa.field("weight", pa.float32()))
+"""Of a split in which some sample has a weight other than 1."""
 
 
 class Shard(NamedTuple):
@@ -89,21 +92,25 @@ def _index_split(folder: Path, split: str, names: list[str], measure: Measure, b
                 if (size := measure(entry)) is not None:
                     # a false value that does not fit its column is reported when the sample is read
                     *grid, tokens = (min(max(n, 0), 0xFFFF) for n in size)
-                    rows.append((entry.key, number, *grid, tokens, entry.offset, entry.size))
+                    weight = weight_of(entry.meta.get("weight"), f"{entry.key} of {entry.shard}")
+                    rows.append((entry.key, number, *grid, tokens, entry.offset, entry.size, weight))
             except SampleError as error:
                 dropped.append((error.reason, error.detail))
-        tables.append(pa.table([[row[i] for row in rows] for i in range(len(SCHEMA))], schema=SCHEMA))
+        tables.append(pa.table([[row[i] for row in rows] for i in range(len(WEIGHTED))], schema=WEIGHTED))
         voxels = [t * h * w for _, _, t, h, w, *_ in rows]
         shards.append(Shard(name, len(entries), sum(voxels), max(voxels, default=0)))
         bar.update()
+    if all(weight == 1 for table in tables for weight in table["weight"].to_numpy()):
+        tables = [table.select(SCHEMA.names) for table in tables]
     write_index(index_path(folder, split), tables, shards, dropped)
 
 
 def write_index(path: Path, tables: list[pa.Table], shards: list[Shard], dropped: list[tuple[str, str]]) -> None:
-    """tables : of `SCHEMA`, a shard each. dropped : (reason, detail) of samples that have no row."""
+    """tables : of `SCHEMA` or `WEIGHTED`, a shard each. dropped : (reason, detail) of samples that have no row."""
     about = {"shards": json.dumps(shards), "dropped": json.dumps(dropped)}
     (batch,) = pa.concat_tables(tables).combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], SCHEMA)]
-    with files.replacing(path) as temporary, pa.ipc.new_file(str(temporary), SCHEMA.with_metadata(about)) as writer:
+    schema = batch.schema.with_metadata(about)
+    with files.replacing(path) as temporary, pa.ipc.new_file(str(temporary), schema) as writer:
         writer.write_batch(batch)
 
 
@@ -148,6 +155,12 @@ class Sizes:
         """T * H * W of the latents, int64."""
         t, h, w = (self._columns[side][samples].astype(np.int64) for side in "thw")
         return t * h * w
+
+    def weights(self, clip_weight: float) -> np.ndarray | None:
+        """How often an epoch uses each sample, float64; None: once. clip_weight : of clips, on top of their own."""
+        if "weight" not in self._columns and clip_weight == 1:  # the usual case, which takes no memory
+            return None
+        return self._columns.get("weight", 1.0) * np.where(self._columns["t"] > 1, clip_weight, 1.0)
 
     def larger_than(self, voxels: int) -> np.ndarray:
         """Samples whose latent has more than T * H * W voxels, the largest first."""
@@ -199,15 +212,17 @@ class SampleIndex(Sizes):
         files.check(self.folder, self._listed, [path.name], fix)
         try:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            if reader.schema != SCHEMA:
+            if reader.schema not in (SCHEMA, WEIGHTED):
                 raise ValueError("it has other columns")
             batch, about = reader.get_batch(0), reader.schema.metadata
             batch.validate(full=True)  # offsets in a forged file could point beyond its end
             if any(column.null_count for column in batch.columns):
                 raise ValueError("it has empty cells")
             self._keys = batch["key"]
-            columns = {name: np.from_dlpack(batch[name]) for name in SCHEMA.names[1:]}
+            columns = {name: np.from_dlpack(batch[name]) for name in batch.schema.names[1:]}
             shards = [Shard(str(name), *np.array(n, np.int64).tolist()) for name, *n in json.loads(about[b"shards"])]
+            if not all(LEAST_WEIGHT <= w <= MOST_WEIGHT for w in columns.get("weight", ())):
+                raise ValueError(f"weights must be from {LEAST_WEIGHT} to {MOST_WEIGHT}")
             super().__init__(columns, shards)
             self.dropped = [(str(reason), str(detail)) for reason, detail in json.loads(about[b"dropped"])]
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:

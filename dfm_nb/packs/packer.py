@@ -35,7 +35,7 @@ def fill(lengths: Sequence[int], capacity: int) -> list[int]:
 
 
 class PackItem(NamedTuple):
-    """A sample in an epoch; `tokens` are its length in a pack."""
+    """A sample in an epoch (if it has a weight: the number of its uses before); `tokens` are its length in a pack."""
 
     epoch: int
     sample: int

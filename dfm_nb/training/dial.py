@@ -23,6 +23,7 @@ import numpy as np
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.geometry import PX_PER_LATENT
+from dfm_nb.base.log import log
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.parallel.groups import everyones, layout_of
 from dfm_nb.training.batches import packed_loader
@@ -34,6 +35,9 @@ OVERHEAD = 0.06  # share of the time for validations, samples and checkpoints
 OVERTIME = 1.1  # if the machine slows down, the run stops here and saves; the same command resumes it
 PROBE = 0.03  # share of the time for timing iterations; longer would not be more exact
 FEWEST, MOST = 5, 100  # timed iterations
+CLIP_SHARE = 0.25  # of the work, at most, while pictures outnumber clips; chosen, not measured
+PASSES = {140: "86 to 100 %", 30: "25 to 100 %"}
+"""Pictures that came back from their captions in runs with at least so many passes (docs/own-pictures.md)."""
 CPU_TOKENS, GPU_TOKENS = 768, 8192
 """Of a pack: fewer do not keep the kernels busy; more make fewer steps in the time, and not better ones."""
 
@@ -52,6 +56,10 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
     # for an hour and a half (docs/training.md). GPUs change size at the same time (not measured).
     size = ("demo" if minutes <= 60 else "base") if device == "cpu" else "DiT-S" if minutes <= 60 else "DiT-B"
     octaves = math.log2(side / 64)
+    stills, clips = _tokens(resolved.config, store)
+    weight = CLIP_SHARE / (1 - CLIP_SHARE) * stills.sum() / max(clips.sum(), 1)
+    few_clips = weight < 1 and len(clips) < len(stills)
+    of_clips = f"so that {len(clips)} clips take {CLIP_SHARE:.0%} of the work beside {len(stills)} pictures"
     of_size = f"for sides of about {side:.0f} px (benchmarks/results/noise_levels.md)"
     return resolved.dialled(
         {
@@ -68,6 +76,28 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
                 f"a pack for each of {dp_size} data-parallel processes, at least two",
             ),
         }
+        | ({"dataset.clip_weight": (round(max(weight, 0.001), 3), of_clips)} if few_clips else {})
+    )
+
+
+def _tokens(config: cfg.Config, store: SampleStore) -> list[np.ndarray]:
+    """Tokens in an epoch, of each still and of each clip."""
+    weights, m = store.weights(config.dataset.clip_weight), config.model
+    tokens = store.voxels(slice(None)) / (m.patch_temporal * m.patch_spatial**2)
+    return [(tokens * (1 if weights is None else weights))[store.of_kind(still)] for still in (True, False)]
+
+
+def expected(config: cfg.Config, store: SampleStore, tokens: float) -> str:
+    """What that many tokens of training are for the samples, and what that has given."""
+    stills, clips = _tokens(config, store)
+    epochs = tokens / (stills.sum() + clips.sum())
+    uses = {"picture": (len(stills), epochs), "clip": (len(clips), epochs * config.dataset.clip_weight)}
+    said = " and ".join(f"each {kind} about {n:.0f} times" for kind, (count, n) in uses.items() if count)
+    seen = next((share for least, share in PASSES.items() if epochs >= least), None)
+    gave = f"{seen} of the pictures came back from their captions" if seen else "no run was measured"
+    return (
+        f"Training uses {said}; clips take {clips.sum() / (stills.sum() + clips.sum()):.0%} of the work. After "
+        f"about so many passes, {gave} (docs/own-pictures.md)"
     )
 
 
@@ -78,12 +108,13 @@ def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.R
     """
     minutes = resolved.config.train.minutes
     assert minutes is not None
-    seconds = _seconds_per_iteration(resolved.config, store, PROBE * 60 * minutes)
+    seconds, tokens = _iteration(resolved.config, store, PROBE * 60 * minutes)
     # rank 0's clock decides, so that all ranks agree
     seconds, left = everyones((seconds, 60 * minutes - (time.monotonic() - started)))[0]
     left = max(left, ROUNDS * seconds)  # of very few minutes, the timing alone may use all
     rounds = max(1, int(left * (1 - OVERHEAD) / seconds / ROUNDS))
     why = f"as an iteration takes {seconds:.3g} s"
+    log.info("%s", expected(resolved.config, store, ROUNDS * rounds * tokens))
     return resolved.dialled(
         {
             "train.train_iters": (ROUNDS * rounds, why),
@@ -97,8 +128,8 @@ def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.R
     )
 
 
-def _seconds_per_iteration(config: cfg.Config, store: SampleStore, at_most_s: float) -> float:
-    """The mean over some iterations of a model that is then discarded; the first one compiles and fills caches."""
+def _iteration(config: cfg.Config, store: SampleStore, at_most_s: float) -> tuple[float, float]:
+    """Seconds and tokens of one: the mean over some of a model that is then discarded; the first compiles."""
     trainer = Trainer(config)
     loader = packed_loader(config, store, trainer.dp_rank, trainer.dp_size)
 
@@ -111,6 +142,7 @@ def _seconds_per_iteration(config: cfg.Config, store: SampleStore, at_most_s: fl
     try:
         timed(1)
         affordable = everyones(at_most_s / timed(FEWEST))[0]
-        return timed(int(min(max(affordable, FEWEST), MOST)))
+        seconds = timed(count := int(min(max(affordable, FEWEST), MOST)))
+        return seconds, loader.state()["tokens"] / (1 + FEWEST + count)
     finally:
         loader.close()

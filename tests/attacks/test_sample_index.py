@@ -9,7 +9,7 @@ import pytest
 from dfm_nb.base.files import listed_as
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.prepared_folder import read_checksums, seal_folder
-from dfm_nb.data.sample_index import SCHEMA, SampleIndex, Shard, index_path, write_index
+from dfm_nb.data.sample_index import SCHEMA, WEIGHTED, SampleIndex, Shard, index_path, write_index
 from dfm_nb.data.stores import ShardStore
 from tests.conftest import STORED
 
@@ -48,7 +48,8 @@ def rewritten(data, change):
     shards = [shard._asdict() for shard in SampleIndex(data, "train").shards]
     change(columns, shards)
     path.unlink()
-    write_index(path, [pa.table(columns, schema=SCHEMA)], [Shard(**s) for s in shards], [])
+    schema = WEIGHTED if "weight" in columns else SCHEMA
+    write_index(path, [pa.table(columns, schema=schema)], [Shard(**s) for s in shards], [])
     sealed(data)
 
 
@@ -62,6 +63,7 @@ def shard(**values):
 
 REFUSED = {
     "shard that is not there": column("shard", 7),
+    "weight that would fill memory": lambda columns, shards: columns.update(weight=[1e9] * len(columns["key"])),
     "shard of another folder": shard(name="../data/rank0-000000.tar"),
 }
 

@@ -20,11 +20,13 @@ from dfm_nb.packs.packs import PackSettings
 SIZES = [(1, 8, 8), (3, 4, 8), (1, 6, 4), (2, 8, 4), (1, 2, 2), (5, 8, 8)]
 
 
-def pack_order(lanes=1, shards=24, window=32, capacity=96, buffer=6):
+def pack_order(lanes=1, shards=24, window=32, capacity=96, buffer=6, clip_weight=1.0):
     """Of shards of 12 samples each, two of each size."""
+    config = Config()
+    config.dataset.clip_weight = clip_weight
     store = MockStore(SIZES, text_tokens=3, channels=4, text_dim=6, length=12 * shards)
     store.shards = [Shard("", 12, 2 * sum(map(math.prod, SIZES)), 320)] * shards
-    return PackOrder(store, PackSettings(Config(), store.statistics), capacity, buffer, lanes=lanes, lane_window=window)
+    return PackOrder(store, PackSettings(config, store.statistics), capacity, buffer, lanes=lanes, lane_window=window)
 
 
 def steps(packs_per_step=4, window=1, **of_order):
@@ -61,21 +63,58 @@ def test_samples_of_all_lanes_are_seen_equally_often():
 def test_an_epoch_of_a_lane_has_each_sample_once(lengths, window, epoch):
     starts = np.cumsum([0, *lengths[:-1]]) * 3  # with gaps: other lanes' shards
     order = SampleOrder(np.stack((starts, starts + lengths), 1), window, seed=2, lane=5)
-    seen = [order.samples(epoch, w).tolist() for w in range(-(-order.size // window))]
+    seen = [order.uses(epoch, w)[:, 1].tolist() for w in range(-(-order.size(epoch) // window))]
     assert all(len(s) == window for s in seen[:-1])
     assert sorted(chain(*seen)) == [i for a, n in zip(starts, lengths) for i in range(a, a + n)]
 
 
-@pytest.mark.parametrize(("lanes", "window"), [(1, 1), (6, 5)])
+@given(
+    weights=st.lists(st.sampled_from([0.01, 0.25, 0.7, 1.0, 2.5, 10.0]), min_size=1, max_size=40),
+    window=st.integers(1, 60),
+    epochs=st.integers(1, 12),
+)
+@settings(max_examples=100, deadline=None)
+def test_epochs_use_a_sample_as_often_as_its_weight_says(weights, window, epochs):
+    half = len(weights) // 2
+    order = SampleOrder(np.array([[0, half], [half, len(weights)]]), window, 2, lane=5, weights=np.array(weights))
+    uses = [
+        tuple(use)
+        for epoch in range(epochs)
+        for at in range(-(-order.size(epoch) // window))
+        for use in order.uses(epoch, at).tolist()
+    ]
+    for sample, weight in enumerate(weights):
+        numbers = sorted(number for number, used in uses if used == sample)
+        assert numbers == list(range(len(numbers))), "each has noise of its own"
+        assert abs(len(numbers) - epochs * weight) < 1
+
+
+def test_samples_of_equal_weight_take_turns():
+    order = SampleOrder(np.array([[0, 40]]), 100, 2, lane=None, weights=np.full(40, 0.25))
+    assert {order.size(epoch) for epoch in range(8)} <= {8, 9, 10, 11, 12}, "a quarter of them on average"
+
+
+def test_clips_of_less_weight_take_less_of_each_pack():
+    shares = []
+    for weight in (1.0, 0.25):
+        items = [
+            item for order in [pack_order(lanes=4, clip_weight=weight)] for _ in range(900) for item in order.next()
+        ]
+        clips = sum(item.tokens for item in items if SIZES[item.sample % 6][0] > 1)
+        shares.append(clips / (sum(item.tokens for item in items) - clips))
+    assert shares[1] == pytest.approx(shares[0] / 4, rel=0.05)
+
+
+@pytest.mark.parametrize(("lanes", "window", "clip_weight"), [(1, 1, 1.0), (6, 5, 1.0), (1, 5, 2.5), (6, 1, 0.3)])
 @pytest.mark.parametrize("taken", [0, 7])
-def test_restored_steps_go_on_with_the_same_packs(lanes, window, taken):
-    """Whatever the settings of the second one: a run keeps its order."""
-    one = steps(window=window, lanes=lanes)
+def test_restored_steps_go_on_with_the_same_packs(lanes, window, clip_weight, taken):
+    """Whatever the settings of the second one that are of the run: it keeps its order."""
+    one = steps(window=window, lanes=lanes, clip_weight=clip_weight)
     for _ in range(taken):
         one.next()
     state = saved(one.state())
     want = [one.next() for _ in range(12)]
-    two = steps(window=3, lanes=2)
+    two = steps(window=3, lanes=2, clip_weight=clip_weight)
     two.restore(state)
     assert [two.next() for _ in range(12)] == want and two.state() == one.state()
 

@@ -5,7 +5,9 @@ import tarfile
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from dfm_nb import prepare_dataset
 from dfm_nb.base.argv import guard
 from dfm_nb.config import Config
 from dfm_nb.data import sample_index
@@ -40,6 +42,18 @@ def test_sizes_are_those_of_the_grids(data):
         found = list(index.larger_than(limit))
         assert sorted(found) == np.flatnonzero(voxels > limit).tolist()
         assert not found or voxels[found[0]] == voxels.max()
+
+
+def test_weights_are_in_the_index_when_a_sample_has_one(tmp_path, data):
+    assert SampleIndex(data, "train").weights(1.0) is None, "as in indexes from before weights"
+    for i in range(4):
+        Image.new("RGB", (32, 32), "red").save(tmp_path / f"{i}.png")
+    (tmp_path / "metadata.csv").write_text("file_name,text,weight\n0.png,a,2.5\n1.png,b,\n2.png,c,7\n3.png,d,0\n")
+    prepared = tmp_path / "prepared"
+    prepare_dataset(f"folder:{tmp_path}", output_dir=prepared, val_fraction=0)
+    index = SampleIndex(prepared, "train")
+    assert index.weights(1.0).tolist() == [2.5, 1, 7] and index.weights(0.5).tolist() == [2.5, 1, 7], "no clips"
+    assert "bad_weight" in (prepared / "manifest.json").read_text()
 
 
 def test_opening_reads_no_sample_but_the_first(data, monkeypatch):

@@ -1,8 +1,13 @@
 """One number of minutes settles a run once; what is settled is an ordinary configuration."""
 
+import re
+
 import pytest
 
+from dfm_nb import config as cfg
 from dfm_nb import train_model
+from dfm_nb.data.stores import MockStore, ShardStore
+from dfm_nb.training import dial
 from tests.tiny_run import SIZE
 
 pytestmark = pytest.mark.slow
@@ -26,6 +31,7 @@ def test_minutes_settle_a_run_that_its_configuration_repeats(tiny_data, tmp_path
     assert settled.checkpoint.save_interval == settled.train.eval_interval == iterations // 8
     assert len(list((run.path / "checkpoints").glob("iter_*"))) == 8
     assert settled.model.hidden_size == 48, "what a user has set stays"
+    assert clip_share(settled, ShardStore(tiny_data)) == pytest.approx(dial.CLIP_SHARE, abs=0.01)
     # the machine is measured once: the same command has nothing left to do
     again = train_model(run_dir=tmp_path / "own", minutes=0.05, **asked)
     assert len(losses(again)) == iterations
@@ -38,6 +44,19 @@ def test_minutes_that_are_over_before_training_begins_still_give_a_run(tiny_data
     asked = dict(recipe="own", minutes=0.001, overrides=[*SMALL, "validation.samples=false"])
     run = train_model(dataset_path=tiny_data, run_dir=tmp_path, **asked)
     assert run.config.config.train.train_iters == 8 and losses(run)
+
+
+def clip_share(config, store) -> float:
+    tokens = store.voxels(slice(None)) * store.weights(config.dataset.clip_weight)
+    return tokens[store.of_kind(still=False)].sum() / tokens.sum()
+
+
+def test_what_the_time_buys_is_counted_in_uses_of_each_sample():
+    store = MockStore([(1, 8, 8)] * 9 + [(9, 8, 8)], length=100)
+    config = cfg.Config()
+    config.dataset.clip_weight = 1 / 3
+    epoch = 16 * (90 + 90 / 3)  # tokens
+    assert re.findall(r"\d+", dial.expected(config, store, 24 * epoch)) == ["24", "8", "25"]
 
 
 def _plain(run, folder):

@@ -7,6 +7,8 @@ or `.parquet` as Hugging Face's datasets have it: columns file or file_name, and
 the file's name with - and _ as spaces. In `.jsonl` and `.parquet` it may be a list of captions. Tags are in the list's
 column tags or keywords. A row names a path, absolute or from its list. A bare name that is not there is the only file
 of that name in the folders below, if that has no caption of its own. Accents may be in either form (NFC, NFD).
+A list's column weight or repeats says how often an epoch uses a file; without one, kohya's folder names do: files of
+`10_cats` are used 10 times.
 Folders `validation` (or `val`) and `test` next to `train` are the splits that Hugging Face's datasets make of them.
 The folder may be a .zip or at a URL (`s3://`, `gs://`, `https://`, `hf://datasets/OWNER/NAME`, a chain of fsspec):
 each file is fetched when it is read. Files are read in sorted order, hidden ones are skipped, transparent pixels are
@@ -31,7 +33,15 @@ from dfm_nb.base import video
 from dfm_nb.base.files import read_text
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError, Source
-from dfm_nb.data.captioning import LARGEST_CAPTION, TAG_COLUMNS, check_length, tags_of, texts_of
+from dfm_nb.data.captioning import (
+    LARGEST_CAPTION,
+    TAG_COLUMNS,
+    WEIGHT_COLUMNS,
+    check_length,
+    tags_of,
+    texts_of,
+    weight_of,
+)
 from dfm_nb.data.sources import table
 from dfm_nb.data.sources._location import Location
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, UNREAD, VIDEO_SUFFIXES, MediaOptions, key_of, listing_sha256
@@ -43,6 +53,8 @@ LISTS = ("captions.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
 KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", ".txt", *(Path(name).suffix for name in LISTS)}
 SPLIT_FOLDERS = {"validation": "val", "val": "val", "test": "test"}
+REPEATS = re.compile(r"([1-9]\d{0,2})_\D")
+"""Begins kohya's folder names; not 01_cats nor 2024_cats, which number or date the folder."""
 LARGEST_LIST = 1 << 28  # bytes; a list takes eight times its own in memory
 Said = tuple[list[str], list[str]]
 """Captions and tags."""
@@ -64,16 +76,19 @@ class Folder(Source):
         for name in media:
             by_leaf[_nfc(posixpath.basename(name))].append(name)
         self.listed: dict[str, Said] = {}
+        self.weights = dict[str, Any]()  # cells of the lists, by file
         for name in sorted(names, key=lambda name: name.count("/")):  # the nearest list comes last and counts
             folder, file = posixpath.split(name)
             if file.lower() in LISTS:
                 with location.local(name) as path:
-                    rows = _read_captions(path, partial(self._named, folder))
+                    rows, weights = _read_captions(path, partial(self._named, folder))
                 for row in [row for row in rows if row not in self.names and posixpath.dirname(row) == folder]:
                     below = [n for n in by_leaf[_nfc(posixpath.basename(row))] if n.startswith(folder and f"{folder}/")]
                     if len(below) == 1 and below[0] not in rows and not self._text_file(below[0]):
                         rows[below[0]] = rows.pop(row)
+                        weights[below[0]] = weights.pop(row)
                 self.listed |= rows
+                self.weights |= weights
         held_out = SPLIT_FOLDERS if any(name.startswith("train/") for name in names) else {}
         files = media | self.listed.keys()  # those that are listed and missing are reported when they are read
         split = {name: held_out.get(name.partition("/")[0]) for name in files}
@@ -83,6 +98,8 @@ class Folder(Source):
         for command, unread in UNREAD.items():
             if found := ", ".join(f"{suffixes.pop(s)} {s}" for s in unread if s in suffixes):
                 log.warning("%s has %s files, which are not read; convert them, each with: %s", root, found, command)
+        if repeated := {f for f in map(posixpath.dirname, self.files) if REPEATS.match(posixpath.basename(f))}:
+            log.info("Files of %s are used as often as their folders' names say", ", ".join(sorted(repeated)))
         if other := ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES):
             log.info("%s also has files that are neither images nor videos: %s", root, other)
         self.tagged = any(tags for _, tags in self.listed.values())
@@ -112,12 +129,18 @@ class Folder(Source):
             "contents_sha256": listing_sha256(self.location.states(self.files)),
             "captions_sha256": listing_sha256(zip(map(self._listed, self.files), self.location.states(texts))),
             **({"splits": sorted({*filter(None, self.splits)})} if any(self.splits) else {}),
+            **({"weights_sha256": listing_sha256(weights)} if any(weights := [*map(self._weight, self.files)]) else {}),
             **self.reading.identity(),
             "allow_outside": self.reading.allow_outside,
         }
 
     def _listed(self, name: str) -> Said:
         return self.listed.get(name, ([], []))
+
+    def _weight(self, name: str) -> Any:
+        """What its list says, else the name of its folder; None: nothing."""
+        of_folder = REPEATS.match(posixpath.basename(posixpath.dirname(name)))
+        return listed if (listed := self.weights.get(name)) is not None else of_folder and of_folder[1]
 
     def _named(self, folder: str, path: str) -> str:
         """The file that a row of a list in `folder` means, by its name in the location: `/me/set/a.png` is `a.png`."""
@@ -151,9 +174,10 @@ class Folder(Source):
         if PurePosixPath(name).suffix.lower() not in MEDIA_SUFFIXES:
             said = f"{self.location.spec}/{name}, listed with a caption, is neither an image nor a video"
             raise SampleError("unknown_type", said)
+        about: dict[str, Any] = {"more_captions": more, "tags": tags, "weight": weight_of(self._weight(name), name)}
         with self.location.local(name) as path:
             for key, frames, fps, lost in self.reading.clips(path, self.item_key(index)):
-                yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags, lost=lost)
+                yield Clip(key, frames, caption, fps, self.name, lost=lost, **about)
 
 
 _nfc = partial(unicodedata.normalize, "NFC")
@@ -168,17 +192,21 @@ def _read_captions(path: Path, named: Callable[[str], str]) -> dict[str, Said]:
         raise ValueError(f"{path} is over {LARGEST_LIST >> 20} MiB; use it as --source table:FILE.parquet")
     rows = read_rows(path)
     file_column = next((c for c in FILE_COLUMNS if c in rows), None)
-    columns = [next((c for c in names if c in rows), None) for names in (CAPTION_COLUMNS, TAG_COLUMNS)]
-    if file_column is None or not any(columns):
+    kinds = CAPTION_COLUMNS, TAG_COLUMNS, WEIGHT_COLUMNS
+    columns = [next((c for c in names if c in rows), None) for names in kinds]
+    if file_column is None or not any(columns[:2]):
         raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows)}")
-    found: dict[str, Said] = {}
-    for file, caption, tags in zip(rows[file_column], *(rows[c] if c else itertools.repeat(None) for c in columns)):
+    found, weights = dict[str, Said](), dict[str, Any]()
+    for file, caption, tags, weight in zip(
+        rows[file_column], *(rows[c] if c else itertools.repeat(None) for c in columns)
+    ):
         said = texts_of(caption, f"the caption of {file} in {path}"), tags_of(tags)
         if file and any(said):
-            texts, words = found.setdefault(named(str(file)), ([], []))
+            texts, words = found.setdefault(name := named(str(file)), ([], []))
             texts += said[0]
             words += said[1]
-    return found
+            weights[name] = weight
+    return found, weights
 
 
 def _caption_file(path: Path) -> str:

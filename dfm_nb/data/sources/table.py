@@ -6,7 +6,8 @@ media column holds image bytes (raw, or the hub's struct of bytes and path), a p
 table), a file:// URL or an http(s) URL. Of several such columns (`image`, `image_url`, ...) each row uses the first
 that is not empty. A table that you name may hold any path; one that is fetched, only names of files at its own place
 and addresses of the internet, unless `allow_outside`. From Python the table may be a DataFrame, whose media column may
-also hold PIL images and uint8 arrays. A caption is a text or a list of texts; a column `tags` or `keywords` holds tags.
+also hold PIL images and uint8 arrays. A caption is a text or a list of texts; a column `tags` or `keywords` holds tags,
+and `weight` or `repeats` how often an epoch uses the row.
 
 An empty cell, a null and a NaN are None. No type is guessed in a text file: the caption 007 stays "007", NA is text.
 A text file is UTF-8, UTF-16 with its mark, or else Windows-1252, as Excel writes; the header of a CSV says which of
@@ -41,7 +42,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.options import option
 from dfm_nb.base.records import Clip, SampleError, Source
 from dfm_nb.base.urls import HTTP, is_public, reported, uses_fsspec
-from dfm_nb.data.captioning import TAG_COLUMNS, check_length, tags_of, texts_of
+from dfm_nb.data.captioning import TAG_COLUMNS, WEIGHT_COLUMNS, check_length, tags_of, texts_of, weight_of
 from dfm_nb.data.sources._fetch import fetched
 from dfm_nb.data.sources._location import COMPARED_BYTES, Location, parent
 from dfm_nb.data.sources._media import MediaOptions, key_of, listing_sha256
@@ -264,6 +265,7 @@ class Table(Source):
     caption_column: str
     splits: Sequence[str | None] = ()
     tag_column: str | None = None
+    weight_column: str | None = None
 
     def __post_init__(self) -> None:
         self.tagged = self.tag_column is not None
@@ -301,6 +303,7 @@ class Table(Source):
             "listing_sha256": listing_sha256(itertools.chain(itertools.chain.from_iterable(texts), self.splits)),
             "contents_sha256": listing_sha256(contents),
             "captions_sha256": listing_sha256(itertools.chain.from_iterable(captions)),
+            **({"weights_sha256": listing_sha256(self.rows[self.weight_column])} if self.weight_column else {}),
             **self.reading.identity(),
         }
 
@@ -313,8 +316,10 @@ class Table(Source):
                 if len(value) > LONGEST_NAME:
                     raise SampleError("too_large", f"a path or URL must have at most {LONGEST_NAME} characters")
                 where, value = f"{where} ({value})", self._file(value)
+            about: dict[str, Any] = {"more_captions": more, "tags": tags}
+            about["weight"] = weight_of(self.rows[self.weight_column][index] if self.weight_column else None, "it")
             for key, frames, fps, lost in self.reading.clips(value, self.item_key(index)):
-                yield Clip(key, frames, caption, fps, self.name, more_captions=more, tags=tags, lost=lost)
+                yield Clip(key, frames, caption, fps, self.name, lost=lost, **about)
         except SampleError as error:
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
 
@@ -471,10 +476,10 @@ def build(
     media = _pick(rows, label, "--image-column", image_column, MEDIA_COLUMNS)
     usual = [name for name in (*CAPTION_COLUMNS, *TAG_COLUMNS) if name not in media]
     caption = _pick(rows, label, "--caption-column", caption_column, usual)[0]
-    tags = next((name for name in TAG_COLUMNS if name in rows), None)
+    tags, weight = (next((name for name in names if name in rows), None) for names in (TAG_COLUMNS, WEIGHT_COLUMNS))
     for name in media:
         values = rows[name]
         if values.lists if isinstance(values, StoredPictures) else any(isinstance(v, (list, tuple)) for v in values):
             said = "%s has lists of pictures in %s: the first of each row is used; give others rows of their own"
             log.warning(said, label, name)
-    return Table("table", rows, label, location, media, caption, splits, tags)
+    return Table("table", rows, label, location, media, caption, splits, tags, weight)

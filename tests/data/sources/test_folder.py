@@ -107,6 +107,18 @@ def test_a_file_may_have_several_captions_and_tags(tmp_path, caplog):
     assert folder.build(str(tmp_path)).captions(0) == (["one", "two"], [])
 
 
+def test_weights_come_from_the_list_then_from_kohyas_folders(tmp_path):
+    for name in ("01_foxes/a.png", "10_cats/b.png", "10_cats/c.png", "2024_dogs/d.png", "e.png"):
+        picture(tmp_path / name)
+    source = folder.build(str(tmp_path))
+    assert [read(source, i)[0].weight for i in range(5)] == [1, 10, 10, 1, 1]
+    (tmp_path / "metadata.csv").write_text("file_name,text,repeats\n10_cats/b.png,a cat,0.5\ne.png,a fox,many\n")
+    listed = folder.build(str(tmp_path))
+    assert [read(listed, i)[0].weight for i in (1, 2)] == [0.5, 10]
+    assert fault(listed, 4).reason == "bad_weight"
+    assert listed.identity()["weights_sha256"] != source.identity()["weights_sha256"]
+
+
 def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
     picture(tmp_path / "a.png")
     (tmp_path / "captions.csv").write_text("file,caption\na.png,one\ngone.png,two\nnotes.pdf,three\n")

@@ -345,6 +345,15 @@ def test_a_caption_may_be_a_list_and_tags_a_column(suffix, tmp_path):
     assert differ == {"captions_sha256"}
 
 
+def test_a_row_has_a_weight(tmp_path):
+    (tmp_path / "a.png").write_bytes(png())
+    rows = [{"image": "a.png", "caption": "a", "weight": weight} for weight in (None, 3, "0.25", 0, "inf")]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = table.build(str(tmp_path / "t.jsonl"))
+    assert [read(source, i)[0].weight for i in range(3)] == [1, 3, 0.25]
+    assert [fault(source, i).reason for i in (3, 4)] == ["bad_weight"] * 2
+
+
 def test_identity_follows_captions_references_and_options_and_keys_do_not(tmp_path):
     path = tmp_path / "my table.csv"
     few = table.build(str(write_table(path, ROWS[:2])))
