@@ -35,8 +35,8 @@ OVERHEAD = 0.06  # share of the time for validations, samples and checkpoints
 OVERTIME = 1.1  # if the machine slows down, the run stops here and saves; the same command resumes it
 PROBE = 0.03  # share of the time for timing iterations; longer would not be more exact
 FEWEST, MOST = 5, 100  # timed iterations
-CLIP_SHARE = 0.25  # of the work, at most, while pictures outnumber clips; chosen, not measured
-PASSES = {140: "86 to 100 %", 30: "25 to 100 %"}
+CLIP_SHARE = 0.25  # of the work, while pictures outnumber clips (benchmarks/results/own_pictures.md)
+PASSES = {140: "85 to 100 %", 30: "25 to 93 %"}
 """Pictures that came back from their captions in runs with at least so many passes (docs/own-pictures.md)."""
 CPU_TOKENS, GPU_TOKENS = 768, 8192
 """Of a pack: fewer do not keep the kernels busy; more make fewer steps in the time, and not better ones."""
