@@ -183,8 +183,10 @@ class Folder(Source):
 _nfc = partial(unicodedata.normalize, "NFC")
 
 
-def _read_captions(path: Path, named: Callable[[str], str]) -> dict[str, Said]:
-    """Captions and tags by file from one of `LISTS`; rows of one file add up, and empty rows are ignored.
+def _read_captions(path: Path, named: Callable[[str], str]) -> tuple[dict[str, Said], dict[str, Any]]:
+    """Captions and tags, and cells of weights, by file from one of `LISTS`.
+
+    Captions of one file add up, its last weight counts, and empty rows are ignored.
 
     named : gives the file that a row's path means.
     """
