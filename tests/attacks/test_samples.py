@@ -90,7 +90,7 @@ def test_every_reader_leaves_it_out_and_names_it(trainer, tmp_path, caplog, caps
     pixels = lambda z: z[:3].permute(1, 2, 3, 0).byte().numpy()  # noqa: E731
     reference = ShardReference(str(tmp_path / "data"), "train", pixels, manifest["tokenizer"])
     stills, clips, failed = choose(reference, 20, 20, 9, 0)
-    assert len(stills) + len(clips) == 10 and failed + len(reference.store.dropped) == 1
+    assert len(stills) + len(clips) == 10 and len(failed) + len(reference.store.dropped) == 1
 
 
 @pytest.mark.slow
