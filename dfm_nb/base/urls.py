@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
-import fsspec
-
 from dfm_nb.base.files import is_url
 from dfm_nb.base.version import __version__
 
@@ -76,6 +74,8 @@ def filesystem(url: str) -> tuple[Any, str]:
     ------
     ValueError : there is no such driver or archive.
     """
+    import fsspec  # here, as most commands never do
+
     chain = url if "::" in url or not url.lower().endswith(".zip") else f"zip://::{url}"
     archive, _, server = chain.rpartition("::")
     if archive and server.startswith(HTTP) and "cache" not in archive:
@@ -96,6 +96,8 @@ def file_in(root: str, name: str) -> str:
 
 def web() -> Any:
     """fsspec's driver for http(s) URLs as they are: `::` and .zip have no meaning in them."""
+    import fsspec
+
     server = fsspec.filesystem("https", client_kwargs=_client(), encoded=True)
     server.encode_url = _as_written
     return server

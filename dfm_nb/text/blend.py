@@ -89,7 +89,7 @@ def build_datasets(
         index.require_whole_bin()
         if not 0 < seq_length < index.num_tokens:
             raise ValueError(
-                f"seq_length must be 1 to the tokens of each corpus less 1; {prefix} has {index.num_tokens}"
+                f"seq_length must be 1 to below the tokens of each corpus; {prefix} has {index.num_tokens}"
             )
     if blend.train[0].weight is None:
         blend = apply_strategy(blend, "proportional", token_counts(blend))
@@ -121,11 +121,9 @@ def _require_tokens(blend: Blend, seq_length: int, num_samples: tuple[int, int, 
         documents = Index.open(prefix).document_tokens()
         bounds = np.rint(np.cumsum([0, *parts]) / max(parts.sum(), 1e-9) * len(documents)).astype(int)
         for name, wanted, first, end in zip(SPLITS, num_samples, bounds, bounds[1:]):
-            if wanted and documents[first:end].sum() <= seq_length:
-                raise ValueError(
-                    f"split {split} must leave each part more than seq_length {seq_length} tokens; {prefix} has "
-                    f"{documents[first:end].sum()} for {name}; change the split, or ask for no samples of it"
-                )
+            if wanted and (tokens := documents[first:end].sum()) <= seq_length:
+                fix = f"it needs over {seq_length} (seq_length); change the split, or ask for no samples of {name}"
+                raise ValueError(f"split {split} leaves {name} {tokens} tokens of {prefix}; {fix}")
 
 
 def _pair(corpora: tuple[BlendCorpus, ...]) -> tuple[list[str], list[float | None] | None] | None:
@@ -150,7 +148,7 @@ class BatchSampler:
         step = micro_batch_size * dp_size
         if consumed_samples % step:
             raise ValueError(
-                f"consumed_samples must divide by micro_batch_size * dp_size = {step}; got {consumed_samples}"
+                f"consumed_samples must divide by micro_batch_size * dp_size, {step}; got {consumed_samples}"
             )
         first = dp_rank * micro_batch_size  # of this rank, in a global batch
         self._size = micro_batch_size

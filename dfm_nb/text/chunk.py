@@ -47,14 +47,11 @@ class PreprocessConfig(Options):
 
 @dataclass
 class Encoded:
-    """`files` holds the bytes to append to each part file: KEY.bin tokens, KEY.lengths int32 tokens of each sequence,
-    KEY.counts int32 sequences of each document. `bad` has line (counted from the span's first), reason and excerpt of
-    each line without a document.
-
-    Documents ["a b c"], [""] and ["a", "b c"] have lengths 3, 1, 2 and counts 1, 0, 2.
+    """`corpora` has what `Parts.append` takes, by key: tokens, lengths and counts. `bad` has line (counted from the
+    span's first), reason and excerpt of each line without a document.
     """
 
-    files: dict[str, bytes] = field(default_factory=dict)
+    corpora: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     bad: list[dict] = field(default_factory=list)
 
@@ -84,7 +81,7 @@ class ChunkEncoder:
                     break
         out.counts |= {"documents": len(rows), "skipped": len(out.bad)}
         for column, key in enumerate(self.config.json_keys):
-            self._encode(key, [row[column] for row in rows], out)
+            out.corpora[key] = self._encode([row[column] for row in rows])
         return out
 
     def _row(self, line: bytes) -> list[list[str]]:
@@ -103,7 +100,7 @@ class ChunkEncoder:
             found.append(texts)
         return found
 
-    def _encode(self, key: str, documents: list[list[str]], out: Encoded) -> None:
+    def _encode(self, documents: list[list[str]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rows = self._text([text for texts in documents for text in texts])
         ids = np.concatenate([*rows, np.zeros(0, np.uint32)])
         lengths = np.fromiter(map(len, rows), np.int32, len(rows))
@@ -114,9 +111,7 @@ class ChunkEncoder:
             last = np.flatnonzero(np.diff(owners, append=-1))  # sequence of each document that is not empty
             ids = np.insert(ids, np.cumsum(lengths)[last], self._eod)
             lengths[last] += 1
-        out.files[f"{key}.bin"] = ids.astype(self._dtype).tobytes()
-        out.files[f"{key}.lengths"] = lengths.tobytes()
-        out.files[f"{key}.counts"] = np.bincount(owners, minlength=len(documents)).astype(np.int32).tobytes()
+        return ids.astype(self._dtype), lengths, np.bincount(owners, minlength=len(documents)).astype(np.int32)
 
 
 def _loads(line: bytes, keys: Sequence[str]) -> dict:

@@ -1,7 +1,6 @@
 """`dfm text ...`: preprocess, merge, inspect, verify, blend.
 
-The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py. Imports are inside the functions,
-so that each command loads only its own.
+The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ from typing import Any, Literal
 from dfm_nb.base.argv import run_command
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
+from dfm_nb.text import check
 from dfm_nb.text.chunk import PreprocessConfig
+from dfm_nb.text.corpus import find_parts, merge, preprocess
 
 
 class PreprocessOptions(PreprocessConfig, Verb):
@@ -28,8 +29,6 @@ class PreprocessOptions(PreprocessConfig, Verb):
     partitions: Literal["1"] | None = option(None, argparse.SUPPRESS)
 
     def run(self) -> Any:
-        from dfm_nb.text.corpus import preprocess
-
         done = preprocess(self.replace(progress=sys.stderr.isatty()))
         for warning in done.warnings:
             print(f"warning: {warning}", file=sys.stderr)
@@ -57,8 +56,6 @@ class MergeOptions(Verb):
     json_keys: list[str] = option(["text"], "which corpora of the parts")
 
     def run(self) -> dict[str, dict[str, int]]:
-        from dfm_nb.text.corpus import find_parts, merge
-
         jobs = {self.output_prefix: self.prefixes}
         if not self.prefixes:
             jobs = {f"{self.output_prefix}_{k}_document": find_parts(self.output_prefix, k) for k in self.json_keys}
@@ -82,13 +79,9 @@ class InspectOptions(Verb):
     documents: int = option(3, "documents to show")
 
     def run(self) -> dict[str, Any]:
-        from dfm_nb.text import check
-
         return check.inspect(self.prefix, self.tokenizer_model, self.documents)
 
     def report(self, result: dict[str, Any]) -> Report:
-        from dfm_nb.text import check
-
         return Report(result, check.report_text(result))
 
 
@@ -102,8 +95,6 @@ class VerifyOptions(Verb):
     input: list[str] | None = option(None, "the JSONL of the one PREFIX, to count its documents")
 
     def run(self) -> dict[str, list[Any]]:
-        from dfm_nb.text import check
-
         show = sys.stderr.isatty() and not self.as_json
         found = {p: check.verify(p, self.tokenizer_model, self.append_eod, self.input, show) for p in self.prefixes}
         if len(self.prefixes) > 1 and _passed(found):
@@ -112,13 +103,11 @@ class VerifyOptions(Verb):
 
     def report(self, result: dict[str, list[Any]]) -> Report:
         marks, ok = {True: "ok  ", False: "FAIL", None: "-   "}, _passed(result)
-        lines = [
-            line
-            for prefix, checks in result.items()
-            for line in (prefix, *(f"  {marks[c.passed]} {c.name}: {c.detail}" for c in checks))
-        ]
-        checks = {prefix: [vars(c) for c in checks] for prefix, checks in result.items()}
-        return Report({"ok": ok, "checks": checks}, "\n".join(lines), int(not ok))
+        lines = []
+        for prefix, checks in result.items():
+            lines += [prefix, *(f"  {marks[c.passed]} {c.name}: {c.detail}" for c in checks)]
+        found = {prefix: [vars(c) for c in checks] for prefix, checks in result.items()}
+        return Report({"ok": ok, "checks": found}, "\n".join(lines), int(not ok))
 
 
 def _passed(found: dict[str, list[Any]]) -> bool:
@@ -141,14 +130,12 @@ class BlendOptions(Verb):
     output: str | None = option(None, "write the blend here", metavar="YAML", output=True)
 
     def run(self) -> dict[str, Any]:
-        from dfm_nb.text import check, mixture
+        from dfm_nb.text import mixture  # and with it config
 
         if sum(map(bool, (self.blend, self.data_path, self.config))) != 1:
             raise ValueError("a blend needs one of WEIGHT PREFIX ..., --data-path WEIGHT PREFIX ... or --config YAML")
-        if self.config:
-            blend = mixture.read_yaml(self.config, self.normalize)
-        else:
-            blend = mixture.parse_list(self.blend or self.data_path, self.normalize)
+        words, normalize = self.blend or self.data_path, self.normalize
+        blend = mixture.read_yaml(self.config, normalize) if self.config else mixture.parse_list(words, normalize)
         counts = mixture.token_counts(blend)
         if self.strategy or blend.train[0].weight is None:
             blend = mixture.apply_strategy(blend, self.strategy or "proportional", counts)

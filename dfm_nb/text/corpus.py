@@ -34,7 +34,7 @@ from dfm_nb.text.parts import SKIPPED, Parts
 from dfm_nb.text.workers import ordered_map
 
 PARTITION_ENV = (("RANK", "WORLD_SIZE"), ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"))
-_MERGE_BYTES = 8 << 20  # copied at a time
+_MERGE_TOKENS = 4 << 20  # copied at a time, and one document more
 
 
 @dataclass
@@ -96,17 +96,17 @@ def _preprocess(config: PreprocessConfig) -> PreprocessResult:
     spec.check(dtype, config.append_eod)
     prefix = _part_prefix(config.output_prefix, part, num_parts)
     prefixes = {key: f"{prefix}_{key}_document" for key in config.json_keys}
+    backend = "tokenizers"
     signature = {
-        "state": 4,  # of the part files and their progress
+        "state": 5,  # of the part files and their progress
         "inputs": text_input.fingerprint(spans),
         "tokenizer": [spec.sha256, spec.eod_id],
         "settings": [list(config.json_keys), dtype.name, config.append_eod],
-        "backend": "tokenizers",
+        "backend": backend,
     }
-    backend = text_encode.choose(spec, config.tokenizer_backend)
-    if config.tokenizer_backend != "auto" or Parts.signature_of(prefix) != signature:
-        signature["backend"] = backend  # otherwise resume what was begun again
-    config = config.replace(dtype=dtype.name, tokenizer_backend=signature["backend"])
+    if config.tokenizer_backend != "auto" or Parts.signature_of(prefix) != signature:  # otherwise it was begun again
+        signature["backend"] = backend = text_encode.choose(spec, config.tokenizer_backend)
+    config = config.replace(dtype=dtype.name, tokenizer_backend=backend)
     with Parts.open(prefix, prefixes, signature) as parts:
         done = parts.progress
         resumed = done.counts["documents"]
@@ -120,23 +120,10 @@ def _preprocess(config: PreprocessConfig) -> PreprocessResult:
         made |= {"max_id": spec.max_id, "eod_id": spec.eod_id, "append_eod": config.append_eod, "dtype": dtype.name}
         made |= {"tokenizer_backend": config.tokenizer_backend, "inputs": [asdict(s) for s in spans]}
         parts.finish(dtype, {**made, **done.counts})
-    metas = {key: read_meta(prefix) for key, prefix in prefixes.items()}
-    tokens, empty = ({key: meta[name] for key, meta in metas.items()} for name in ("tokens", "empty_documents"))
-    warnings = [
-        f"every text under {key!r} is empty: {prefixes[key]}.bin has no token"
-        for key in config.json_keys
-        if done.counts["documents"] and not tokens[key]
-    ]
-    return PreprocessResult(
-        prefixes,
-        tokens,
-        empty,
-        resumed_documents=resumed,
-        skipped_path=parts.skipped_path,
-        warnings=warnings,
-        tokenizer_backend=config.tokenizer_backend,
-        **done.counts,
-    )
+    tokens = {key: done.sizes[f"{key}.bin"] // dtype.itemsize for key in prefixes}
+    empty = [key for key, count in tokens.items() if done.counts["documents"] and not count]
+    warnings = [f"every text under {key!r} is empty: {prefixes[key]}.bin has no token" for key in empty]
+    return PreprocessResult(prefixes, tokens, done.empty, resumed, parts.skipped_path, warnings, backend, **done.counts)
 
 
 def _write(
@@ -153,12 +140,10 @@ def _write(
             before = text_input.lines_before(span) if encoded.bad else 0
             bad = [{"file": span.path, **row, "line": before + row["line"]} for row in encoded.bad]
             if bad and config.on_error == "stop":
-                raise ValueError(
-                    "{file}, line {line}: {reason}; it begins {excerpt!r}; correct it, or skip such lines with "
-                    "--on-error skip".format(**bad[0])
-                )
-            for name, data in encoded.files.items():
-                parts.write(name, data)
+                fault = "{file}, line {line}: {reason}; it begins {excerpt!r}".format(**bad[0])
+                raise ValueError(f"{fault}; correct it, or skip such lines with --on-error skip")
+            for key, arrays in encoded.corpora.items():
+                parts.append(key, *arrays)
             parts.write(SKIPPED, b"".join(json.dumps(record).encode() + b"\n" for record in bad))
             done.at = chunk.end
             done.counts = {name: n + encoded.counts[name] for name, n in done.counts.items()}
@@ -232,17 +217,16 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
 
 def _join(prefixes: list[str], key: str, parts: Parts, progress: bool) -> None:
     """Append the corpora that `parts` lacks. Memory does not grow with their number: one is open at a time."""
-    done, block = parts.progress, 1 << 18  # documents or sequences at a time
+    done = parts.progress
     rest = prefixes[done.at.span :]
     for prefix in tqdm(rest, desc="merge", unit="part", disable=not progress):
         index = Index.open(prefix)
         with open(bin_path(prefix), "rb") as f:
-            while data := f.read(_MERGE_BYTES):
-                parts.write(f"{key}.bin", data)
-        for start in range(0, len(index.lengths), block):
-            parts.write(f"{key}.lengths", index.lengths[start : start + block].tobytes())
-        for start in range(0, index.num_documents, block):
-            bounds = index.documents[start : start + block + 1]
-            parts.write(f"{key}.counts", np.diff(bounds).astype(np.int32).tobytes())
+            blocks = np.cumsum(index.document_tokens()) // _MERGE_TOKENS
+            for first, end in itertools.pairwise(np.flatnonzero(np.diff(blocks, prepend=-1, append=-1))):
+                bounds = index.documents[first : end + 1]
+                lengths = index.lengths[bounds[0] : bounds[-1]]
+                tokens = np.fromfile(f, index.dtype, int(lengths.sum(dtype=np.int64)))
+                parts.append(key, tokens, lengths, np.diff(bounds).astype(np.int32))
         done.at = Position(done.at.span + 1)
         parts.save()

@@ -22,7 +22,7 @@ import orjson
 from dfm_nb.text.tokenizer import TokenizerSpec
 
 MAX_CHARS = 16 << 20  # of a text for `tokenizers`, which needs over 100 bytes for some characters
-SAMPLE_CHARS = 4096  # compared of a text: `tokenizers` reads about 4 MB/s
+SAMPLE_CHARS = 1024  # compared of a text: `tokenizers` reads about 4 MB/s
 RELOAD_CHARS = 256 << 20  # gigatoken remembers each word it has seen; at most 150 MB until it is loaded again
 GIGATOKEN = "0.10."
 """Versions whose ids were compared."""
@@ -74,10 +74,8 @@ def choose(spec: TokenizerSpec, asked: str = "auto") -> str:
     younger = unicodedata.unidata_version >= "17"  # so that it cannot tell which characters are new in 17
     fits = installed.startswith(GIGATOKEN) and not younger and family(spec) is not None
     if asked == "gigatoken" and not fits:
-        raise ValueError(
-            f"gigatoken must be of version {GIGATOKEN}* and the tokenizer of a family that was compared; got "
-            f"{installed or 'none'} and {spec.name}; use --tokenizer-backend tokenizers"
-        )
+        got = f"got {installed or 'none'} and {spec.name}; use --tokenizer-backend tokenizers"
+        raise ValueError(f"gigatoken must be {GIGATOKEN}* and the tokenizer of a family that was compared; {got}")
     return "gigatoken" if fits and asked != "tokenizers" else "tokenizers"
 
 

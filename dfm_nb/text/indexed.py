@@ -8,11 +8,9 @@ document index length D u64 (documents + 1), sequence lengths int32 [S], byte po
 
 from __future__ import annotations
 
-import shutil
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Iterator
 
 import numpy as np
 
@@ -23,7 +21,6 @@ VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document bounds
 DTYPES = dict(enumerate(map(np.dtype, ("u1", "i1", "i2", "i4", "i8", "f8", "f4", "u2")), 1))
 CODES = {dtype: code for code, dtype in DTYPES.items()}
-_BLOCK_BYTES = 1 << 19
 _META = {"tokenizer": str, "tokenizer_sha256": str, "append_eod": bool, "inputs": list} | dict.fromkeys(
     ("vocab_size", "max_id", "documents", "skipped", "blank_lines", "tokens", "empty_documents"), int
 )
@@ -57,46 +54,6 @@ def read_meta(prefix: str | Path) -> dict:
     index = Index.open(prefix)
     has = (index.num_tokens, index.num_documents, index.dtype.name)
     return meta if has == (meta["tokens"], meta["documents"], meta.get("dtype")) else {}
-
-
-def read_blocks(path: Path) -> Iterator[np.ndarray]:
-    """The int32 numbers in a file, block by block."""
-    with open(path, "rb") as f:
-        while data := f.read(_BLOCK_BYTES):
-            yield np.frombuffer(data, np.int32)
-
-
-def write_index(out: BinaryIO, dtype: np.dtype, lengths_file: Path, counts_file: Path) -> None:
-    """Write an index from two files, in blocks.
-
-    Parameters
-    ----------
-    out : a binary file open for writing
-    dtype : the tokens' dtype
-    lengths_file : int32, number of tokens of each sequence
-    counts_file : int32, number of sequences of each document (0 for an empty one)
-    """
-    sequences, documents = lengths_file.stat().st_size // 4, counts_file.stat().st_size // 4
-    out.write(HEADER.pack(MAGIC, VERSION, CODES[dtype], sequences, documents + 1))
-    with open(lengths_file, "rb") as f:
-        shutil.copyfileobj(f, out)
-    _write_starts(out, lengths_file, dtype.itemsize)
-    end = _write_starts(out, counts_file, 1)
-    assert end == sequences
-    out.write(struct.pack("<Q", end))  # one more bound: the end of the last document
-
-
-def _write_starts(out: BinaryIO, sizes_file: Path, scale: int) -> int:
-    """Write the starts of contiguous items, int64; returns the end of the last.
-
-    Sizes 3, 0, 2 and scale 2 (bytes per token) write 0, 6, 6 and return 10.
-    """
-    start = 0
-    for block in read_blocks(sizes_file):
-        ends = start + np.cumsum(block, dtype=np.int64) * scale
-        out.write((ends - block * np.int64(scale)).tobytes())
-        start = int(ends[-1])
-    return start
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
 
-import pyarrow as pa
-
 from dfm_nb.base.urls import HTTP, filesystem, reported, uses_fsspec
 from dfm_nb.text.indexed import bin_path, idx_path
 
 CHUNK_BYTES = 1 << 20
 STDIN = "-"
-_UNPACKERS: dict[str, Callable[[BinaryIO], Any]] = {
-    ".gz": lambda f: gzip.GzipFile(fileobj=f),
-    ".zst": lambda f: pa.CompressedInputStream(f, "zstd"),  # the package zstandard takes a cut file for whole
-}
+
+
+def _unzstd(f: BinaryIO) -> Any:
+    import pyarrow  # 50 ms; the package zstandard takes a cut file for whole
+
+    return pyarrow.CompressedInputStream(f, "zstd")
+
+
+_UNPACKERS: dict[str, Callable[[BinaryIO], Any]] = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".zst": _unzstd}
 _FOREIGN = {b"\x1f\x8b": "gzip", b"\x28\xb5": "Zstandard", b"BZ": "bzip2", b"\xfd7": "xz", b"PA": "Parquet"}
 """By the first two bytes: what is not JSONL."""
 
@@ -81,11 +84,8 @@ def expand_inputs(patterns: list[str], output_prefix: str = "") -> list[str]:
     for pattern in patterns:
         exists = pattern == STDIN or (os.path.exists(pattern) and not uses_fsspec(pattern))
         find = _expand_url if uses_fsspec(pattern) else partial(glob.glob, recursive=True)
-        found = (
-            [pattern]
-            if exists
-            else [path for path in sorted(find(pattern)) if not own.fullmatch(os.path.abspath(path))]
-        )
+        every = [pattern] if exists else sorted(find(pattern))
+        found = [path for path in every if exists or not own.fullmatch(os.path.abspath(path))]
         if not found:
             raise FileNotFoundError(f"--input must name JSONL files; {pattern} matches nothing")
         paths += found
@@ -178,9 +178,7 @@ def open_input(path: str, start: int = 0) -> Iterator[BinaryIO]:
                 f.seek(start)
             text = io.BufferedReader(unpack(f) if unpack else f, CHUNK_BYTES)
             if not unpack and (kind := _FOREIGN.get(text.peek(2)[:2])) and not start:
-                raise ValueError(
-                    f"--input must be JSONL, or end in .gz or .zst; {path} is {kind}; rename or convert it"
-                )
+                raise ValueError(f"--input must be JSONL, .gz or .zst; {path} is {kind}; rename or convert it")
             while unpack and start:
                 start -= len(text.read(min(start, CHUNK_BYTES))) or start
             yield text

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Sequence
+from typing import Any, Literal, Sequence
 
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -96,9 +96,7 @@ def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
     except ValidationError as error:
         fault = error.errors()[0]  # located by the row, from 0, and the key
         place = ".".join(map(str, fault["loc"])) or "the rows"
-        raise ValueError(
-            f"{path}: {place}: {fault['msg']}; got {fault['input']!r}; docs/text.md has a sample"
-        ) from None
+        raise ValueError(f"{path}: {place}: {fault['msg']}; got {fault['input']!r}; see docs/text.md") from None
     except ValueError as error:
         raise ValueError(f"{path} must be YAML; {error}") from None
     return _sound_blend([(r.dataset_split, BlendCorpus(r.dataset_prefix, r.dataset_weight)) for r in rows], normalize)
@@ -106,11 +104,8 @@ def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
 
 def write_yaml(blend: Blend, path: str | Path) -> None:
     """Write the blend in the form that `read_yaml` reads."""
-    rows = [
-        {"dataset_prefix": c.prefix, "dataset_weight": c.weight, "dataset_split": split}
-        for split in SPLITS
-        for c in blend.corpora(split)
-    ]
+    corpora = [(split, c) for split in SPLITS for c in blend.corpora(split)]
+    rows = [{"dataset_prefix": c.prefix, "dataset_weight": c.weight, "dataset_split": s} for s, c in corpora]
     Path(path).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
 
 
@@ -132,10 +127,7 @@ def _sound(split: str, corpora: list[BlendCorpus], normalize: bool) -> tuple[Ble
     positive = all(0 <= w < math.inf for w in weights) and total > 0
     if not positive or (abs(total - 1) > TOLERANCE and not normalize):
         listed = " + ".join(f"{w:g}" for w in weights)
-        raise ValueError(
-            f"the weights of {split} must be 0 or more and sum to 1; got {listed} = {total:g}; --normalize divides "
-            "by their sum"
-        )
+        raise ValueError(f"the weights of {split} must sum to 1, or use --normalize; got {listed} = {total:g}")
     return _weighted(corpora, weights)
 
 
@@ -187,10 +179,7 @@ def _upweight(corpora: Sequence[BlendCorpus], tokens: list[int], argument: str) 
     rest = sum(t for t, mine in zip(tokens, chosen) if not mine)
     if sum(chosen) != 1 or not 0 < share < 1 or not rest:
         names = ", ".join(c.name for c in corpora)
-        raise ValueError(
-            f"--strategy upweight:NAME=0.6 needs a share between 0 and 1, NAME one of {names}, and another corpus; "
-            f"got {argument!r}"
-        )
+        raise ValueError(f"--strategy upweight needs one NAME of {names} and a share below 1; got {argument!r}")
     return [share if mine else (1 - share) * t / rest for t, mine in zip(tokens, chosen)]
 
 
@@ -201,9 +190,7 @@ def exposures(blend: Blend, counts: dict[str, int], token_budget: float) -> list
     """
     if not token_budget > 0:
         raise ValueError(f"--token-budget must be over 0; got {token_budget:g}")
-    rows = []
-    for corpus in blend.train:
-        weight, tokens = corpus.weight or 0.0, counts[corpus.prefix]
-        row = {"name": corpus.name, "prefix": corpus.prefix, "weight": weight, "tokens": tokens}
-        rows.append({**row, "epochs": weight * token_budget / max(1, tokens)})
-    return rows
+    rows: list[dict[str, Any]] = [
+        {"name": c.name, "prefix": c.prefix, "weight": c.weight, "tokens": counts[c.prefix]} for c in blend.train
+    ]
+    return [row | {"epochs": row["weight"] * token_budget / max(1, row["tokens"])} for row in rows]

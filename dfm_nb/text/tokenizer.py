@@ -7,7 +7,6 @@ missing eos.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from dfm_nb.base.hub import hub_is_known, tokenizer_of
+
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
 @dataclass(frozen=True)
@@ -89,26 +90,29 @@ def _plain(path: Path) -> tuple[Tokenizer, str | None] | None:
     config = file.with_name("tokenizer_config.json")
     if not file.is_file() or (path.is_dir() and not config.exists()):
         return None
-    settings: dict[str, Any] = {"tokenizer_class": "TokenizersBackend", "eos_token": _likely_eos(file)}
-    if config.exists():
-        settings = json.loads(config.read_text(encoding="utf-8"))
-    tokenizer = Tokenizer.from_file(str(file))
-    about = orjson.loads(tokenizer.to_str())
+    about = orjson.loads(file.read_bytes())
     added = {str(token.pop("id")): token for token in about["added_tokens"]}
+    words = {token["content"] for token in added.values()}
+    settings: dict[str, Any] = {"tokenizer_class": "TokenizersBackend"}
+    if config.exists():
+        settings = orjson.loads(config.read_bytes())
+    else:  # the token that ends a text is not defined: a well-known one of those added
+        settings["eos_token"] = next((token for token in ENDS if token in words), None)
     decoder = settings.get("added_tokens_decoder", {})
     older = () if decoder else ("special_tokens_map.json", "added_tokens.json")
-    words = [v for k, v in settings.items() if k.endswith(("_token", "_special_tokens")) and not isinstance(v, bool)]
-    named = {_content(t) for word in words for t in (word if isinstance(word, list) else [word])} - {None}
+    given = [v for k, v in settings.items() if k.endswith(("_token", "_special_tokens")) and not isinstance(v, bool)]
+    named = {_content(t) for token in given for t in (token if isinstance(token, list) else [token])} - {None}
     if (
         settings.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend")
         or settings.keys() & {"auto_map", "fast_tokenizer_files", "split_special_tokens", "fix_mistral_regex"}
         or any(file.with_name(name).exists() for name in ("config.json", *older))
         or any(added.get(number) != token for number, token in decoder.items())
-        or named - {token["content"] for token in added.values()}
+        or named - words
         or about["truncation"]
         or about["padding"]
     ):
         return None
+    tokenizer = Tokenizer.from_file(str(file))
     if tokenizer.post_processor is None:  # as transformers fills it, which the hash records
         tokenizer.post_processor = TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
     return tokenizer, _content(settings.get("eos_token") or settings.get("sep_token"))
@@ -130,10 +134,3 @@ def _from_transformers(path: Path) -> tuple[Tokenizer, str | None]:
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ValueError("it has only a Python form; convert it with transformers.convert_slow_tokenizer")
     return tokenizer.backend_tokenizer, tokenizer.eos_token or tokenizer.sep_token
-
-
-def _likely_eos(path: Path) -> str | None:
-    """A bare tokenizer.json does not define the token that ends a text: use a well-known one of its added tokens."""
-    added = {t["content"] for t in json.loads(path.read_text(encoding="utf-8")).get("added_tokens", [])}
-    known = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-    return next((token for token in known if token in added), None)

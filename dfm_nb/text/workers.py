@@ -11,8 +11,10 @@ import contextlib
 import os
 import signal
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any, Callable, Generator, Iterable, TypeVar
 
 from dfm_nb.base.process import end_with_parent
@@ -30,13 +32,14 @@ def _work(connection: Connection, make: Callable[..., Callable[[Any], Any]], arg
     end_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     function = make(*arguments)
-    while True:
-        item = connection.recv()
-        try:
-            result = function(item)
-        except Exception as error:
-            result = error
-        connection.send(result)
+    with contextlib.suppress(EOFError):  # the parent was killed
+        while True:
+            item = connection.recv()
+            try:
+                result = function(item)
+            except Exception as error:
+                result = error
+            connection.send(result)
 
 
 def ordered_map(
@@ -44,50 +47,45 @@ def ordered_map(
 ) -> Generator[tuple[Item, Result], None, None]:
     """Each item with `make(*arguments)(item)`, in order, computed by `workers` processes (1: in this process).
 
-    At most `workers + 2` items are in flight, and one more is read ahead. `make`, its arguments, items and results must
-    be picklable. Exceptions of the function are raised here; LostWorker if a process ends.
+    At most `workers + 2` items are in flight. `make`, its arguments, items and results must be picklable. Exceptions of
+    the function are raised here; LostWorker if a process ends.
     """
     if workers == 1:
         function = make(*arguments)
         yield from ((item, function(item)) for item in items)
         return
-    context, processes, idle = get_context("spawn"), [], deque[Connection]()
+    context, processes, idle = get_context("spawn"), [], SimpleQueue[Connection]()
     for _ in range(workers):
         connection, its_end = context.Pipe()
         processes.append(context.Process(target=_work, args=(its_end, make, arguments), daemon=True))
         processes[-1].start()
         its_end.close()  # otherwise its death would not close the connection
-        idle.append(connection)
-    busy: dict[Connection, tuple[int, Item]] = {}  # the item's number, from 0, and the item
-    done: dict[int, tuple[Item, Any]] = {}
-    numbered, given = enumerate(items), 0
+        idle.put(connection)
+
+    def ask(item: Item) -> tuple[Item, Result]:
+        connection = idle.get()
+        try:
+            connection.send(item)
+            result = connection.recv()
+        except (EOFError, OSError) as error:
+            raise LostWorker("a worker ended, most often for lack of memory; resume with fewer --workers") from error
+        finally:
+            idle.put(connection)
+        if isinstance(result, Exception):
+            raise result
+        return item, result
+
+    threads, waiting = ThreadPoolExecutor(workers), deque[Future[tuple[Item, Result]]]()
     try:
-        upcoming = next(numbered, None)
-        while upcoming or busy or done:
-            while idle and upcoming and upcoming[0] < given + workers + 2:
-                connection = idle.popleft()
-                busy[connection] = upcoming
-                with contextlib.suppress(OSError):  # it has died, which `recv` will raise
-                    connection.send(upcoming[1])
-                upcoming = next(numbered, None)
-            while given in done:
-                item, result = done.pop(given)
-                if isinstance(result, Exception):
-                    raise result
-                yield item, result
-                given += 1
-            ready = wait(list(busy), timeout=None if busy else 0)
-            for connection in [c for c in busy if c in ready]:
-                number, item = busy.pop(connection)
-                try:
-                    done[number] = item, connection.recv()
-                except (EOFError, OSError) as error:
-                    raise LostWorker(
-                        "a worker ended, most often for lack of memory; resume with fewer --workers"
-                    ) from error
-                idle.append(connection)
+        for item in items:
+            waiting.append(threads.submit(ask, item))
+            if len(waiting) == workers + 2:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
     finally:
         for process in processes:
-            process.terminate()
+            process.terminate()  # which ends what its thread waits for
+        threads.shutdown(cancel_futures=True)
         for process in processes:
             process.join()

@@ -186,7 +186,7 @@ def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path,
     out = tmp_path / "out" / "out"
     if verb is merge:
         parts = [preprocess(config(source, tmp_path / "in", folders["gpt2"], partition=f"{i}/8")) for i in range(8)]
-        monkeypatch.setattr("dfm_nb.text.corpus._MERGE_BYTES", 300)
+        monkeypatch.setattr("dfm_nb.text.corpus._MERGE_TOKENS", 100)
 
     def run():
         if verb is merge:
