@@ -50,12 +50,12 @@ def test_the_same_command_goes_on_from_the_checkpoint_of_the_first(trained, tmp_
     assert [p.name for p in sorted((folder / "dfm_experiment").glob("iter_*"))] == ["iter_0000002", "iter_0000003"]
 
 
-def test_each_gpu_samples_once_at_a_validation(trained):
-    """The page: one sample a GPU, decoded with the tokenizer of `vae_cache_folder`."""
+def test_each_gpu_samples_at_a_validation(trained):
+    """The page: one sample a GPU; here two unseen captions and two of training, dealt to both, decoded with the tokenizer of `vae_cache_folder`."""
     assert [r["iteration"] for r in read_metrics(trained / "run" / "metrics.jsonl") if "val_loss" in r] == [2]
-    (folder,) = (trained / "run" / "samples").iterdir()
+    (folder,) = (trained / "run" / "samples").glob("iter*")
     media = [path for path in folder.iterdir() if path.suffix in (".mp4", ".png")]
-    assert sorted(re.search(r"rank=(\d)", path.name)[1] for path in media) == ["0", "1"]
+    assert sorted(re.search(r"rank=(\d)", path.name)[1] for path in media) == ["0", "0", "1", "1"]
 
 
 def test_the_command_of_inference_with_model_pth_in_the_working_directory(hub, trained, tmp_path):
