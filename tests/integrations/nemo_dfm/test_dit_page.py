@@ -51,7 +51,7 @@ def test_the_same_command_goes_on_from_the_checkpoint_of_the_first(trained, tmp_
 
 
 def test_each_gpu_samples_at_a_validation(trained):
-    """The page: one sample a GPU; here two unseen captions and two of training, dealt to both, decoded with the tokenizer of `vae_cache_folder`."""
+    """The page has one sample a GPU; here each takes two of the four captions, with the page's tokenizer."""
     assert [r["iteration"] for r in read_metrics(trained / "run" / "metrics.jsonl") if "val_loss" in r] == [2]
     (folder,) = (trained / "run" / "samples").glob("iter*")
     media = [path for path in folder.iterdir() if path.suffix in (".mp4", ".png")]
