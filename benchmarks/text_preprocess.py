@@ -1,7 +1,7 @@
 """Tokens per second, CPU seconds and memory of `dfm text preprocess` against Megatron-LM's design, on real text.
 
     python scripts/fetch_text.py data/text
-    python benchmarks/text_preprocess.py data/text/*.jsonl [--megabytes 30] [--rounds 3] [--output-dir DIR]
+    python benchmarks/text_preprocess.py data/text/*.jsonl [--megabytes 30] [--rounds 3] [--before DIR]
 
 Each JSONL file gives an equal share of the megabytes, as far as it goes. Results go to text_preprocess.{json,md}.
 
@@ -10,14 +10,13 @@ one document a call, megatron.core's Hugging Face tokenizer class, IndexedDatase
 tools/preprocess_data_fast.py (d98e8a6; needs awkward): gigatoken encodes the whole file on all cores. The command runs
 with each of its back ends.
 
-Every run is a process of its own. The clock runs from loading the tokenizer to the finished index, without the
-imports of transformers and torch. Runs are interleaved, round by round; medians are reported; the slow baselines run
-once. Where other work shares the cores, CPU seconds say more than the clock. Each run's .bin and .idx are compared
-with the baseline's. Memory is the sum of the proportional set sizes of the run's processes, sampled four times a
-second.
+Every run is a process of its own, measured whole: start and imports too, of torch and transformers where they are
+needed. Runs are interleaved, round by round; medians are reported; the slow baselines run once. Where other work shares
+the cores, CPU seconds say more than the clock. Each run's .bin and .idx are compared with the baseline's. Memory is the
+sum of the proportional set sizes of the run's processes, sampled four times a second.
 
-It takes about 150 CPU seconds for the speed and 250 for the memory; `--only speed` or `--only memory` measures one of
-them and keeps the other from the file of the run before.
+With `--rounds 1 --megabytes 15` the runs take 141 CPU seconds for the speed and 22 for the memory; `--only speed` or
+`--only memory` measures one of them and keeps the other from the file of the run before.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if (ROOT := str(Path(__file__).resolve().parents[1])) not in sys.path:  # in a worker, it is there after older code
+    sys.path.insert(0, ROOT)
 
 import psutil
 
@@ -41,8 +41,10 @@ from benchmarks import report
 VARIANTS = {  # name: (kind, workers, once)
     "Megatron-LM's design, 2 workers": ("baseline", 2, True),
     "Megatron-LM's design, 1 worker": ("baseline", 1, True),
-    "Megatron-LM's fast tool": ("fast_tool", 2, False),
+    "steps of Megatron-LM's fast tool": ("fast_tool", 2, False),
     "dfm with tokenizers, 2 workers": ("tokenizers", 2, False),
+    "dfm of d6968ba, 1 worker": ("before", 1, True),
+    "dfm of d6968ba, 2 workers": ("before", 2, True),
     "dfm text preprocess, 1 worker": ("auto", 1, False),
     "dfm text preprocess, 2 workers": ("auto", 2, False),
 }
@@ -157,34 +159,23 @@ def run_fast_tool(source: str, prefix: str, folder: str) -> None:
 
 
 def run_one(kind: str, source: str, prefix: str, folder: str, workers: int) -> None:
-    """In a process of its own: run, and print seconds of wall, of its own CPU and of its workers' CPU."""
-    from transformers import AutoTokenizer  # noqa: F401  (brings torch with it: not part of the measured time)
-
+    """In a process of its own: run, and print its wall seconds and the CPU seconds of it and its workers."""
     if kind == "baseline":
-        import megatron.core.datasets.indexed_dataset
-        import megatron.core.tokenizers.text.libraries.huggingface_tokenizer  # noqa: F401
-
-        def work():
-            return run_baseline(source, prefix, folder, workers)
+        run_baseline(source, prefix, folder, workers)
     elif kind == "fast_tool":
-
-        def work():
-            return run_fast_tool(source, prefix, folder)
+        run_fast_tool(source, prefix, folder)
     else:
+        backend = {"tokenizer_backend": kind}
+        if os.path.isdir(kind):
+            sys.path.insert(0, kind)
+            backend = {}
         from dfm_nb.text.corpus import PreprocessConfig, preprocess
 
-        def work():
-            files = {"input": [source], "output_prefix": prefix, "tokenizer_model": folder}
-            return preprocess(
-                PreprocessConfig(**files, workers=workers, append_eod=True, progress=False, tokenizer_backend=kind)
-            )
-
-    before, start = os.times(), time.perf_counter()
-    work()
-    wall, after = time.perf_counter() - start, os.times()
-    own = after.user + after.system - before.user - before.system
-    children = after.children_user + after.children_system
-    print(json.dumps({"wall_s": wall, "main_cpu_s": own, "worker_cpu_s": children, "cpu_s": own + children}))
+        files = {"input": [source], "output_prefix": prefix, "tokenizer_model": folder}
+        preprocess(PreprocessConfig(**files, workers=workers, append_eod=True, progress=False, **backend))
+    used, wall = os.times(), time.time() - psutil.Process().create_time()
+    user, system = used.user + used.children_user, used.system + used.children_system
+    print(json.dumps({"wall_s": wall, "user_s": user, "system_s": system, "cpu_s": user + system}))
 
 
 def shared_out(process: psutil.Process) -> int:
@@ -212,28 +203,29 @@ def tokens_of(prefix: Path) -> int:
     return Index.open(f"{prefix}_text_document").num_tokens
 
 
-def speed(work: Path, corpus: Path, folder: Path, rounds: int) -> tuple[list[dict], int]:
-    rows = {name: {"name": name, "workers": workers, "runs": []} for name, (_, workers, _) in VARIANTS.items()}
+def speed(work: Path, corpus: Path, folder: Path, rounds: int, before: str) -> tuple[list[dict], int]:
+    variants = {name: row for name, row in VARIANTS.items() if before or row[0] != "before"}
+    rows = {name: {"name": name, "workers": workers, "runs": []} for name, (_, workers, _) in variants.items()}
     want, tokens = None, 0
     for number in range(rounds):
-        for name, (kind, workers, once) in VARIANTS.items():
+        for name, (kind, workers, once) in variants.items():
             if once and number:
                 continue
-            run = measure(kind, corpus, work / "out", folder, workers)
+            out = work / f"{kind}-{workers}"
+            run = measure(before if kind == "before" else kind, corpus, out, folder, workers)
             rows[name]["runs"].append(run)
-            got = digest(work / "out")
-            want, tokens = want or got, tokens or tokens_of(work / "out")
+            got = digest(out)
+            want, tokens = want or got, tokens or tokens_of(out)
             if got != want:
                 raise RuntimeError(f"{name} wrote other bytes than {BASELINES[2]}")
             rate = tokens / run["wall_s"] / 1e6
             print(f"round {number + 1}: {name}: {rate:.2f} M tokens/s, {run['cpu_s']:.1f} CPU s", flush=True)
     for row in rows.values():
-        for key in ("wall_s", "cpu_s", "main_cpu_s", "worker_cpu_s", "peak_mb"):
+        for key in ("wall_s", "user_s", "system_s", "cpu_s", "peak_mb"):
             row[key] = statistics.median(r[key] for r in row["runs"])
-        row["tokens_per_s"] = tokens / row["wall_s"]
     for row in rows.values():
         of = rows[BASELINES[min(row["workers"], 2)]]
-        row["ratio"], row["cpu_ratio"] = of["wall_s"] / row["wall_s"], of["cpu_s"] / row["cpu_s"]
+        row["cpu_ratio"] = of["cpu_s"] / row["cpu_s"]
     return list(rows.values()), tokens
 
 
@@ -262,16 +254,18 @@ def text(result: dict) -> str:
         rows.append([row["source"], f"{row['documents']:,}", f"{row['characters'] / 1e6:.1f}", f"{share:.1f} %"])
     cells = []
     for r in result["speed"]:
-        speeds = [r["name"], f"{r['tokens_per_s'] / 1e6:.2f}", f"{r['ratio']:.1f}x", f"{r['cpu_s']:.1f}"]
-        cells.append([*speeds, f"{r['main_cpu_s']:.1f}", f"{r['cpu_ratio']:.1f}x", f"{r['peak_mb']:.0f}"])
-    head = ["", "M tokens/s", "against Megatron-LM's design", "CPU s", "of these in the main process", "CPU ratio"]
+        used = f"{r['user_s']:.1f} + {r['system_s']:.1f}"
+        cells.append([r["name"], f"{r['wall_s']:.1f}", used, f"{r['cpu_ratio']:.1f}x", f"{r['peak_mb']:.0f}"])
+    head = ["", "wall s", "CPU s (user + system)", "CPU ratio", "peak MB"]
     parts = [
         f"{result['tokens']:,} tokens of a byte-level BPE with {result['vocab_size']:,} entries, trained on every "
-        f"tenth document. Medians of {result['rounds']} interleaved rounds, one round of Megatron-LM's design. All "
-        f"runs wrote the same .bin and .idx. {report.sentence(result['machine'])}.",
+        f"tenth document. Whole processes, with start and imports. Medians of {result['rounds']} interleaved rounds, "
+        "one round of Megatron-LM's design and of dfm d6968ba. All runs wrote the same .bin and .idx. "
+        f"{report.sentence(result['machine'])}.",
         report.table(["text", "documents", "M characters", "ASCII documents"], rows),
-        report.table([*head, "peak MB"], cells),
-        "Ratios are to Megatron-LM's design with the same number of workers, for the fast tool with 2.",
+        report.table(head, cells),
+        "Ratios are to Megatron-LM's design (tools/preprocess_data.py) with the same number of workers. The "
+        "fast tool is tools/preprocess_data_fast.py of d98e8a6, on all cores; its ratio is to 2 workers.",
     ]
     rows = [
         [r["input_mb"], *(f"{r['peak_mb']:.0f} {r['wall_s']:.1f} {r['cpu_s']:.1f}".split())] for r in result["memory"]
@@ -280,9 +274,10 @@ def text(result: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = report.arguments(__doc__, megabytes=(30.0, "of text for the speed"), rounds=3, vocab_size=32000)
+    flags = {"megabytes": (30.0, "of text for the speed"), "before": ("", "a checkout of d6968ba to measure too")}
+    parser = report.arguments(__doc__, **flags, rounds=3, vocab_size=32000)
     parser.add_argument("input", nargs="*", type=Path, help="JSONL files, as scripts/fetch_text.py writes them")
-    parser.add_argument("--memory-megabytes", type=int, nargs="*", default=[10, 100, 1000])
+    parser.add_argument("--memory-megabytes", type=int, nargs="*", default=[10, 100, 400])
     parser.add_argument("--only", choices=["speed", "memory"], help="keep the other part of the results as it is")
     parser.add_argument("--run", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -302,7 +297,7 @@ def main(argv: list[str] | None = None) -> int:
         about = write_corpus(work / "in.jsonl", args.input, args.megabytes * 1e6)
         train_tokenizer(work / "tokenizer", work / "in.jsonl", args.vocab_size)
         if args.only != "memory":
-            rows, tokens = speed(work, work / "in.jsonl", work / "tokenizer", args.rounds)
+            rows, tokens = speed(work, work / "in.jsonl", work / "tokenizer", args.rounds, args.before)
             result |= {"corpus": about, "tokens": tokens, "rounds": args.rounds, "speed": rows}
         if args.only != "speed":
             write_corpus(work / "whole.jsonl", args.input, float("inf"))
