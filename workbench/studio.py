@@ -377,9 +377,9 @@ class Studio(Live):
         }
         known = self.pipe.config.generation
         sizes = list(dict.fromkeys([*(known.sizes or ()), *(known.other.sizes or ())]))
-        self._sizes = w.Dropdown(options=sizes, value=None, description="trained", layout=wide, style=label)
+        shown = w.Layout(width="auto", display="" if sizes else "none")
+        self._sizes = w.Dropdown(options=sizes, value=None, description="trained", layout=shown, style=label)
         self._sizes.tooltip = "sizes of the training samples, width x height, the most frequent first"
-        self._sizes.layout.display = "" if sizes else "none"
         self._sizes.observe(lambda change: self._resize(change["new"]), names="value")
         self._fault_places = {name: w.HTML(layout=w.Layout(display="none")) for name in self.controls}
         for control in self.controls.values():

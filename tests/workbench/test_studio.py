@@ -123,7 +123,9 @@ def test_trained_sizes_are_offered_and_another_one_is_drawn_with_a_word():
     assert studio._sizes.value is None
     settled(studio)
     assert studio.draw().request.width == 64 and "64x32 px was not trained" in studio.message
-    assert small()._sizes.options == () and "trained" not in small().message
+    plain = small()
+    assert plain._sizes.options == () and "trained" not in plain.message
+    assert plain._sizes.layout.display == "none" != plain.controls["prompt"].layout.display
 
 
 def test_draw_returns_the_clip_and_the_controls_follow(monkeypatch):
