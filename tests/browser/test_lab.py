@@ -81,6 +81,12 @@ def shot(page, name: str) -> None:
     page.screenshot(path=SHOTS / f"{name}.png")
 
 
+SCROLL = """() => document.querySelectorAll('.jp-WindowedPanel-outer').forEach(panel => {
+    const below = panel.scrollTop + panel.clientHeight < panel.scrollHeight
+    panel.scrollTop = below ? panel.scrollTop + 300 : 0
+})"""
+
+
 @pytest.mark.parametrize("name", IN_BROWSER)
 def test_notebook_runs_in_lab_from_first_cell_to_last(lab, name):
     """Run All, then Start wherever a cell waits for it. All of them by `make browser`, in their order."""
@@ -95,6 +101,7 @@ def test_notebook_runs_in_lab_from_first_cell_to_last(lab, name):
         for start in page.locator(".dfm-launcher button:has-text('Start'):enabled").all():
             if start.inner_text().strip() == "Start":
                 start.click()
+        page.evaluate(SCROLL)  # cells out of sight are not on the page, and one of them may wait for Start
         page.wait_for_timeout(250)
     shot(page, f"notebook_{name}")
     assert notebook.errors() == [] and thrown == [] and (pictured or page.locator(PICTURE).count())
