@@ -131,9 +131,11 @@ class GenerateOptions(ModelOptions, Verb):
         if not self.checkpoint_path and parallel.rank() == 0:
             print(f"[INFO] no --checkpoint-path: generating with {pretrained.DEFAULT}, which comes with the package")
         if parallel.rank() == 0:
-            own, taken = weights.config.generation, " and ".join(dict.fromkeys(map(described, requests)))
-            known = " and ".join(dict.fromkeys(map(described, (own, own.other)))) if own.other.num_video_frames else ""
-            print(f"[INFO] generating {taken}" + (f"; most training samples are {known}" if known else ""))
+            own = weights.config.generation
+            known = f"; most training samples are {described((own, own.other))}" if own.other.num_video_frames else ""
+            print(f"[INFO] generating {described(requests)}{known}")
+            if (own.captions or own.other.captions) and not {"width", "height"} & self.shared.keys():
+                print("[INFO] without --size, a prompt gets the size of the training caption most like it")
             for said in dict.fromkeys(said for r in requests if (said := r.untrained(weights.config))):
                 print(f"[INFO] {said}")
         dp_rank, dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()

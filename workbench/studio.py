@@ -278,6 +278,17 @@ class Studio(Live):
         size = "x".join(self.controls[side].value for side in ("width", "height"))
         self._sizes.value = size if size in self._sizes.options else None
 
+    def _follow(self, prompt: str) -> None:
+        """Give the controls the new prompt's recommended size if they have that of the last one."""
+        still = 1 if self.controls["num_video_frames"].value == "1" else 5
+        last, new = (usual(self.pipe.config, still, text) for text in (prompt, self.controls["prompt"].value))
+        sides = {side: self.controls[side] for side in ("width", "height") if side in last}
+        if all(control.value == str(last[side]) for side, control in sides.items()):
+            self._filling = True
+            for side, control in sides.items():
+                control.value = str(new[side])
+            self._filling = False
+
     def _resize(self, size: str | None) -> None:
         """A size was chosen, or `_show_size` shows the controls'."""
         sides = of_size(size) if size else {}
@@ -290,11 +301,13 @@ class Studio(Live):
 
     def _own(self, request: Request) -> dict[str, Any]:
         """The settings in which a request differs from what the checkpoint recommends for its kind, still or clip."""
-        changed = request.changed(usual(self.pipe.config, request.num_video_frames))
+        changed = request.changed(usual(self.pipe.config, request.num_video_frames, request.prompt))
         return {name: value for name, value in changed.items() if name in FLAGS}
 
-    def _changed(self, control: Any) -> None:
+    def _changed(self, control: Any, before: Any) -> None:
         if not self._filling:
+            if control is self.controls["prompt"]:
+                self._follow(before)
             self._show_size()
             self.redraw(0.0 if isinstance(control, w.Text) else REST_S)  # text arrives when typing has ended
 
@@ -329,7 +342,7 @@ class Studio(Live):
             f"clip = pipe({', '.join([repr(request.prompt), *settings])})[0]\nclip.save({file!r})"
         )
         flags = ["--checkpoint-path", source, *(["--ema", str(self.pipe.ema or "none")] if average else [])]
-        recommended = usual(self.pipe.config, request.num_video_frames)
+        recommended = usual(self.pipe.config, request.num_video_frames, request.prompt)
         flags += [*request.replace(index=0).words(recommended), "--video-save-path", file]
         return python, shlex.join(["dfm", "generate", *flags])
 
@@ -383,7 +396,7 @@ class Studio(Live):
         self._sizes.observe(lambda change: self._resize(change["new"]), names="value")
         self._fault_places = {name: w.HTML(layout=w.Layout(display="none")) for name in self.controls}
         for control in self.controls.values():
-            control.observe(lambda _change, control=control: self._changed(control), names="value")
+            control.observe(lambda change, control=control: self._changed(control, change["old"]), names="value")
         drawing = [button("Draw", "play", lambda: self.redraw(sure=True)), button("Stop", "stop", self._on_stop)]
         self._image, self._strip, self._note = w.HTML(), w.HTML(), w.HTML()
         self._code, self._count, self._id = w.HTML(), 0, secrets.token_hex(3)

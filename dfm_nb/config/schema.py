@@ -263,6 +263,7 @@ class TrainedSize(Group):
     num_video_frames: Int | None = option(None, "frames, 1 + 4 k; null: likewise", ge=1, network=False)
     fps: float | None = option(None, "frames per second; null: likewise", gt=0, network=False)
     sizes: list[Text] | None = option(None, "WIDTHxHEIGHT px, the most frequent first; null: likewise", network=False)
+    captions: list[Text] | None = option(None, "SimHash of the captions of each of `sizes`; null: none", network=False)
 
 
 class GenerationConfig(TrainedSize):

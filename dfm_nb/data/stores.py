@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dfm_nb.base import geometry
+from dfm_nb.base import geometry, simhash
 from dfm_nb.base.log import log
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.base.seeds import generator_for
@@ -21,10 +21,11 @@ from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_empty_text, read_manifest
 from dfm_nb.data.remote import RemoteFolder
 from dfm_nb.data.sample_index import SampleIndex, Shard, Sizes, index_path
-from dfm_nb.data.shards import Fits, how_to_adopt
+from dfm_nb.data.shards import Fits, decode_meta, how_to_adopt
 from dfm_nb.packs.packs import LatentStatistics
 
 SPREAD_SAMPLES = 256  # samples that `usual_sizes` counts
+CAPTION_SAMPLES = 4_096  # whose captions are recorded with their sizes
 READ_OF_SERVER = 16  # of these, samples read for their rates: each may fetch a shard before training starts
 
 
@@ -95,6 +96,14 @@ class ShardStore(SampleIndex):
                 raise
         return self._read(index)  # another process has evicted the shard meanwhile
 
+    def captions(self, index: int) -> list[str]:
+        """All captions of a sample, without its tensors; none if a server has them."""
+        entry = self.entry(index)
+        if self._remote or entry.key in self._left_out:
+            return []
+        meta = decode_meta(entry.parts().get("json"), entry.key)
+        return [caption for caption in (meta.get("caption"), *(meta.get("more_captions") or ())) if caption]
+
     def read(self, index: int) -> EncodedClip:
         if (kept := self._cache.get(index)) is not None:
             return kept
@@ -129,6 +138,9 @@ class MockStore(Sizes):
         self.dropped: list[tuple[str, str]] = []
         self.most_peeks = 1  # all have one rate
 
+    def captions(self, index: int) -> list[str]:
+        return []
+
     def read(self, index: int) -> EncodedClip:
         g = generator_for("mock", index)
         latent = torch.randn(1, self.channels, *self.grid(index), generator=g).bfloat16()
@@ -138,7 +150,7 @@ class MockStore(Sizes):
 
 def usual_sizes(store: SampleStore, num_video_frames: int | None = None) -> dict[str, Any]:
     """`generation.height`, `width`, `num_video_frames` and `fps` of the kind, stills or clips, with more samples, and
-    `generation.other.*` of the other one; `sizes` are those of all samples.
+    `generation.other.*` of the other one; `sizes` are those of all samples, and `captions` of some of each size.
 
     The most frequent size among 256 samples of the kind, and the most frequent rate among those. A kind without samples
     of a size that can be generated gets the other kind's; {} if neither has any.
@@ -162,12 +174,26 @@ def usual_sizes(store: SampleStore, num_video_frames: int | None = None) -> dict
             for each, n in store.sizes(samples).items():
                 _, height, width = each.split("x")
                 sides[f"{width}x{height}"] += n
-            kind = dict(zip(("num_video_frames", "height", "width", "fps"), (*size, *fps)))
-            kinds.append((len(samples), kind | {"sizes": [side for side, _ in sides.most_common()]}))
+            kind: dict[str, Any] = dict(zip(("num_video_frames", "height", "width", "fps"), (*size, *fps)))
+            kind["sizes"] = [side for side, _ in sides.most_common()]
+            if len(sides) > 1 and any(captions := _captions_of_sizes(store, samples, kind["sizes"])):
+                kind["captions"] = captions
+            kinds.append((len(samples), kind))
     asked = num_video_frames and num_video_frames == 1  # None: either
     kinds.sort(key=lambda kind: (asked is not None and (kind[1]["num_video_frames"] == 1) != asked, -kind[0]))
     groups = zip(("generation", "generation.other"), (kinds * 2)[:2])
     return {f"{group}.{name}": value for group, (_, kind) in groups for name, value in kind.items()}
+
+
+def _captions_of_sizes(store: SampleStore, samples: np.ndarray, sizes: list[str]) -> list[str]:
+    """The encoded captions of samples of each size, evenly among `samples`; none of sizes that cannot be generated."""
+    told: dict[str, list[str]] = {size: [] for size in sizes}
+    for i in samples[:: -(-len(samples) // CAPTION_SAMPLES)].tolist():
+        _, *sides = geometry.pixel_size(*store.grid(i))
+        if all(map(geometry.is_side, sides)):
+            with contextlib.suppress(SampleError):
+                told["{1}x{0}".format(*sides)] += store.captions(i)
+    return list(map(simhash.encoded, told.values()))
 
 
 SampleStore = ShardStore | MockStore

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import torch
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base import geometry, plugins
+from dfm_nb.base import geometry, plugins, simhash
 from dfm_nb.base.log import log
 from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Options, fields, option
@@ -81,18 +83,20 @@ Side = Annotated[int, AfterValidator(_side)]
 InputPath = Annotated[str, AfterValidator(_absolute)]
 
 
-def usual(config: cfg.Config, num_video_frames: int | None = None) -> dict[str, Any]:
+def usual(config: cfg.Config, num_video_frames: int | None = None, prompt: str = "") -> dict[str, Any]:
     """The settings that a checkpoint recommends: what requests that ask for nothing else are told.
 
     Size and rate are those of most training samples of the kind, still (one frame) or clip, that is asked for; None:
-    the kind that most samples have. A kind that training lacked has those of the other one.
+    the kind that most samples have. A kind that training lacked has those of the other one. Where training had several
+    sizes, a prompt gets that of the training caption most like it, if one is.
     """
-    own, found = config.generation, config.generation.model_dump(exclude={"other", "sizes"})
+    own, found = config.generation, config.generation.model_dump(exclude={"other", "sizes", "captions"})
     still = (num_video_frames or own.num_video_frames or 1) == 1
     if own.other.fps is not None:
         found |= trained(config, still).model_dump(include={"height", "width", "fps"})
     elif still:  # older weights know the rate of clips alone; validation's, where it was set, or that of pictures
         found["fps"] = config.validation.fps or 1.0
+    found |= size_by_caption(trained(config, still), prompt)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -102,6 +106,16 @@ def trained(config: cfg.Config, still: bool) -> cfg.schema.TrainedSize:
     return next((kind for kind in (own, own.other) if (kind.num_video_frames == 1) == still), own)
 
 
+def size_by_caption(kind: cfg.schema.TrainedSize, prompt: str) -> dict[str, int]:
+    """Width and height of the training captions most like a prompt, by most of them; {} if none is like it."""
+    ranked = []
+    for size, captions in zip(kind.sizes or (), kind.captions or ()):
+        if captions and (bits := simhash.differing_bits(prompt, captions)).min() <= simhash.ALIKE:
+            ranked.append((bits.min(), -np.count_nonzero(bits == bits.min()), size))
+    best = min(ranked, key=lambda found: found[:2], default=None)  # of equals the most frequent size, which is first
+    return {side: int(px) for side, px in of_size(best[2]).items()} if best else {}
+
+
 def of_size(size: str) -> dict[str, str]:
     """`96x64` as width and height."""
     if not re.fullmatch(r"\d+x\d+", size):
@@ -109,10 +123,21 @@ def of_size(size: str) -> dict[str, str]:
     return dict(zip(("width", "height"), size.split("x")))
 
 
-def described(size: Request | cfg.schema.TrainedSize) -> str:
-    """`stills of 96x64 px at 1 fps`, `clips of 17 frames of 96x64 px at 25 fps`: width x height, as `--size`."""
-    kind = "stills" if size.num_video_frames == 1 else f"clips of {size.num_video_frames} frames"
-    return f"{kind} of {size.width}x{size.height} px at {size.fps:g} fps"
+def described(sizes: Iterable[Request | cfg.schema.TrainedSize]) -> str:
+    """`stills of 96x64, 64x64 px at 1 fps and clips of 17 frames of 96x64 px at 25 fps`: WIDTHxHEIGHT as `--size`."""
+    said = defaultdict[tuple[str, float | None], Counter[str]](Counter)
+    for each in sizes:
+        kind = "stills" if each.num_video_frames == 1 else f"clips of {each.num_video_frames} frames"
+        said[kind, each.fps][f"{each.width}x{each.height}"] += 1
+    return " and ".join(
+        f"{kind} of {listed([size for size, _ in found.most_common()])} px at {fps:g} fps"
+        for (kind, fps), found in said.items()
+    )
+
+
+def listed(sizes: Sequence[str]) -> str:
+    """The first eight sizes, and the number of the others."""
+    return ", ".join(sizes[:8]) + (f" and {len(sizes) - 8} more" if len(sizes) > 8 else "")
 
 
 def recommended(default: Any, help: str, **limits: Any) -> Any:
@@ -205,7 +230,7 @@ class Request(Sampling):
 
         ValueError if it names a module as the sampler, which would run.
         """
-        recommended = usual(config, self.chosen.get("num_video_frames"))
+        recommended = usual(config, self.chosen.get("num_video_frames"), self.prompt)
         check_sampler(recommended, "the checkpoint", self.chosen)
         return Request(**{**recommended, **self.chosen})
 
@@ -224,8 +249,7 @@ class Request(Sampling):
         kind = trained(config, self.num_video_frames == 1)
         if not kind.sizes or f"{self.width}x{self.height}" in kind.sizes:
             return ""
-        more = f" and {len(kind.sizes) - 8} more" if len(kind.sizes) > 8 else ""
-        return f"{self.width}x{self.height} px was not trained; trained sizes: {', '.join(kind.sizes[:8])}{more}"
+        return f"{self.width}x{self.height} px was not trained; trained sizes: {listed(kind.sizes)}"
 
     @property
     def latent_grid(self) -> tuple[int, int, int]:

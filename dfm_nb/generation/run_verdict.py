@@ -147,7 +147,7 @@ def _about(
     """What was measured against, what was left out, and how samples were asked for."""
     seen = {reason: [fault.detail for fault in faults if fault.reason == reason] for reason in SEEN}
     count, name = sum(map(len, seen.values())), options.dataset
-    notes = [f"Asked for as `dfm generate` does by default: {' and '.join(dict.fromkeys(map(described, asked)))}"]
+    notes = [f"Asked for as `dfm generate` does by default: {described(asked)}"]
     if opened.split == "train" and options.split is None:
         notes.append(
             f"{name} has nothing held out (prepare holds some of 20 samples or more), so these are captions "

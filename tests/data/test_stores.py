@@ -2,7 +2,24 @@
 
 from types import SimpleNamespace
 
+import pytest
+
+from dfm_nb import config as cfg
 from dfm_nb.data.stores import MockStore, usual_sizes
+from dfm_nb.generation.request import Request
+
+
+class Captioned(MockStore):
+    """Sizes in turns of nine, each with a caption of its own; of every second turn three samples are `a moth`."""
+
+    subjects = {
+        8: "a painted portrait of a knight",
+        10: "the tall lighthouse by a stormy sea",
+        12: "pixel art of dragons",
+    }
+
+    def captions(self, index):
+        return ["a moth" if index % 18 in (0, 1, 5) else self.subjects[max(self.grid(index))]]
 
 
 class OfTwoRates(MockStore):
@@ -22,3 +39,23 @@ def test_few_clips_among_many_stills_are_found_and_a_recommended_length_puts_its
         wanted = {f"generation.{k}": v for k, v in first.items()}
         assert usual_sizes(found, frames) == wanted | {f"generation.other.{k}": v for k, v in other.items()}
     assert usual_sizes(MockStore([(1, 7, 8)])) == {}, "no such size can be generated"
+
+
+@pytest.mark.parametrize("length", [70, 40_000])
+def test_a_prompt_gets_the_size_of_the_captions_most_like_it(length):
+    store = Captioned([(1, 8, 8)] * 5 + [(1, 10, 8), (1, 8, 12)] + [(2, 8, 8), (2, 8, 10)], length=length)
+    config = cfg.resolve("demo").with_derived(usual_sizes(store), "the data set").config
+
+    def size(prompt, **given):
+        request = Request(prompt, **given).completed(config)
+        return request.num_video_frames, request.height, request.width
+
+    assert size("The tall lighthouse, by a stormy sea.") == (1, 80, 64)
+    assert size("pixel art of three dragons") == (1, 64, 96)
+    assert size("a moth") == size("two robots play chess") == (1, 64, 64), "the most frequent one"
+    assert size("the tall lighthouse by a stormy sea", num_video_frames=9) == (9, 64, 80)
+    assert size("pixel art of dragons", height=32, width=48) == (1, 32, 48)
+    known = sum(len(each) for kind in (config.generation, config.generation.other) for each in kind.captions)
+    assert known <= 2 * 4_096 * 16 * 4 / 3 + 20, "base64 of 16 bytes each"
+    single = usual_sizes(Captioned([(1, 8, 8)]))
+    assert not any(key.endswith("captions") for key in single)

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from dfm_nb.base import video
+from dfm_nb.base.simhash import encoded
 from dfm_nb.config.schema import Config, GenerationConfig, TrainedSize
 from dfm_nb.diffusion import samplers
 from dfm_nb.generate import GenerateOptions
@@ -126,6 +127,25 @@ def test_trained_sizes_are_offered_and_another_one_is_drawn_with_a_word():
     plain = small()
     assert plain._sizes.options == () and "trained" not in plain.message
     assert plain._sizes.layout.display == "none" != plain.controls["prompt"].layout.display
+
+
+def test_the_size_follows_a_new_prompt_until_the_user_sets_one():
+    pipe = ClosedForm()
+    sizes = {"height": 32, "width": 32, "num_video_frames": 1, "fps": 1.0, "sizes": ["32x32", "64x32"]}
+    captions = [encoded([text]) for text in ("a red moth at night", "a wide harbour")]
+    pipe.config = Config(generation=GenerationConfig(**sizes, captions=captions))
+    studio = Studio(pipe, "a red moth at night")
+    for prompt, width in (("a wide harbour", 64), ("chess", 32), ("A wide harbour.", 64)):
+        studio.controls["prompt"].value = prompt
+        assert (studio.request().width, studio.request().height) == (width, 32)
+        settled(studio)
+    assert all("width" not in code for code in studio.code())
+    studio.controls["width"].value = "48"
+    settled(studio)
+    studio.controls["prompt"].value = "a red moth at night"
+    settled(studio)
+    assert studio.request().width == 48 and all("width" in code for code in studio.code())
+    assert studio.draw("a wide harbour", width=32).request.width == 32 and "width=32" in studio.code()[0]
 
 
 def test_draw_returns_the_clip_and_the_controls_follow(monkeypatch):
