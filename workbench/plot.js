@@ -10,14 +10,28 @@ function node(parent, name, attributes, text) {
   return el;
 }
 
+const SECONDS = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800];
+
 function short(v) {
-  const a = Math.abs(v);
   if (v === 0) return "0";
-  if (a >= 1e5 || a < 1e-4) return v.toExponential(1);
-  return String(Number(v.toPrecision(4)));
+  if (Math.abs(v) < 1e-4) return v.toExponential(1);
+  return String(Number.isInteger(v) ? v : Number(v.toPrecision(4)));
 }
 
-function scale(values, log, from, to, pad, ends) {
+function tickText(v, step) {  // as many digits as tell neighbours apart: 80k, 100k
+  if (v === 0) return "0";
+  const a = Math.abs(v), [unit, name] = [[1e9, "G"], [1e6, "M"], [1e4, "k"]].find(([u]) => a >= u) || [1, ""];
+  const scaled = name === "k" ? 1e3 : unit, digits = (w) => Math.max(0, Math.min(20, -Math.floor(Math.log10(w) + 1e-9)));
+  if (a < 1e-4) return v.toExponential(step ? digits(step / 10 ** Math.floor(Math.log10(a))) : 0);
+  return (step ? (v / scaled).toFixed(digits(step / scaled)) : String(Number((v / scaled).toPrecision(4)))) + name;
+}
+
+function clock(s, step) {  // 1:05 in hours and minutes, or below a minute's step in minutes and seconds
+  const [big, small] = step >= 60 ? [3600, 60] : [60, 1];
+  return `${Math.floor(s / big)}:${String(Math.floor((s % big) / small)).padStart(2, "0")}`;
+}
+
+function scale(values, log, from, to, pad, ends, time) {
   let ok = log ? values.filter((v) => v > 0) : values;
   if (!ok.length) ok = [1, 2];
   const f = log ? Math.log10 : (v) => v;
@@ -27,15 +41,11 @@ function scale(values, log, from, to, pad, ends) {
   if (pad || hi === lo) { lo -= room; hi += room; }
   const at = (v) => from + ((f(Math.max(v, log ? 1e-30 : -Infinity)) - lo) / (hi - lo)) * (to - from);
   const back = (px) => { const v = lo + ((px - from) / (to - from)) * (hi - lo); return log ? 10 ** v : v; };
-  return { at, back, ticks: log ? logTicks(lo, hi) : ticks(lo, hi) };
-}
-
-function ticks(lo, hi) {
-  const raw = (hi - lo) / 6, power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw);
-  const out = [];
+  if (log) return { at, back, ticks: logTicks(lo, hi) };
+  const raw = (hi - lo) / 6, power = 10 ** Math.floor(Math.log10(raw)), out = [];
+  const step = (time && raw > 0.5 && SECONDS.find((s) => s >= raw)) || [1, 2, 5, 10].map((m) => m * power).find((s) => s >= raw);
   for (let k = Math.ceil(lo / step); k * step <= hi; k++) out.push(k * step);
-  return out;
+  return { at, back, ticks: out, step };
 }
 
 function logTicks(lo, hi) {
@@ -101,8 +111,9 @@ function render({ model, el }) {
     svg.setAttribute("aria-label", model.get("summary") + ". Arrow keys read out values.");
     all.hidden = !range.length;
     log.setAttribute("aria-pressed", String(model.get("log_y")));
+    const time = model.get("x_label") === "s";
     const seen = (s) => s.y.filter((_, i) => !range.length || (s.x[i] >= range[0] && s.x[i] <= range[1]));
-    sx = scale(data.flatMap((s) => s.x), model.get("log_x"), box.left, box.right, 0, range);
+    sx = scale(data.flatMap((s) => s.x), model.get("log_x"), box.left, box.right, 0, range, time);
     sy = scale(data.flatMap(seen), model.get("log_y"), box.bottom, box.top, 0.06);
     const cut = node(svg, "clipPath", { id: clip });
     node(cut, "rect", { x: box.left - 4, y: box.top - 4, width: box.right - box.left + 8, height: box.bottom - box.top + 8 });
@@ -110,12 +121,14 @@ function render({ model, el }) {
     points = data.filter((s) => s.style !== "faint");
     const title = node(svg, "text", { x: box.left, y: 13, class: "title" }, model.get("title"));
     if (model.get("y_label")) node(svg, "text", { x: box.left + title.getComputedTextLength() + 8, y: 13 }, model.get("y_label"));
-    node(svg, "text", { x: box.right, y: h - 4, "text-anchor": "end" }, model.get("x_label"));
+    const clocked = time && sx.step >= 1, unit = sx.step >= 60 ? "h:min" : "min:s";
+    node(svg, "text", { x: box.right, y: h - 4, "text-anchor": "end" }, clocked ? unit : model.get("x_label"));
     for (const t of data.length ? sy.ticks : []) {
       node(svg, "line", { x1: box.left, x2: box.right, y1: sy.at(t), y2: sy.at(t), class: "grid" });
-      node(svg, "text", { x: box.left - 6, y: sy.at(t) + 4, "text-anchor": "end" }, short(t));
+      node(svg, "text", { x: box.left - 6, y: sy.at(t) + 4, "text-anchor": "end" }, tickText(t, sy.step));
     }
-    for (const t of data.length ? sx.ticks : []) node(svg, "text", { x: sx.at(t), y: box.bottom + 15, "text-anchor": "middle" }, short(t));
+    for (const t of data.length ? sx.ticks : []) node(svg, "text", { x: sx.at(t), y: box.bottom + 15, "text-anchor": "middle" },
+      clocked ? clock(t, sx.step) : tickText(t, sx.step));
     node(svg, "line", { x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom, class: "axis" });
     for (const [at, s] of data.entries()) {
       if (!s.x.length) continue;
@@ -208,6 +221,7 @@ function render({ model, el }) {
   const watcher = new ResizeObserver(ask);
   watcher.observe(el);
   model.on("msg:custom", download);
+  model.on("change:x_label", () => show(null));  // another axis has other values
   for (const name of ["data", "log_x", "log_y", "height", "title", "x_label", "y_label", "zoom"]) model.on(`change:${name}`, ask);
   draw();
   return () => { watcher.disconnect(); window.removeEventListener("mouseup", dragEnds); model.off("msg:custom", download); if (asked) cancelAnimationFrame(asked); };

@@ -137,11 +137,12 @@ class LinePlot(anywidget.AnyWidget):
 
     def update(self, series: Sequence[Series]) -> None:
         """Replace the series."""
-        solid = [id(s) for s in series if s.style == "line"]  # each line has its own dashes
+        solid = [id(s) for s in series if s.style == "line"]
         self.series = []
         for s in series:
             x, y = finite(s.x, s.y, self.log_x)
-            dash = DASHES[solid.index(id(s)) % len(DASHES)] if id(s) in solid else ""
+            i = solid.index(id(s)) if id(s) in solid else 0
+            dash = DASHES[(i + i // len(DASHES)) % len(DASHES)]  # the seventh line has the first's colour, not its dash
             self.series.append(replace(s, x=x, y=y, dash=dash))
         self._send_shown()
 
