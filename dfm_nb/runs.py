@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dfm_nb import config as cfg
 from dfm_nb.base import video
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_checkpoint")
 """Settings that differ in every run and explain nothing."""
+TAIL_BYTES = 1 << 16
+"""Enough of `metrics.jsonl` for its last record, which may list losses by noise level."""
+_ITERATION = re.compile(rb'"iteration": ?(\d+)')
 FIGURES = ("state", "iterations", "best_val_loss", "best_at", "val_loss", "loss", "seconds")
 CURVES = {"loss": "Training loss", "val_loss": "Validation loss"}
 ROUNDS_SHOWN, SAMPLES_SHOWN, SAMPLE_PX = 4, 8, 128
@@ -32,11 +37,11 @@ STYLE = (
 
 
 def runs_below(folder: str | os.PathLike) -> list[Path]:
-    """The run folders in a folder, two levels down; the folder itself when it is a run, or when there are none."""
+    """The run folders in a folder, four levels down; the folder itself when it is a run, or when there are none."""
     top = Path(folder).expanduser()
     if (top / "metrics.jsonl").exists() or (top / "config.yaml").exists():
         return [top]
-    return sorted({f.parent for depth in ("*", "*/*") for f in top.glob(f"{depth}/metrics.jsonl")}) or [top]
+    return sorted({f.parent for n in range(1, 5) for f in top.glob("*/" * n + "metrics.jsonl")}) or [top]
 
 
 def settings_of(run: Path) -> dict[str, Any]:
@@ -46,6 +51,28 @@ def settings_of(run: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return dict(cfg.flatten(loaded)) if isinstance(loaded, dict) else {}
+
+
+def ended(last: int, of: Any) -> Literal["not started", "finished", "stopped"]:
+    """The state of a run that is not running, by its newest iteration and its `train_iters`."""
+    return "not started" if not last else "finished" if isinstance(of, int) and last >= of else "stopped"
+
+
+def ended_in_terminal(folder: Path) -> Literal["not started", "finished", "stopped"]:
+    """The same for a folder without a launcher's record, from the end of its metrics."""
+    run = Run(folder)
+    try:
+        with run.metrics_file.open("rb") as file:
+            file.seek(max(0, run.metrics_file.stat().st_size - TAIL_BYTES))
+            found = _ITERATION.findall(file.read())
+        return ended(int(found[-1]) if found else 0, _length(folder, run.config_file.stat().st_mtime_ns))
+    except OSError:
+        return "not started"
+
+
+@functools.lru_cache(16)
+def _length(folder: Path, _mtime_ns: int) -> Any:
+    return settings_of(folder).get("train.train_iters")
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -97,11 +124,10 @@ def _figures(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     compared = compared_loss({key for record in records for key in record})
     keys = ("loss", "elapsed_s", "val_loss", compared)
     (_, losses), (_, seconds), (_, rounds), (at, averaged) = (series(records, key) for key in keys)
-    last, of = (records[-1]["iteration"] if records else 0), settings.get("train.train_iters")
-    ended = "not started" if not last else "finished" if isinstance(of, int) and last >= of else "stopped"
+    last = records[-1]["iteration"] if records else 0
     best = min(zip(averaged, at), default=(None, None))
     return {
-        "state": damage or ("running" if Run(folder).owner() else ended),
+        "state": damage or ("running" if Run(folder).owner() else ended(last, settings.get("train.train_iters"))),
         "iterations": last,
         "best_val_loss": best[0],
         "best_at": best[1],

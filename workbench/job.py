@@ -62,7 +62,14 @@ class Record(TypedDict, total=False):
 _RECORD = TypeAdapter(Record)
 
 
-class RunFailed(RuntimeError):
+class RunEnded(RuntimeError):
+    """A run that did not finish; a notebook shows it without a traceback and without the log, which the panel has."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [": ".join([type(self).__name__, *(s for s in str(self).split("\n") if not s.startswith("    "))])]
+
+
+class RunFailed(RunEnded):
     """The command failed; the message ends with the command's own error."""
 
 

@@ -8,10 +8,13 @@ another command's run is not resumed without confirmation. Headless, `wait` bloc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import itertools
+import math
 import os
 import shlex
+import time
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
@@ -19,7 +22,8 @@ from dfm_nb.base.files import local
 from dfm_nb.base.headless import is_headless
 from dfm_nb.base.run import IDENTITY, Run, iteration_folders
 from dfm_nb.base.torchrun import torchrun_argv
-from workbench.job import Job, Record, RunFailed, State, clean_lines
+from dfm_nb.runs import ended_in_terminal
+from workbench.job import Job, Record, RunEnded, RunFailed, State, clean_lines
 from workbench.launcher_panel import LOOK_S, Panel
 from workbench.live import Live
 from workbench.supervisor import RECORD
@@ -36,11 +40,8 @@ class NotOurs(ValueError):
     """A run folder contains a command that the user has not confirmed."""
 
 
-class RunStopped(RuntimeError):
-    """The run that a cell waits for, or the wait, was stopped; a notebook shows it without a traceback."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"{type(self).__name__}: {self}"]
+class RunStopped(RunEnded):
+    """The run that a cell waits for, or the wait, was stopped."""
 
 
 class Launcher(Live):
@@ -76,6 +77,8 @@ class Launcher(Live):
         self._panel: Panel | None = None
         self._attached = False  # whether the command is the folder's, and not the user's
         self.followed = False  # whether the folder's last run was started or seen running from here
+        self.waits = False  # whether a cell waits for a button
+        self.starts_at = math.inf  # when that cell presses it itself, on the monotonic clock
 
     @classmethod
     def attach(cls, run_dir: str | Path) -> Launcher:
@@ -121,7 +124,7 @@ class Launcher(Live):
     def state(self) -> State:
         state = self.job.state
         self.followed = self.followed or (state == "running" and not self.difference())
-        return state
+        return ended_in_terminal(self.run_dir) if state == "not started" else state
 
     def difference(self) -> str:
         """How this command differs from the folder's last one, as a sentence; "" if it does not."""
@@ -243,7 +246,7 @@ class Launcher(Live):
         self._refresh()
         return self
 
-    def wait(self, until: Callable[[], bool] = lambda: False) -> Any:
+    def wait(self, until: Callable[[], bool] = lambda: False, start_in_s: float = math.inf) -> Any:
         """Wait until this launcher's run has ended; a finished run of the same command counts.
 
         In a notebook, use `await launcher.wait()`; with a front end it also waits for a button if nothing runs.
@@ -252,6 +255,8 @@ class Launcher(Live):
         Parameters
         ----------
         until : called while the run is live; when it returns True, the wait ends and the run continues.
+        start_in_s : seconds after which the wait calls `start`, unless the folder holds another command's run; a
+            button ends the countdown. Headless it starts at once. By default it does not start.
 
         Raises
         ------
@@ -261,11 +266,21 @@ class Launcher(Live):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(self._wait(until))
-        return asyncio.ensure_future(self._wait(until))
+            return asyncio.run(self._wait(until, start_in_s))
+        return asyncio.ensure_future(self._wait(until, start_in_s))
 
-    async def _wait(self, until: Callable[[], bool]) -> None:
-        headless, asked, offset = is_headless(), False, self.job.record.get("log_offset_bytes", 0)
+    async def _wait(self, until: Callable[[], bool], start_in_s: float) -> None:
+        headless = is_headless()
+        if headless and start_in_s < math.inf and self.state != "running" and not self.followed:
+            self.start()
+        offset = self.job.record.get("log_offset_bytes", 0)
+        try:
+            await self._end(until, start_in_s, offset, headless)
+        finally:
+            self.waits, self.starts_at = False, math.inf
+            self._refresh()
+
+    async def _end(self, until: Callable[[], bool], start_in_s: float, offset: int, headless: bool) -> None:
         while True:
             state = self.state  # before the log, so that its last lines are never lost
             running = state == "running"
@@ -277,24 +292,39 @@ class Launcher(Live):
                 return self._finish()
             if ours and until():
                 return None
-            if not (asked or running):
-                asked = True
-                self._ask()
+            if not (self.waits or running):
+                self._ask(start_in_s)
+            if time.monotonic() > self.starts_at and not running:
+                self.starts_at = math.inf
+                with contextlib.suppress(FileExistsError):  # another kernel was first, or the loop asks again
+                    self.start()
+            elif self.starts_at < math.inf:
+                self._refresh()
             try:
                 await asyncio.sleep(LOOK_S)
             except asyncio.CancelledError:  # an interrupt
-                now = "the run continues, and Stop ends it"
+                now = "the run continues, and Stop ends it" if running else "nothing was started"
                 if headless:
                     self.stop()
                     now = "the run was stopped"
                 raise RunStopped(f"this cell no longer waits; {now}") from None
 
-    def _ask(self) -> None:
-        """Show below the buttons which of them a cell waits for."""
+    def _ask(self, start_in_s: float) -> None:
+        """Show at the buttons that a cell waits for one of them."""
         if self._panel is None:
             self._ipython_display_()
-        why = self.difference()
-        print(f"waiting for {' or '.join(self.offers())}" + (f": {why}" if why else ""), flush=True)
+        self.waits = True
+        if not self.difference():
+            self.starts_at = time.monotonic() + start_in_s
+        self._refresh()
+
+    def asks(self) -> str:
+        """What a cell that waits asks for; "" if none does."""
+        if not self.waits or self.state == "running":
+            return ""
+        by_itself = self.starts_at < math.inf
+        left = f", or wait {max(0.0, self.starts_at - time.monotonic()):.0f} s; Stop ends the countdown"
+        return f"A cell waits: press {' or '.join(self.offers())}" + left * by_itself
 
     def _print_lines(self, offset: int, to_the_end: bool) -> int:
         """Print the complete lines of the log after `offset`; returns their size in bytes."""
@@ -313,7 +343,7 @@ class Launcher(Live):
 
         self._refresh()
         monitor.finish(self.run_dir)
-        if self.state in ("failed", "lost", "not started"):  # the last: a run from a terminal was first
+        if self.state in ("failed", "lost", "not started"):  # the last: nothing was written
             raise RunFailed(self.failure())
         if self.state == "stopped":
             at = f" after iteration {last}" if (last := self._checkpointed()) else ""
@@ -324,7 +354,7 @@ class Launcher(Live):
         job = self.job
         tail = "".join(f"\n    {line}" for line in job.tail(15).splitlines())
         code = job.record.get("exit_code")
-        return f"the run in {job.folder} ended with exit code {code}; its last lines ({job.log}):{tail}\n{job.cause()}"
+        return f"the run in {job.folder} ended with exit code {code} (see {job.log}){tail}\n{job.cause()}"
 
     # ---- the widget -----------------------------------------------------------------------------------------------
 

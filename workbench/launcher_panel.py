@@ -7,22 +7,39 @@ from __future__ import annotations
 
 import functools
 import html
+import math
 import threading
 import time
+import weakref
+from pathlib import Path
 from typing import Any, Callable
+
+import anywidget
+import traitlets
 
 from workbench.live import fault_html
 
 LOOK_S = 0.25
 """Interval between polls of the run: too short to notice, long enough to cost nothing."""
 
+IDLE_S = 5.0
+"""The same while nothing runs: a terminal or another notebook may start something."""
+
 _COLOURS = {"running": "#0072B2", "finished": "#009E73", "failed": "#D55E00", "lost": "#D55E00", "stopped": "#E69F00"}
+_NEWEST: weakref.WeakValueDictionary[Path, Panel] = weakref.WeakValueDictionary()
 _MARKS = {"running": "▶", "finished": "✔", "failed": "✖", "lost": "✖", "stopped": "■", "not started": "○"}
 
 ALERT = (
     "padding:4px 10px;margin:4px 0;font-size:inherit;white-space:pre-wrap;"
     "color:var(--jp-ui-font-color1, inherit);background:var(--jp-layout-color2, #f6f6f6)"
 )
+
+
+class Attention(anywidget.AnyWidget):
+    """A sentence, also in the page's title, that comes into view when it appears."""
+
+    text = traitlets.Unicode().tag(sync=True)
+    _esm = Path(__file__).with_name("attention.js")
 
 
 class Panel:
@@ -49,15 +66,20 @@ class Panel:
             made.on_click(functools.partial(self._press, name))
             self.buttons[name] = made
         self.status, self.says, self.alert, self.log = w.HTML(), w.HTML(), w.HTML(), w.HTML()
+        self.attention = Attention()
         row = w.HBox([*self.buttons.values(), self.status], layout=w.Layout(flex_flow="row wrap"))
-        self.box = w.VBox([row, self.says, self.alert, self.log])
+        self.box = w.VBox([self.attention, row, self.says, self.alert, self.log])
         self.box.add_class("dfm-launcher")
+        _NEWEST[launcher.run_dir] = self
         self.refresh()
 
     def _press(self, name: str, button: Any) -> None:
         if button.disabled:
             return
         run = self.launcher
+        run.starts_at = math.inf  # the user is here
+        if name == "Stop" and run.state != "running":
+            return self.refresh()
         asked, self.asked = self.asked, name  # the first press shows a foreign folder's command, a second one runs it
         if name == "Stop":  # the first press leaves time to save; a second one kills
             if asked != name and run.doubt:
@@ -82,9 +104,9 @@ class Panel:
         self.refresh()
 
     def _follow(self) -> None:
-        while self.launcher.state == "running":
+        while (running := self.launcher.state == "running") or _NEWEST.get(self.launcher.run_dir) is self:
             self._show()
-            time.sleep(LOOK_S)
+            time.sleep(LOOK_S if running else IDLE_S)
         self._show()
 
     def html(self) -> str:
@@ -92,25 +114,28 @@ class Panel:
         return "".join(part.value for part in (self.status, self.alert, self.log))
 
     def refresh(self) -> None:
-        """Show the current state; while the run is live, a daemon thread keeps it up to date."""
+        """Show the current state; a daemon thread keeps it up to date, of a folder's newest panel also while idle."""
         self._show()
-        if self.launcher.state == "running" and not (self._follower and self._follower.is_alive()):
+        if not (self._follower and self._follower.is_alive()):
             self._follower = threading.Thread(target=self._follow, name="dfm-launcher", daemon=True)
             self._follower.start()
 
     def _show(self) -> None:
         job, state = self.launcher.job, self.launcher.state
         running, offers = state == "running", self.launcher.offers()
+        self.attention.text = self.launcher.asks()
         self.stopping = self.stopping and running
         for name, button in self.buttons.items():
-            button.disabled, button.tooltip = name not in offers, offers.get(name, "")
+            counts = name == "Stop" and self.launcher.starts_at < math.inf
+            button.disabled, button.tooltip = not (counts or name in offers), offers.get(name, "")
         self.buttons["Stop"].description = "Stop now" if self.stopping else "Stop"
         pid = f" · process {job.pid}" if running else ""
         pid += " · saving, then exiting" if self.stopping else ""
+        already = "already " if running and not self.launcher.followed else ""
         colour = _COLOURS.get(state, "var(--jp-ui-font-color2, #777)")
         self.status.value = (
             f'<span role="status" aria-live="polite" style="padding-left:8px">'
-            f'<b style="color:{colour}" aria-hidden="true">{_MARKS[state]}</b> {state}{pid}</span>'
+            f'<b style="color:{colour}" aria-hidden="true">{_MARKS[state]}</b> {already}{state}{pid}</span>'
         )
         notes = [f"<b>{name}</b> {html.escape(text)}." for name, text in offers.items()]
         told = [html.escape(text) for text in (self.note if running else "", self.launcher.difference()) if text]

@@ -8,6 +8,7 @@ above it is connected, and hides the widget's area while it is not.
 from __future__ import annotations
 
 import html
+import time
 from typing import Any
 
 from dfm_nb.base.headless import is_headless
@@ -19,7 +20,7 @@ STYLE = (
     ":has(+ .jp-OutputArea-child .dfm-kept){display:none}"
     "</style>"
 )
-AGAIN = '<p style="opacity:.75">A copy of the last state: run this cell again for the controls.</p>'
+AGAIN = '<p style="opacity:.75">A copy of {}: run this cell again for the controls.</p>'
 
 
 class Live:
@@ -34,7 +35,7 @@ class Live:
 
     widget: Any
     _kept: Any = None
-    _kept_bundle: Any = None
+    _kept_content: Any = None
 
     def kept_html(self) -> str:
         """The widget's content as HTML that needs no kernel; "" if the text of `repr` is enough."""
@@ -42,14 +43,17 @@ class Live:
 
     def keep(self) -> None:
         """Update the copy."""
-        if self._kept is not None and (bundle := self._bundle()) != self._kept_bundle:
-            self._kept_bundle = bundle
-            self._kept.update(bundle, raw=True)
+        if self._kept is not None and (content := self._content()) != self._kept_content:
+            self._kept_content = content
+            self._kept.update(self._bundle(*content), raw=True)
 
-    def _bundle(self) -> dict[str, str]:
-        page, text = self.kept_html(), repr(self)
+    def _content(self) -> tuple[str, str]:
+        return self.kept_html(), repr(self)
+
+    def _bundle(self, page: str, text: str) -> dict[str, str]:
         if not is_headless():
-            page = f'{STYLE}<div class="dfm-kept">{page or f"<pre>{html.escape(text)}</pre>"}{AGAIN}</div>'
+            now = AGAIN.format(time.strftime("%Y-%m-%d %H:%M"))
+            page = f'{STYLE}<div class="dfm-kept">{page or f"<pre>{html.escape(text)}</pre>"}{now}</div>'
         return {"text/plain": text, **({"text/html": page} if page else {})}
 
     def _ipython_display_(self) -> None:
@@ -58,8 +62,8 @@ class Live:
         if not is_headless():
             self.widget.add_class("dfm-live")
             display({**self.widget._repr_mimebundle_(), "text/plain": ""}, raw=True)
-        self._kept_bundle = self._bundle()
-        self._kept = display(self._kept_bundle, raw=True, display_id=True)
+        self._kept_content = self._content()
+        self._kept = display(self._bundle(*self._kept_content), raw=True, display_id=True)
 
 
 def fault_html(text: str, style: str = "", what: str = "Must be corrected") -> str:

@@ -24,7 +24,7 @@ from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss, series
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import data_url
-from dfm_nb.runs import differing, runs_below, settings_of
+from dfm_nb.runs import differing, ended, runs_below, settings_of
 from workbench.controls import table_html
 from workbench.gallery import Gallery
 from workbench.job import Job
@@ -37,6 +37,8 @@ REPAINT_S = 0.25
 """Four updates per second look live."""
 REST = 19
 """After painting, it sleeps this many times as long, to use at most a twentieth of a core."""
+KEEP_S = 30.0
+"""A copy for the saved notebook has a picture, which takes half a second; also after each validation."""
 LOOK_FOR_RUNS_S = 5.0
 """Listing a folder of runs may be slow on a network; a new run appears after at most this long."""
 SMOOTHING = 1 / 40
@@ -125,9 +127,7 @@ class Watched:
     def state(self) -> str:
         """The job's state; for a run that was not started from a notebook, derived from its metrics."""
         state = self.job.state
-        if state == "not started" and self.reader.iteration:
-            return "finished" if self.reader.iteration == self.train_iters else "not running here"
-        return state
+        return ended(self.reader.iteration, self.train_iters or None) if state == "not started" else state
 
     @property
     def doing(self) -> str:
@@ -375,7 +375,7 @@ class Monitor(Live):
                 self._thread.start()
 
     def _follow(self) -> None:
-        before, painted, ran = None, None, False
+        before, painted, ran, rounds, kept = None, None, False, None, time.monotonic()
         while not self._closed.is_set():
             begun = time.thread_time()
             # before the files, so that the tail is never lost; a second of a phase is a change, too
@@ -388,10 +388,13 @@ class Monitor(Live):
             elif doing != before and self._box is not None:  # the curves are unchanged
                 with self._lock:
                     self._paint_box()
-            if ran and not running:
+            rest = REST * (time.thread_time() - begun)
+            newest = [w.reader.rounds[-1:] for w in self.runs]
+            if ran and (not running or newest != rounds or time.monotonic() - kept > KEEP_S):
                 self.keep()
+                rounds, kept = newest, time.monotonic()
             before, painted, ran = doing, counts, running
-            self._closed.wait(max(REPAINT_S, REST * (time.thread_time() - begun)))
+            self._closed.wait(max(REPAINT_S, rest))
 
     def refresh(self) -> None:
         """Read to the end, and paint."""

@@ -35,7 +35,7 @@ BELOW = re.compile(
 
 
 class Runs(Live):
-    """The runs in a folder, up to two levels down: open, compare, continue, delete, and write a page to share.
+    """The runs in a folder, up to four levels down: open, compare, continue, delete, and write a page to share.
 
     Parameters
     ----------

@@ -397,3 +397,21 @@ def test_preparation_with_other_settings_can_only_start_over(tmp_path):
     supervisor.write_record(tmp_path, {"argv": ["--limit", "5"], "program": PREPARE, "exit_code": 0})
     launcher = workbench.Launcher(tmp_path, ["--limit", "7", "--resume"], program=PREPARE)
     assert "--limit 5 -> 7" in launcher.difference() and list(launcher.offers()) == ["Start over"]
+
+
+def test_a_countdown_starts_the_run_unless_stop_ends_it(launch, front_end):
+    async def stopped(launcher):
+        waiting = launcher.wait(start_in_s=1)
+        await asyncio.sleep(0.5)
+        assert usable(launcher._panel) == ["Start", "Stop"]
+        launcher._panel.buttons["Stop"].click()
+        await asyncio.sleep(1)
+        waiting.cancel()
+        await waiting
+
+    launcher = launch(steps=2)
+    with pytest.raises(workbench.RunStopped):
+        asyncio.run(stopped(launcher))
+    assert launcher.state == "not started" and steps_done(launcher) == 0
+    launcher.wait(start_in_s=0.2)
+    assert launcher.state == "finished" and launcher._panel.attention.text == ""

@@ -93,7 +93,7 @@ def test_status_tells_progress_and_time_left(tmp_path):
     assert monitor.runs[0].eta_s == pytest.approx(2.0 * 30)
     for words in ("iteration 10/40", "loss 0.1000", "validation 0.2500", "lr 1.00e-03", "tokens/s 1,000"):
         assert words in monitor.status()
-    assert monitor.runs[0].state == "not running here"
+    assert monitor.runs[0].state == "stopped"
     (tmp_path / "config.yaml").write_text("train:\n  train_iters: 10\n")
     monitor = Monitor(tmp_path)
     monitor.refresh()
@@ -321,3 +321,10 @@ def test_plot_leaves_out_what_cannot_be_drawn():
     plot.update([Series("s", [], [])])
     assert plot.data == [] and plot.summary == "t: no points yet"
     assert draw_png([plot]).startswith(b"\x89PNG")
+
+
+def test_thirty_six_lines_differ_in_colour_or_dash():
+    plot = LinePlot()
+    plot.update([Series(str(i), [1, 2], [i, i], colour=i) for i in range(36)])
+    assert len({(s["color"], s["dash"]) for s in plot.data}) == 36
+    assert len({s["dash"] for s in plot.data[:6]}) == 6

@@ -1,0 +1,17 @@
+// The sentence is shown where it stands, and in the page's title; when it appears, the page scrolls to it.
+function render({ model, el }) {
+  let title = null;
+  el.style.cssText = "font-weight:600;line-height:1.6";
+  function show() {
+    const text = model.get("text"), appears = text && title === null;
+    el.textContent = text;
+    if (appears) title = document.title;
+    if (appears) setTimeout(() => el.scrollIntoView({ block: "center" }), 500);  // after Run All's own jump to the end
+    if (title !== null) document.title = text ? `▶ ${text}` : title;
+    if (!text) title = null;
+  }
+  model.on("change:text", show);
+  show();
+  return () => model.off("change:text", show);
+}
+export default { render };
