@@ -70,7 +70,7 @@ class PackDenoiser:
         self.noisy_row = rows.to(device)  # rows at the sampler's noise level; the others keep the pack's
         self.row_sigma, self.row = pack.sigma.to(device), pack.row.to(device)
 
-    @torch.inference_mode()
+    @torch.no_grad()  # in inference mode megatron-core 0.16 would gather (SP) into a buffer that training cannot write
     def __call__(self, x: torch.Tensor, sigma: float) -> torch.Tensor:
         """x : float64 [S, p] on the device, all tokens of the pack; returns D as float64 [S, p] on every rank."""
         sigmas = torch.where(self.noisy_row, torch.full_like(self.row_sigma, sigma), self.row_sigma)
@@ -97,11 +97,13 @@ class PackDenoiser:
             return model(scaled, c_noise, self.part), lambda output, non_loss_data=True: output
 
         chunks = self.chunks
+        # with virtual stages the schedule needs a microbatch a stage: the same one, in stages that would else be idle
+        microbatches = mpu.get_pipeline_model_parallel_world_size() if len(chunks) > 1 else 1
         outputs = get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=[None] * len(chunks) if len(chunks) > 1 else None,
             model=chunks if len(chunks) > 1 else chunks[0],
-            num_microbatches=1,
+            num_microbatches=microbatches,
             seq_length=shape[0],
             micro_batch_size=1,
             forward_only=True,
