@@ -211,6 +211,10 @@ def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> La
     check_same_model(source, trainer.config, lora, fix)
     different = _different_encoders(source.folder, dataset)
     for kind in different:
+        if trainer.config.model.student:
+            raise ValueError(
+                f"a student learns on data of its teacher's {kind}, and {dataset} has another: prepare it anew"
+            )
         log.warning("%s was trained with another %s; the network must relearn it", path, kind)
     source.load(trainer.chunks)
     trainer.optimizer.reload_model_params()  # else the first step would write its old float32 copies back

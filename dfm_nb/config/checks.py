@@ -164,6 +164,10 @@ def _data_and_start(config: Config) -> Iterator[Fault]:
     if start.pretrained and start.load_checkpoint:
         fix = "load_checkpoint resumes a run; pretrained starts a new one"
         yield fault("checkpoint.pretrained", "excludes checkpoint.load_checkpoint", fix, "checkpoint.load_checkpoint")
+    if config.model.student:
+        for key, only in (("generation.sampler", "consistency"), ("generation.guidance", 1.0)):
+            if attrgetter(key)(config) != only:
+                yield fault(key, f"must be {only} with model.student", "leave it out", "model.student")
     if start.load and start.load_checkpoint:
         fix = "load_checkpoint must exist, load may be an empty folder; drop one of the two"
         yield fault("checkpoint.load_checkpoint", "excludes checkpoint.load", fix, "checkpoint.load")

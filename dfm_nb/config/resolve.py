@@ -346,7 +346,9 @@ def resolve(
     layers[COMMAND_LINE], unreadable = _read_overrides(overrides, list(layers.values()))
     named = ((_ALIASES.get(key, key), value) for layer in reversed(layers.values()) for key, value in layer.items())
     start = next((value for key, value in named if key == "checkpoint.pretrained"), None)
-    below = {k: layers.pop(k) for k in [f"recipe {recipe}"] if recipe in recipes()}  # a user's recipe is above the rest
+    # a user's recipe is above the rest, and that of a student above its teacher
+    own = recipe not in recipes() or "model.student" in layers.get(f"recipe {recipe}", {})
+    below = {} if own else {f"recipe {recipe}": layers.pop(f"recipe {recipe}")}
     if settings_of and isinstance(start, str) and weights_path(start).exists():
         given = set().union(*layers.values())
         below[f"{WEIGHTS} {start}"] = _without_modules(settings_of(start), start, given)

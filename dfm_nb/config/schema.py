@@ -104,6 +104,9 @@ class ModelConfig(Group):
         "logit-normal",
         "noise levels of training: ln(sigma) normal; or logistic with P_mean and scale P_std, uniform times at 0 and 1",
     )
+    student: bool = option(
+        False, "a few-step student of checkpoint.pretrained: its estimate at any noise level is a sample, as if guided"
+    )
     shift_tokens: Int | None = option(
         None, "multiply a sample's noise level by sqrt(its tokens / this), for several sizes", ge=1
     )

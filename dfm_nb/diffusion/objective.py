@@ -15,6 +15,9 @@ from torch import Tensor
 
 from dfm_nb.diffusion import edm
 
+HUBER = 0.03
+"""Residuals (of unit variance at the start) below this are squared in `consistency_loss`."""
+
 
 class Objective(Protocol):
     """F is the network, x = y + sigma eps its noisy latent; sigma broadcasts to x, and all is float32 or float64."""
@@ -29,6 +32,10 @@ class Objective(Protocol):
 
     def loss(self, F_x: Tensor, y: Tensor, eps: Tensor, sigma: Tensor) -> Tensor:
         """The elementwise loss of a network's output; the caller masks and averages."""
+        ...
+
+    def residual(self, F_x: Tensor, D: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        """F_x minus the output whose estimate is D, up to its sign: the error of a student whose target is D."""
         ...
 
 
@@ -46,6 +53,9 @@ class EDM:
 
     def loss(self, F_x: Tensor, y: Tensor, eps: Tensor, sigma: Tensor) -> Tensor:
         return edm.loss(F_x, y, eps, sigma, self.sigma_data)
+
+    def residual(self, F_x: Tensor, D: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        return (self.denoised(F_x, x, sigma) - D) / edm.c_out(sigma, self.sigma_data)
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,17 @@ class Flow:
         """|v - (eps - y)|^2; in terms of D its weight is ((1 + sigma) / sigma)^2."""
         F_x, y, eps = edm.wide(F_x, y, eps)
         return (F_x - (eps - y)) ** 2
+
+    def residual(self, F_x: Tensor, D: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        return (self.denoised(F_x, x, sigma) - D) * (1 + sigma) / sigma
+
+
+def consistency_loss(residual: Tensor) -> Tensor:
+    """Of a token's residual [S, p]: its length sqrt(mean square + c^2) - c (pseudo-Huber; Song & Dhariwal 2023), [S].
+
+    A student's target is itself only an estimate, with outliers that a square would follow.
+    """
+    return (residual.square().mean(-1) + HUBER**2).sqrt() - HUBER
 
 
 def get_objective(name: str, sigma_data: float) -> Objective:

@@ -119,6 +119,8 @@ class Pipeline:
         self.statistics = statistics or folders.read_statistics(folder).used_by(m.network)
         self._tokenizer_path, self._text_encoder_path = tokenizer_path, text_encoder_path
         if guide is not None:
+            if m.student or guide.config.model.student:
+                raise ValueError("--autoguidance-checkpoint compares two teachers, and a few-step student is none")
             self.check_same_data(guide)
         self.finished = Clips()
         self.memory_check = True

@@ -232,6 +232,12 @@ class Request(Sampling):
         """
         recommended = usual(config, self.chosen.get("num_video_frames"), self.prompt)
         check_sampler(recommended, "the checkpoint", self.chosen)
+        beyond = [name for name, only in OF_STUDENTS.items() if self.chosen.get(name, only) != only]
+        if config.model.student and beyond:
+            flag = fields(Request)[beyond[0]].flag
+            raise ValueError(
+                f"{flag} is beyond a few-step student, whose one estimate is as if guided; use its teacher"
+            )
         return Request(**{**recommended, **self.chosen})
 
     def variants(self, count: int) -> list[Request]:
@@ -282,6 +288,16 @@ class Request(Sampling):
             levels = schedule(self.num_steps, self.sigma_min, self.sigma_max, **own)
         return samplers.tail(levels, self.strength) if self.init_video else levels
 
+
+OF_STUDENTS = {
+    "sampler": "consistency",
+    "guidance": 1.0,
+    "negative_prompt": "",
+    "guidance_interval": None,
+    "guidance_rescale": 0.0,
+    "autoguidance": None,
+}
+"""The only values of these settings that a few-step student can be asked for."""
 
 FLAGS = tuple(name for name in Request.model_fields if name not in ("prompt", "index"))
 """Settings that every prompt of a command line shares."""

@@ -13,7 +13,7 @@ import torch
 from megatron.core import parallel_state as mpu
 
 from dfm_nb.diffusion import edm
-from dfm_nb.diffusion.objective import Objective
+from dfm_nb.diffusion.objective import Objective, consistency_loss
 from dfm_nb.model.attention import collect
 from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.packs.packs import Pack, PackLayout
@@ -44,7 +44,10 @@ def forward(
     output = model(objective.scaled(x, token_sigma), edm.c_noise(sigma), part)
 
     def loss_of(network_output: torch.Tensor) -> TokenLosses:
-        loss = objective.loss(network_output, x0, noise, token_sigma).mean(-1)
+        if pack.target is None:
+            loss = objective.loss(network_output, x0, noise, token_sigma).mean(-1)
+        else:
+            loss = consistency_loss(objective.residual(network_output, part.take(pack.target), x, token_sigma))
         return TokenLosses(loss, part.take(pack.loss_mask), part.row)
 
     return output, loss_of
@@ -71,9 +74,12 @@ class PackDenoiser:
         self.row_sigma, self.row = pack.sigma.to(device), pack.row.to(device)
 
     @torch.no_grad()  # in inference mode megatron-core 0.16 would gather (SP) into a buffer that training cannot write
-    def __call__(self, x: torch.Tensor, sigma: float) -> torch.Tensor:
-        """x : float64 [S, p] on the device, all tokens of the pack; returns D as float64 [S, p] on every rank."""
-        sigmas = torch.where(self.noisy_row, torch.full_like(self.row_sigma, sigma), self.row_sigma)
+    def __call__(self, x: torch.Tensor, sigma: float | torch.Tensor) -> torch.Tensor:
+        """x : float64 [S, p] on the device, all tokens of the pack; returns D as float64 [S, p] on every rank.
+
+        sigma : of all noisy rows, or of each row [R].
+        """
+        sigmas = torch.where(self.noisy_row, torch.as_tensor(sigma).to(self.row_sigma), self.row_sigma)
         token_sigma = sigmas[self.part.row][:, None]
         scaled = self.objective.scaled(x[self.part.tokens], token_sigma).float()
         # the network is float32 or less; the preconditioning is float64, so that rounding does not lose small steps

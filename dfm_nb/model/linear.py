@@ -7,7 +7,8 @@ row-parallel one splits A; the other half is replicated, so only `rank` channels
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -96,6 +97,19 @@ class RowLinear(_LowRank, RowParallelLinear):
         alone = self.tp_group.size() == 1
         output, bias = (F.linear(input_, self.weight, self.bias), None) if alone else super().forward(input_)
         return self._updated(output, input_), bias
+
+
+@contextmanager
+def without_lora(chunks: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """The base alone within the block."""
+    layers = [(layer, layer.lora_scale) for c in chunks for layer in c.modules() if isinstance(layer, _LowRank)]
+    for layer, _ in layers:
+        layer.lora_scale = 0.0
+    try:
+        yield
+    finally:
+        for layer, scale in layers:
+            layer.lora_scale = scale
 
 
 def freeze_base(chunk: torch.nn.Module) -> None:

@@ -197,6 +197,23 @@ def pack_layout(
     )
 
 
+def retexted(pack: PackLayout, text: torch.Tensor, text_multiple: int = 1) -> PackLayout:
+    """The pack in which each segment has the text [L, D] instead of its own."""
+    own, length = torch.tensor(pack.cu_kv).diff(), len(text)
+    segment = torch.arange(len(own)).repeat_interleave(own)  # of each text token
+    pool = pack.pool @ F.one_hot(segment, len(own)).float()  # [R, segments]: 1 at the row's own
+    cu_q, cu_kv = pack.cu_q, [*range(0, len(own) * length + 1, length)]
+    if padding := -cu_kv[-1] % text_multiple:
+        cu_q, cu_kv = [*cu_q, cu_q[-1]], [*cu_kv, cu_kv[-1] + padding]
+    return replace(
+        pack,
+        text=F.pad(text.repeat(len(own), 1), (0, 0, 0, padding)),
+        pool=F.pad(pool.repeat_interleave(length, 1) / length, (0, padding)),
+        cu_q=cu_q,
+        cu_kv=cu_kv,
+    )
+
+
 def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
@@ -285,7 +302,8 @@ class Pack(PackLayout):
     """The packed sequence of B samples. x0, noise : float32 [S, p], zero in the padding.
 
     keys[i], grids[i] : name and (T, H, W) in patches of the sample in segment i. dropped : (reason, detail) of
-    samples that cannot be used. A pack without a sample has no keys and does not count in the loss.
+    samples that cannot be used. A pack without a sample has no keys and does not count in the loss. target : float32
+    [S, p], the estimate that a student must reach, if it is one.
     """
 
     x0: torch.Tensor
@@ -293,6 +311,7 @@ class Pack(PackLayout):
     keys: list[str]
     grids: list[tuple[int, int, int]]
     dropped: list[tuple[str, str]] = field(default_factory=list)
+    target: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -37,7 +37,8 @@ def stage_bytes(model: ModelConfig, plan: GpuLayout, load: Load, stage: int) -> 
     # After backward, activations are freed, but averaging bf16 weights needs float32 copies of them.
     update = 4 * trained if load.ema_averages and e < 4 else 0
     return {
-        "parameters": e * count,
+        # a student has its teacher beside it, unless that is the base of its LoRA
+        "parameters": e * count * (2 if model.student and not model.lora.rank else 1),
         "gradients": 4 * trained,
         "optimizer": adam + averages,
         "activations": max(activations, update),

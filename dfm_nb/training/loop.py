@@ -134,7 +134,7 @@ class Training:
         self.skipped = self.skipped_in_a_row = 0  # steps with NaN or Inf
         self.saved: int | None = None  # iteration of the newest checkpoint that the run itself has
         self.best: tuple[float, int] | None = None  # lowest validation loss, and its iteration
-        self.trainer = Trainer(self.config)
+        self.trainer = Trainer(self.config, store.empty_text)
         root = c.checkpoint_dir or run.checkpoints
         self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save)
         folder = data_folder(self.config)

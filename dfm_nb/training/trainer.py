@@ -25,6 +25,7 @@ from dfm_nb.model.denoiser import TokenLosses, forward
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import layout_of, mpu
+from dfm_nb.training.distillation import Teacher
 from dfm_nb.training.muon import Muon, matrices_of
 
 LONG_S = 10.0
@@ -56,9 +57,10 @@ class Trainer:
     Parameters
     ----------
     config : resolved configuration with `model.in_channels`, `model.text_dim` and `model.sigma_data` set.
+    empty_text : [L, D], needed by the teacher of a student.
     """
 
-    def __init__(self, config: cfg.Config):
+    def __init__(self, config: cfg.Config, empty_text: torch.Tensor | None = None):
         from megatron.core.distributed import (
             DistributedDataParallel,
             DistributedDataParallelConfig,
@@ -92,6 +94,7 @@ class Trainer:
         self.ema = PowerEMA(self.chunks, config.ema.sigma_rels)
         self.run_schedule = get_forward_backward_func()
         self.steps_taken = 0  # optimizer steps that changed the weights
+        self.teacher = Teacher(config, self.chunks, self.objective, empty_text) if config.model.student else None
 
     def _build_optimizer(self):
         """megatron-core's, which keeps float32 copies; with `optimizer=muon` our Muon replaces its inner AdamW."""
@@ -156,6 +159,9 @@ class Trainer:
 
         Returns float64 [width], the same on every rank.
         """
+
+        if self.teacher is not None:
+            packs = [self.teacher.with_target(pack) for pack in packs]
 
         def forward_step(packs: Iterator[Pack], model):  # the signature that megatron-core's schedules require
             pack = next(packs)

@@ -136,7 +136,8 @@ def test_resolve_takes_an_empty_file_and_empty_groups(tmp_path):
 
 @pytest.mark.parametrize("name", C.recipes())
 def test_every_recipe_resolves(name):
-    overrides = ["dataset.mock=true", *(["checkpoint.pretrained=butterflies"] if name.startswith("finetune") else [])]
+    weights = ["checkpoint.pretrained=butterflies"] if name == "student" or name.startswith("finetune") else []
+    overrides = ["dataset.mock=true", *weights]
     assert C.resolve(name, overrides=overrides, training=True, world_size=1)
     if name.startswith("finetune"):
         with pytest.raises(C.ConfigError, match="checkpoint.pretrained"):

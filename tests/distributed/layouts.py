@@ -45,8 +45,9 @@ def make_trainer(overrides: list[str]):
 
     config = cfg.resolve(None, overrides=[*BASE, "model.sigma_data=0.5", *overrides]).config
     parallel.init(layout_of(config.model), timeout_s=60, seed=config.rng.seed)
-    trainer = Trainer(config)
-    loader = packed_loader(config, open_store(config), trainer.dp_rank, trainer.dp_size)
+    store = open_store(config)
+    trainer = Trainer(config, store.empty_text)
+    loader = packed_loader(config, store, trainer.dp_rank, trainer.dp_size)
     return trainer, loader
 
 

@@ -59,7 +59,7 @@ def test_network_has_what_the_settings_of_upstream_that_are_implied_say(one_rank
 MARKED = {k.removeprefix("model.") for k in marked("network") if k.startswith("model.")}
 NETWORK = sorted({f.name for f in fields(DiTConfig)} & MARKED)
 ELSEWHERE = set(
-    "size variant patch_spatial patch_temporal text_padding sigma_data P_mean P_std objective times".split()
+    "size student variant patch_spatial patch_temporal text_padding sigma_data P_mean P_std objective times".split()
 )
 ELSEWHERE |= {"times", "shift_tokens", "lora.rank", "lora.alpha"}
 

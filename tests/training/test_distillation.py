@@ -1,0 +1,138 @@
+"""Few-step students: their targets, in any layout; exact resume; what generation is told, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dfm_nb import export_weights, train
+from dfm_nb.base.metrics import read_metrics
+from dfm_nb.diffusion.objective import EDM
+from dfm_nb.generation.pipeline import Pipeline
+from dfm_nb.generation.request import Request
+from dfm_nb.model.denoiser import PackDenoiser
+from dfm_nb.packs.packs import noised, pack_draws, retexted
+from tests import tiny_run
+from tests.conftest import run_ranks
+from tests.distributed.layouts import (
+    BASE,
+    LAYOUTS,
+    largest_relative_difference,
+    losses_and_gradients,
+    make_trainer,
+    randomise,
+)
+
+STUDENT = "model.student=true generation.sampler=consistency generation.guidance=1.0".split()
+
+
+def teach(run):
+    argv = ["--mock", "--run-dir", str(run), *BASE, "train.train_iters=4", "optimizer.lr=0.02", "train.eval_interval=0"]
+    assert run_ranks(1, tiny_run._train, argv) == [0]
+
+
+@pytest.fixture(scope="module")
+def teacher(make_once):
+    return make_once("teacher", teach)
+
+
+def distil(data, teacher, run, *overrides):
+    argv = ["--recipe", "student", "--dataset-path", str(data), "--run-dir", str(run), *tiny_run.SIZE]
+    words = ["ema.sigma_rels=[0.1]", f"checkpoint.pretrained={teacher}", *overrides]
+    assert run_ranks(1, tiny_run._train, [*argv, *words]) == [0]
+    return run
+
+
+@pytest.fixture(scope="module")
+def student(make_once, tiny_data, tiny_checkpoint):
+    return make_once("tiny-student", lambda run: distil(tiny_data, tiny_checkpoint, run))
+
+
+def losses(run):
+    return [r["loss"] for r in read_metrics(run / "metrics.jsonl") if "loss" in r]
+
+
+def test_retexted_pack_is_one_of_that_text(one_rank):
+    trainer, loader = make_trainer(["train.global_batch_size=1"])
+    model = trainer.config.model
+    text, multiple = torch.ones(3, 24, dtype=torch.bfloat16), 8
+    draws = []
+    for clip, start in zip(map(loader.order.store.read, range(3)), (0.3, 2.0, 20.0)):
+        noise = torch.randn_like(clip.latent[0].float())
+        draws.append(noised(model, clip.key, clip.latent[0].float(), noise, clip.text_emb[0], start, clip.fps))
+    settings = replace(loader.order.settings, text_multiple=multiple)
+    capacity = sum(len(d.x0) for d in draws)
+    for extra in (0, 5):  # with and without a segment of padding
+        own = retexted(pack_draws(draws, settings, capacity + extra), text, multiple)
+        want = pack_draws([replace(d, text=text) for d in draws], settings, capacity + extra)
+        D = [PackDenoiser(trainer.chunks, p, EDM(0.5), torch.device("cpu")) for p in (own, want)]
+        x = torch.randn(own.x0.shape, dtype=torch.float64)
+        assert len(own.text) % multiple == 0 and own.pool.shape[1] == len(own.text)
+        torch.testing.assert_close(*(of(x, own.sigma)[:capacity] for of in D))
+
+
+def test_target_is_the_students_estimate_after_a_guided_step(one_rank, teacher):
+    trainer, loader = make_trainer([*STUDENT, f"checkpoint.pretrained={teacher}", "train.global_batch_size=1"])
+    randomise(trainer)
+    (pack,), of = loader.next_step(), (EDM(0.5), torch.device("cpu"))
+    x = (pack.x0 + pack.sigma[pack.row][:, None] * pack.noise).double()
+    empty = retexted(pack, loader.order.store.empty_text)
+    cond, free = (PackDenoiser(trainer.teacher.chunks, p, *of)(x, pack.sigma) for p in (pack, empty))
+    D = free + 7 * (cond - free)  # the recommended guidance
+    want = PackDenoiser(trainer.chunks, pack, *of)((x + D) / 2, pack.sigma / 2)
+    got = trainer.teacher.with_target(pack).target
+    assert (cond - free).abs().max() > 1e-3
+    torch.testing.assert_close(got[pack.loss_mask], want[pack.loss_mask].float(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_base_of_a_lora_student_is_its_teacher(one_rank, tiny_data, tiny_checkpoint, tmp_path):
+    distil(tiny_data, tiny_checkpoint, tmp_path / "lora", "model.lora.rank=2")
+    distil(tiny_data, tiny_checkpoint, tmp_path / "all")
+    lora, whole = losses(tmp_path / "lora"), losses(tmp_path / "all")
+    assert lora[0] == pytest.approx(whole[0], rel=1e-4) and lora[2] != pytest.approx(whole[2], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["TP2+SP", "CP2", "PP2 virtual", "DP2"])
+def test_layout_equals_one_process(teacher, name):
+    settings = [*STUDENT, f"checkpoint.pretrained={teacher}"]
+    world, layout = LAYOUTS[name]
+    want = run_ranks(1, losses_and_gradients, settings, 3)[0]
+    got = run_ranks(world, losses_and_gradients, [*layout, *settings], 3)[0]
+    difference, where = largest_relative_difference(got["gradients"], want["gradients"])
+    assert difference <= 1e-4, where
+    for each in ("losses", "val_losses"):
+        assert got[each] == pytest.approx(want[each], rel=1e-5) and want[each][0] > 0, each
+
+
+def test_resumed_student_goes_on_bit_for_bit(tiny_data, tiny_checkpoint, student, tmp_path):
+    run = distil(
+        tiny_data, tiny_checkpoint, tmp_path / "run", "train.exit_duration_s=1e-9", "checkpoint.save_interval=1"
+    )
+    assert len(losses(run)) == 1
+    distil(tiny_data, tiny_checkpoint, run, "checkpoint.save_interval=1")
+    assert losses(run) == losses(student)
+
+
+def test_an_exported_student_is_asked_as_it_recommends(one_rank, student, tiny_checkpoint, tmp_path):
+    pipe = Pipeline.from_checkpoint(export_weights(student, tmp_path / "student.safetensors"))
+    request = Request("x").completed(pipe.config)
+    assert (request.sampler, request.num_steps, request.guidance) == ("consistency", 2, 1.0)
+    calls = []
+    pipe.chunks[0].register_forward_hook(lambda *_: calls.append(1))
+    assert pipe(["x"], height=32, width=32)[0].frames.shape == (1, 32, 32, 3) and len(calls) == 2
+    refused = {"guidance": 2.0, "sampler": "heun", "negative_prompt": "y", "guidance_interval": (0.1, 1.0)}
+    for name, value in refused.items():
+        with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}"):
+            pipe(["x"], **{name: value})
+    with pytest.raises(ValueError, match="--autoguidance-checkpoint"):
+        Pipeline.from_checkpoint(student, guide=tiny_checkpoint)
+
+
+def test_a_student_needs_a_teacher_that_is_none_and_its_data(tiny_data, student, tiny_checkpoint, tmp_path):
+    words = ["--dataset-path", str(tiny_data), "--run-dir", str(tmp_path), *tiny_run.SIZE]
+    for recipe in ("student", "finetune"):
+        with pytest.raises(ValueError, match=str(student)):
+            train.TrainOptions.parse([*words, "--recipe", recipe, f"checkpoint.pretrained={student}"]).run()
+    with pytest.raises(ValueError, match="checkpoint.pretrained"):
+        train.TrainOptions.parse([*words, "--recipe", "student"]).run()
