@@ -13,7 +13,7 @@ from dfm_nb.butterflies import synthetic, wordings
 from dfm_nb.butterflies.attributes import MEASURED, Renders, score, shares, stored_thresholds, unseen_attributes
 from dfm_nb.butterflies.judge import AttributeClassifier
 from dfm_nb.evaluation.distance import kernel_distance, kernel_estimate
-from dfm_nb.evaluation.diversity import recall
+from dfm_nb.evaluation.diversity import recall, scatter
 from dfm_nb.evaluation.features import NAME, Features
 
 FRAMES = {"images": 1, "clips": 9}
@@ -22,6 +22,8 @@ FPS = synthetic.CLIP_FPS[-1]
 MOTION = {"images": "still", "clips": "flapping"}
 REAL_SEED = 987_654
 """Seed of the real renders, far from the seeds of data sets."""
+ONE_PROMPT, SEEDS = 12, 8
+"""Prompts of the scatter, and seeds of each."""
 
 Videos = list[np.ndarray]
 
@@ -63,6 +65,7 @@ class Exam:
                 found[kind] = self.judged(kind, videos, wanted)
                 if network:
                     found[kind]["distances"] = against_renders(self._sets(kind, videos), network)
+                    found[kind]["scatter"] = self._scatter(kind, network)
         if num_worded:
             wanted = unseen_attributes(num_worded, "still", self.part)
             found["wordings"] = {form: self._worded(form, wanted) for form in wordings.forms()}
@@ -74,6 +77,15 @@ class Exam:
             return {}
         real, sure = self.renders(kind, max(map(len, videos))), stored_thresholds(kind)
         return score(videos, wanted, self.classifier, sure) | {"real_renders": real.shares(self.classifier, sure)}
+
+    def _scatter(self, kind: str, network: Features) -> dict[str, float]:
+        """How far apart samples of a prompt are with `SEEDS` seeds, and the renders of its attributes."""
+        wanted = [w for w in unseen_attributes(ONE_PROMPT, MOTION[kind], self.part) for _ in range(SEEDS)]
+        samples = self.generate([synthetic.caption_for(w) for w in wanted], FRAMES[kind], FPS)
+        size = self.size_px, self.size_px, FRAMES[kind]
+        sets = samples, [synthetic.render(w, REAL_SEED + i, *size) for i, w in enumerate(wanted)]
+        ours, real = (scatter(network(_stills(videos)).reshape(ONE_PROMPT, SEEDS, -1)) for videos in sets)
+        return {"mean": ours, "real": real}
 
     def _worded(self, form: str, wanted: Sequence[dict[str, str]]) -> dict[str, Any]:
         videos = self.generate([wordings.prompt(form, self.part, w, i) for i, w in enumerate(wanted)], 1, FPS)
@@ -96,24 +108,25 @@ class Exam:
         return Renders(self.round_trip, kind, self.size_px, frames, self.part, REAL_SEED)
 
 
+def _stills(videos: Sequence[np.ndarray]) -> np.ndarray:
+    """A frame of each [N, H, W, 3]: of the i-th clip frame i modulo T, so that all phases of a wing beat count."""
+    return np.stack([v[i % len(v)] for i, v in enumerate(videos)])
+
+
 def against_renders(sets: Mapping[str, Sequence[np.ndarray]], network: Features) -> dict[str, dict[str, float]]:
     """Kernel distance and recall of samples to real renders.
 
     Parameters
     ----------
     sets : "samples", "decoded" (real renders through the tokenizer), "as_drawn" (real renders) and "real" (others, to
-        which all three are compared), of equal numbers, uint8 [T, H, W, 3]. Of a clip one frame is taken, the i-th
-        clip's frame i modulo T, so that all phases of a wing beat count.
+        which all three are compared), of equal numbers, uint8 [T, H, W, 3]; of a clip `_stills` takes a frame.
 
     Returns
     -------
     By network: `kernel_distance` with `low` and `high`, and `recall`; the same with `_decoded` and `_as_drawn` after
     the name.
     """
-    of = {
-        name: network(np.stack([v[i % len(v)] for i, v in enumerate(videos)]), progress=True)
-        for name, videos in sets.items()
-    }
+    of = {name: network(_stills(videos), progress=True) for name, videos in sets.items()}
     estimate = asdict(kernel_estimate(of["samples"], of["real"]))
     row = {"kernel_distance": estimate.pop("value"), **estimate, "recall": recall(of["samples"], of["real"])}
     for name in ("decoded", "as_drawn"):

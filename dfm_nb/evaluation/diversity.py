@@ -39,6 +39,15 @@ def recall(generated: np.ndarray, real: np.ndarray, k: int = NEIGHBOURS) -> floa
     return float((pairwise(real, generated) <= radii).any(1).mean())
 
 
+def scatter(groups: np.ndarray) -> float:
+    """Root mean square distance of samples to the mean of their group [G, n, D], with n - 1 in its denominator.
+
+    A group is the samples of one prompt with n seeds: 0 when the seed does not matter.
+    """
+    squares = ((groups - groups.mean(1, keepdims=True)) ** 2).sum((1, 2)) / (groups.shape[1] - 1)
+    return float(np.sqrt(squares.mean()))
+
+
 def thumbnails(frames: Sequence[np.ndarray]) -> np.ndarray:
     """First frames of uint8 [T, H, W, 3], as float32 [N, 3072]; Euclidean distance is root mean square of pixels."""
     small = np.concatenate([video.resize(f[:1], SIDE_PX, SIDE_PX) for f in frames])

@@ -9,6 +9,7 @@ ESTIMATE = ("value", "low", "high", "real")
 MEASURES = {
     "kernel_distance": ("kernel distance x 1000", 1000, ".1f"),
     "retrieval": ("nearest to the picture of its caption, of {ways} (chance {chance:.0%})", 1, ".1%"),
+    "scatter": ("scatter of samples with one prompt (the same picture: 0)", 1, ".1f"),
     "copies": ("copies of training samples", 1, ".1%"),
     "temporal_consistency": ("temporal consistency", 1, ".4f"),
     "wing_motion": ("wing motion (a still: 0)", 1, ".3f"),
@@ -72,6 +73,8 @@ def _rows_of(r: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             compared = {"real": d[f"{key}_as_drawn"], "upper_bound": d[f"{key}_decoded"]}
             ends = {end: d[end] for end in ("low", "high") if key == "kernel_distance"}
             yield {"measure": f"{key} {network}", "value": d[key], **ends, **compared}
+    if m := r.get("scatter"):
+        yield {"measure": "scatter", "value": m["mean"], "real": m["real"]}
     if m := r.get("wing_motion"):
         yield {"measure": "wing_motion", "value": m["mean"], "real": m["real_clips"]}
 

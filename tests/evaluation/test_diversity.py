@@ -44,3 +44,10 @@ def test_copies_are_found_also_of_pictures_that_are_stored_often():
 def test_one_training_picture_alone_has_no_copies_to_tell():
     alone = diversity.thumbnails(pictures(1, 0))
     assert diversity.nearness(alone, np.repeat(alone, 5, 0)).tolist() == [0]
+
+
+def test_scatter_is_the_deviation_within_a_prompt_alone(real):
+    prompts = 100 * np.random.default_rng(4).normal(size=(60, 1, 8))
+    one_prompt_five_seeds = real.reshape(60, 5, 8)
+    assert diversity.scatter(prompts + one_prompt_five_seeds) == pytest.approx(8**0.5, rel=0.05)
+    assert diversity.scatter(np.repeat(prompts, 5, 1)) < 1e-9
