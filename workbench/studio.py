@@ -29,7 +29,7 @@ from dfm_nb.base.log import duration
 from dfm_nb.config.schema import GenerationConfig
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated
-from dfm_nb.generation.request import FLAGS, Request, of_size, requests_of_keywords, usual
+from dfm_nb.generation.request import FLAGS, OF_STUDENTS, Request, of_size, requests_of_keywords, usual
 from workbench import studio_html as pieces
 from workbench.controls import copied, faults_of
 from workbench.gallery import Gallery, load
@@ -40,7 +40,7 @@ PROMPT = "A spotted blue swallowtail over a meadow."
 FAST: dict[str, Any] = GenerationConfig().model_dump(include={"sampler", "schedule"})
 FAST |= {"num_steps": 12, "sigma_levels": None, "guidance_interval": (0.1, 10.0)}
 """Settings of the rough picture: 12 evaluations, right as often as 35 of Heun, guided where that helps (see
-sampler_quality.md and guidance.md in benchmarks/results)."""
+sampler_quality.md and guidance.md in benchmarks/results). A few-step student needs none: its clip is as fast."""
 WAIT_S = 60.0
 """A clip that would take longer is generated only by the button."""
 SLOW_FLOPS = {"cpu": 1e10, "cuda": 1e12}
@@ -86,6 +86,7 @@ class Studio(Live):
         self.history: list[Generated] = []
         self._ways: dict[Request, list[tuple[int, float, np.ndarray]]] = {}  # intermediate estimates of each clip
         self.message = ""
+        self._fast: dict[str, Any] = {} if pipe.config.model.student else FAST
         self._flops_per_s = SLOW_FLOPS[pipe.device.type]
         self.faults: dict[str, str] = {}
         self._wake, self._busy = threading.Condition(), threading.Lock()
@@ -169,14 +170,14 @@ class Studio(Live):
         # A slider moves 2, 3, 4 and rests: rough pictures of 2, 3 and 4, each finished if that takes no longer than
         # ROUGH_S, and REST_S after 4 the clip of 4. A move ends that clip before its next module.
         (request, refine_at), began = job, time.monotonic()
-        rough = request.replace(**FAST)
+        rough = request.replace(**self._fast)
         if rough != self._rough and request not in [c.request for c in self.history]:
             # finished even if the slider moves on, or a fast move would show no picture at all
             frames = self._generate(rough, lambda: check(ROUGH_S), rough=True).frames
             self._picture(frames[len(frames) // 2], rough)
             self._rough = rough
             if check(ROUGH_S):
-                self._say(f"rough picture of {FAST['num_steps']} evaluations in {time.monotonic() - began:.2f} s")
+                self._say(f"rough picture of {rough.num_steps} evaluations in {time.monotonic() - began:.2f} s")
         with self._wake:
             self._wake.wait_for(lambda: self._job is not job, refine_at - time.monotonic())
         check()
@@ -198,7 +199,7 @@ class Studio(Live):
     def _generate(self, request: Request, check: Callable[[], bool], rough: bool) -> Generated:
         sigmas, shown_s = request.sigmas(self.pipe.sigma_data), time.monotonic()
         estimates: list[tuple[int, float, np.ndarray]] = []
-        follows = self._rough != request.replace(**FAST)  # no rough picture of this clip is shown yet
+        follows = self._rough != request.replace(**self._fast)  # no rough picture of this clip is shown yet
 
         def on_step(step: int, num_steps: int, clips: Any) -> None:
             nonlocal shown_s
@@ -388,6 +389,8 @@ class Studio(Live):
             "sampler": w.Dropdown(options=samplers.names(), description="sampler", layout=wide, style=label),
             **{name: text(name, shown) for name, shown in WHOLE.items()},
         }
+        if self.pipe.config.model.student:
+            self.controls = {name: control for name, control in self.controls.items() if name not in OF_STUDENTS}
         known = self.pipe.config.generation
         sizes = list(dict.fromkeys([*(known.sizes or ()), *(known.other.sizes or ())]))
         shown = w.Layout(width="auto", display="" if sizes else "none")
