@@ -1,12 +1,12 @@
 """How soon does the Studio's rough picture follow a moving slider, and how long does a move hold the kernel?
 
-    python benchmarks/studio.py --checkpoint-path runs/demo/train [--moves 50]
+    python benchmarks/studio.py --checkpoint-path runs/demo/train [runs/student] [--moves 50]
 
 Any checkpoint does: speed does not depend on the weights' values. Writes studio.json and studio.md. The process is
-held to one core. A redraw is the time from a change of the guidance slider in the kernel to the new picture in the
-widget: 12 evaluations, the tokenizer's decoder, PNG and HTML. The way to the browser is not in it. A move is made when
+held to one core. A redraw is the time from a change of the seed in the kernel to the new picture in the widget: the
+network's evaluations, the tokenizer's decoder, PNG and HTML. The way to the browser is not in it. A move is made when
 the picture of the one before is there. CPU time is what it would take on an idle core. The handler is the part that
-runs in the kernel's own thread.
+runs in the kernel's own thread. A few-step student's redraw is its finished clip.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def measure(pipe: Pipeline, moves: int, settings: dict) -> dict[str, list[float]
     took: dict[str, list[float]] = {"redraw": [], "cpu": [], "handler": [], "finished": []}
 
     def said(_change: object) -> None:  # after each picture; estimates on the way do not count
-        if studio._rough and studio._rough.guidance == studio.controls["guidance"].value:
+        if studio._rough and str(studio._rough.seed) == studio.controls["seed"].value:
             pictured.set()
 
     studio._note.observe(said, names="value")
     for move in range(moves):
         pictured.clear()
         began, cpu = time.perf_counter(), time.process_time()
-        studio.controls["guidance"].value = 3 + 0.05 * move
+        studio.controls["seed"].value = str(100 + move)
         took["handler"].append(time.perf_counter() - began)
         assert pictured.wait(60), studio.message
         took["redraw"].append(time.perf_counter() - began)
@@ -57,22 +57,24 @@ def measure(pipe: Pipeline, moves: int, settings: dict) -> dict[str, list[float]
 
 def main(argv: list[str] | None = None) -> int:
     parser = report.arguments(__doc__, moves=50)
-    parser.add_argument("--checkpoint-path", required=True)
+    parser.add_argument("--checkpoint-path", required=True, nargs="+")
     args = parser.parse_args(argv)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     about = report.machine()
-    pipe = Pipeline.from_checkpoint(args.checkpoint_path)
-    took = {name: measure(pipe, args.moves, settings) for name, settings in SIZES.items()}
+    took = {}
+    for path in args.checkpoint_path:
+        pipe = Pipeline.from_checkpoint(path)
+        usual = "{num_steps} steps of {sampler}".format(**pipe.recommended)
+        took |= {f"{name}, {usual}": measure(pipe, args.moves, settings) for name, settings in SIZES.items()}
     parameters = sum(p.numel() for chunk in pipe.chunks for p in chunk.parameters())
-    usual = "{num_steps} steps of {sampler}".format(**pipe.recommended)
 
     def shown(seconds: list[float]) -> str:
         middle, least, most = (1000 * s for s in report.spread(seconds))
         digits = 0 if middle >= 10 else 1
         return f"{middle:.{digits}f} ({least:.{digits}f} - {most:.{digits}f})"
 
-    head = ["64 x 64 px", "redraw", "its CPU time", "of it in the kernel's thread", f"finished ({usual})"]
+    head = ["64 x 64 px", "redraw", "its CPU time", "of it in the kernel's thread", "finished"]
     rows = [[name, *map(shown, of_size.values())] for name, of_size in took.items()]
     text = (
         f"# The Studio's redraw while a slider moves\n\nWritten by `benchmarks/studio.py`: a network of "

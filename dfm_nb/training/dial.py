@@ -115,7 +115,8 @@ def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.R
     left = max(left, ROUNDS * seconds)  # of very few minutes, the timing alone may use all
     rounds = max(1, int(left * (1 - OVERHEAD) / seconds / ROUNDS))
     why = f"as an iteration takes {seconds:.3g} s"
-    log.info("%s", expected(resolved.config, store, ROUNDS * rounds * tokens))
+    if not resolved.config.model.student:
+        log.info("%s", expected(resolved.config, store, ROUNDS * rounds * tokens))
     return resolved.dialled(
         {
             "train.train_iters": (ROUNDS * rounds, why),
