@@ -259,8 +259,9 @@ def text(result: dict) -> str:
     head = ["", "wall s", "CPU s (user + system)", "CPU ratio", "peak MB"]
     parts = [
         f"{result['tokens']:,} tokens of a byte-level BPE with {result['vocab_size']:,} entries, trained on every "
-        f"tenth document. Whole processes, with start and imports. Medians of {result['rounds']} interleaved rounds, "
-        "one round of Megatron-LM's design and of dfm d6968ba. All runs wrote the same .bin and .idx. "
+        "tenth document. Whole processes, with start and imports. Interleaved rounds (medians are shown): "
+        f"{result['rounds']}; one round of Megatron-LM's design and of dfm d6968ba. "
+        "All runs wrote the same .bin and .idx. "
         f"{report.sentence(result['machine'])}.",
         report.table(["text", "documents", "M characters", "ASCII documents"], rows),
         report.table(head, cells),
@@ -270,7 +271,10 @@ def text(result: dict) -> str:
     rows = [
         [r["input_mb"], *(f"{r['peak_mb']:.0f} {r['wall_s']:.1f} {r['cpu_s']:.1f}".split())] for r in result["memory"]
     ]
-    return "\n\n".join(parts + [report.table(["input MB, 2 workers", "peak MB", "s", "CPU s"], rows)] * bool(rows))
+    if rows:
+        parts.append("Peak memory by size of the input. An input longer than the corpus repeats it.")
+        parts.append(report.table(["input MB, 2 workers", "peak MB", "s", "CPU s"], rows))
+    return "\n\n".join(parts)
 
 
 def main(argv: list[str] | None = None) -> int:
