@@ -24,7 +24,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image, ImageCms, ImageDraw, ImageFont, ImageOps, ImageSequence, UnidentifiedImageError
+from PIL import (
+    ExifTags,
+    Image,
+    ImageCms,
+    ImageDraw,
+    ImageFont,
+    ImageOps,
+    ImageSequence,
+    PngImagePlugin,
+    UnidentifiedImageError,
+)
 
 from dfm_nb.base.files import replacing, write_atomically
 from dfm_nb.base.geometry import SIDE_MULTIPLE
@@ -372,13 +382,13 @@ def _check(video: np.ndarray) -> None:
 # ---- writing ------------------------------------------------------------------------------------------------------
 
 
-def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18) -> None:
+def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18, comment: str = "") -> None:
     """Write H.264 (yuv420p, BT.709) that browsers play at once; odd sides gain one repeated row or column.
 
     Parameters
     ----------
     video : uint8 [T, H, W, 3].
-    crf : x264's constant rate factor, 0 (lossless luma) to 51.
+    crf : x264's constant rate factor, 0 (lossless luma) to 51. comment : text stored in the file, see `read_comment`.
     """
     import av
 
@@ -388,6 +398,7 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18) ->
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         with av.open(str(temporary), "w", format="mp4", options={"movflags": "+faststart"}) as container:
+            container.metadata["comment"] = comment
             stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
             stream.height, stream.width, stream.pix_fmt = *video.shape[1:3], "yuv420p"
             stream.options = {"crf": str(crf), "preset": "medium"}
@@ -401,17 +412,39 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18) ->
             container.mux(stream.encode(None))
 
 
-def write_png(path: str | Path, image: np.ndarray) -> None:
-    """Write uint8 [H, W, 3]."""
+def write_png(path: str | Path, image: np.ndarray, comment: str = "") -> None:
+    """Write uint8 [H, W, 3]. comment : text stored in the file, see `read_comment`."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _png(image))
+    write_atomically(path, _png(image, comment))
 
 
-def _png(image: np.ndarray) -> bytes:
+def _png(image: np.ndarray, comment: str = "") -> bytes:
     _check(image[None])
-    out = io.BytesIO()
-    Image.fromarray(image).save(out, format="PNG", compress_level=3)  # 6, the default, takes twice as long for 9 % less
+    out, notes = io.BytesIO(), PngImagePlugin.PngInfo()
+    if comment:
+        notes.add_itxt("Comment", comment)
+    # 6, the default level, takes twice as long for 9 % less
+    Image.fromarray(image).save(out, format="PNG", compress_level=3, pnginfo=notes)
     return out.getvalue()
+
+
+def read_comment(path: str | Path) -> str:
+    """The text stored in a PNG or MP4; "" for none.
+
+    Raises
+    ------
+    SampleError : as of `read_image` and `open_video`.
+    """
+    import av
+
+    if Path(path).suffix.lower() == ".png":
+        with _opened(path) as image:
+            return str(image.info.get("Comment", ""))
+    try:
+        with av.open(_file(path), options=VIDEO_FORMATS) as container:
+            return container.metadata.get("comment", "")
+    except (av.error.FFmpegError, OSError):
+        raise SampleError("unreadable_video", f"{path} is not a readable video") from None
 
 
 # ---- showing ------------------------------------------------------------------------------------------------------
@@ -480,13 +513,13 @@ def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image
     return page
 
 
-def compressed(frames: np.ndarray, fps: float) -> tuple[str, bytes]:
+def compressed(frames: np.ndarray, fps: float, comment: str = "") -> tuple[str, bytes]:
     """(media type, bytes) of uint8 [T, H, W, 3]: the MP4 of `write_mp4`, or a PNG for one frame."""
     if len(frames) == 1:
-        return "image/png", _png(frames[0])
+        return "image/png", _png(frames[0], comment)
     with tempfile.TemporaryDirectory(prefix="dfm-") as folder:
         path = Path(folder, "clip.mp4")
-        write_mp4(path, frames, fps)
+        write_mp4(path, frames, fps, comment=comment)
         return "video/mp4", path.read_bytes()
 
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from dfm_nb import parallel
 from dfm_nb.base import video
 from dfm_nb.base.files import local, read_json, sha256, write_atomically
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from dfm_nb.generation.request import Request
+from dfm_nb.generation.request import Request, read_prompts
 
 
 @dataclass(repr=False)
@@ -53,10 +53,8 @@ class Generated:
         _, beside, latent_file = files_of(path, latent=True)
         check_sidecar(path)
         beside.unlink(missing_ok=True)
-        if self.request.num_video_frames == 1:
-            video.write_png(path, self.frames[0])
-        else:
-            video.write_mp4(path, self.frames, self.request.fps)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, self.encoded()[1])
         if latent:
             write_atomically(latent_file, save({"latent": self.latent.contiguous()}))
         record = {
@@ -69,6 +67,10 @@ class Generated:
         }
         write_atomically(beside, json.dumps(record, indent=1).encode())
         return path
+
+    def encoded(self) -> tuple[str, bytes]:
+        """(media type, bytes) of its file, with its settings inside, which `read_prompts` reads."""
+        return video.compressed(self.frames, self.request.fps, json.dumps(settings_of(self.request)))
 
     def show(self) -> None:
         """Play it in the notebook."""
@@ -151,6 +153,21 @@ def check_sidecar(path: Path) -> None:
     beside = files_of(path, latent=False)[1]
     if os.path.lexists(beside) and "frames_sha256" not in (read_json(beside) or {}):
         raise FileExistsError(f"{beside} is not from dfm generate and is kept; choose another --video-save-path")
+
+
+def read_clip(path: Path) -> Generated:
+    """A clip that was saved with its latent; the frames are those of the file.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError : a file of it is missing, or is not ours.
+    """
+    _, beside, latent_file = files_of(path, latent=True)
+    ((_, settings),) = read_prompts(beside)
+    request, latent = Request(**settings), load(latent_file.read_bytes())["latent"]
+    still = request.num_video_frames == 1
+    frames = video.read_image(path) if still else video.read_video(path)[0]
+    return Generated(frames, request, latent, read_json(beside) or {})
 
 
 def settings_of(request: Request) -> dict:

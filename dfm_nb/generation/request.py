@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base import geometry, plugins, simhash
+from dfm_nb.base import geometry, plugins, simhash, video
 from dfm_nb.base.log import log
 from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Options, fields, option
@@ -325,12 +325,17 @@ def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any], num_i
 
 
 def read_prompts(path: Path) -> list[tuple[str, dict]]:
-    """(file and line, settings) per prompt of a `.txt`, `.jsonl` or a clip's `.json`; errors name the line.
+    """(file and line, settings) per prompt of a `.txt`, `.jsonl`, or of a clip: its `.json`, `.png` or `.mp4`.
 
-    Read as captions are: UTF-8, with or without a byte order mark; \\n, \\r and \\r\\n end a line, all else is space.
+    Errors name the line. Read as captions are: UTF-8, with or without a byte order mark; \\n, \\r and \\r\\n end a
+    line, all else is space.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no prompt file {path}")
+    if path.suffix in (".png", ".mp4"):
+        if not (text := video.read_comment(path)):
+            raise ValueError(f"{path} has no settings inside; use a picture or clip of dfm generate, or its .json")
+        return [(str(path), {k: v for k, v in _json(text, str(path)).items() if k in Request.model_fields})]
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
