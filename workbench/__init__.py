@@ -11,7 +11,7 @@
     run_list.py    the runs of a folder                      `Runs`
     form.py        a form from the typed settings            `ConfigForm`, `PrepareForm`
     controls.py    one labelled control for one setting
-    gallery.py     clips with their settings, side by side   `Gallery`
+    gallery.py     clips with their settings, side by side   `Gallery`, `grid`
     studio.py      a widget to explore a model               `Studio`
     studio_html.py its HTML
     slider.py      a slider with an accessible name
@@ -47,6 +47,7 @@ _WHERE = {
     "ConfigForm": "form",
     "PrepareForm": "form",
     "Gallery": "gallery",
+    "grid": "gallery",
     "Studio": "studio",
     "DatasetBrowser": "browser",
     "Runs": "run_list",

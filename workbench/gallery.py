@@ -5,9 +5,11 @@ The HTML contains the clips, so a saved or untrusted notebook still plays them. 
 
 from __future__ import annotations
 
+import functools
 import html
 import itertools
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ DESCRIBED = dict(
 )
 """The settings printed under a clip's prompt, where they are known."""
 CAPTIONS_OF = {"train": "a training caption", "val": "an unseen caption"}
+DOWNLOAD = "this.href=this.closest('figure').querySelector(':is(video,img):last-of-type').src"
 TOGETHER = (
     "const f=this.closest('table').querySelector('video');"
     "if(Math.abs(f.currentTime-this.currentTime)>0.1)this.currentTime=f.currentTime"
@@ -74,7 +77,8 @@ def load(thing: Any) -> Item:
     if frames.ndim != 4:
         raise ValueError(f"a gallery shows paths, generated clips or uint8 [T, H, W, 3]; got {type(thing).__name__}")
     settings = {"name": getattr(thing, "caption", "clip")} if request is None else request.model_dump()
-    return Item(*video.compressed(frames, float(settings.get("fps", 12.0))), settings, video.poster(frames))
+    media = thing.encoded() if hasattr(thing, "encoded") else video.compressed(frames, float(settings.get("fps", 12.0)))
+    return Item(*media, settings, video.poster(frames))
 
 
 def _from_file(path: Path) -> Item:
@@ -149,12 +153,51 @@ class Gallery:
             )
         small = "font-size:12px;line-height:1.35;margin-top:3px;color:var(--jp-content-font-color1, inherit)"
         text = f'{html.escape(item.prompt)}<div style="opacity:.75">{html.escape(detail)}</div>'
-        caption = f'<figcaption style="{small}">{text}</figcaption>'
+        caption = f'<figcaption style="{small}">{text}{download(item)}</figcaption>'
         style = f"margin:0;width:{self.width_px * (2 if item.real else 1)}px"
         return f'<figure style="{style}">{media}{caption}</figure>'
 
     def _repr_html_(self) -> str:
         return self.html()
+
+
+def download(item: Item) -> str:
+    """A link that saves the clip shown in the same figure, without a second copy of its bytes in the page."""
+    name = "-".join(re.findall("[a-z0-9]+", item.prompt.lower()))[:40] or "clip"
+    suffix = next(suffix for suffix, kind in MEDIA.items() if kind == item.media_type)
+    seed = f"-seed{item.settings['seed']}" if "seed" in item.settings else ""
+    return f'<a href="#" download="{name}{seed}{suffix}" style="color:inherit" onclick="{DOWNLOAD}">download</a>'
+
+
+def grid(pipe: Any, prompt: str | Sequence[str], **settings: Any) -> Gallery:
+    """Clips of one or two settings with lists of values, as a table: the first is its columns, the second its rows.
+
+    Parameters
+    ----------
+    pipe : a pipeline, an argument of `Pipeline.from_pretrained`, or a list of them. prompt : one or several.
+    settings : as for `pipe(...)`, each a value or a list of values. Everything else is equal in all clips.
+
+    >>> grid("runs/demo/train", "a blue morpho", seed=[1, 2, 3], guidance=[1, 2, 4])       # doctest: +SKIP
+    >>> grid(["runs/demo/train", "butterflies"], ["a blue morpho", "a red moth"])          # doctest: +SKIP
+    """
+    from dfm_nb.generation.pipeline import Pipeline
+
+    load_once = functools.cache(Pipeline.from_pretrained)
+    values = {"checkpoint": pipe, "prompt": prompt, **settings}
+    listed = {name: value for name, value in values.items() if isinstance(value, list)}
+    if not 1 <= len(listed) <= 2:
+        raise ValueError(f"a grid needs a list of values for one or two settings; got {', '.join(listed) or 'none'}")
+    (across, columns), (down, rows) = [*listed.items(), ("", [None])][:2]
+    clips: dict[str, list[Any]] = {}
+    for column in columns:
+        for row in rows:
+            chosen = {name: v for name, v in (values | {across: column, down: row}).items() if name}
+            model = chosen.pop("checkpoint")
+            model = model if hasattr(model, "run") else load_once(model)
+            clips.setdefault(f"{across} {getattr(column, 'folder', column)}", []).append(
+                model(chosen.pop("prompt"), **chosen)[0]
+            )
+    return Gallery(clips)
 
 
 def _listed(things: Any) -> list[Any]:

@@ -14,6 +14,7 @@ import itertools
 import re
 import secrets
 import shlex
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,15 +25,26 @@ import ipywidgets as w
 import numpy as np
 
 from dfm_nb.base import geometry, pretrained, video
+from dfm_nb.base.files import write_atomically
 from dfm_nb.base.headless import is_headless
 from dfm_nb.base.log import duration
+from dfm_nb.base.run import MEDIA, media_in
 from dfm_nb.config.schema import GenerationConfig
 from dfm_nb.diffusion import samplers
-from dfm_nb.generation.clip_files import Generated
-from dfm_nb.generation.request import FLAGS, OF_STUDENTS, Request, of_size, requests_of_keywords, usual
+from dfm_nb.generation.clip_files import Generated, read_clip
+from dfm_nb.generation.request import (
+    FLAGS,
+    OF_STUDENTS,
+    Request,
+    check_sampler,
+    of_size,
+    read_prompts,
+    requests_of_keywords,
+    usual,
+)
 from workbench import studio_html as pieces
 from workbench.controls import copied, faults_of
-from workbench.gallery import Gallery, load
+from workbench.gallery import Gallery, download, load
 from workbench.live import Live, fault_html
 from workbench.slider import Slider
 
@@ -68,12 +80,16 @@ class Studio(Live):
     pipe : a loaded pipeline, or an argument of `Pipeline.from_pretrained`: a run folder, an exported file, the name of
         a packaged model. None: the packaged butterflies.
     prompt, settings : initial values; settings as for `pipe(...)`, by default those that the checkpoint recommends.
+    folder : every clip is kept here with its settings, and the next Studio of the same weights shows the newest ones;
+        None: in memory alone.
 
     >>> studio = Studio("runs/demo/train")                          # doctest: +SKIP
     >>> clip = studio.draw("a blue morpho", num_steps=20)           # doctest: +SKIP
     """
 
-    def __init__(self, pipe: Any = None, prompt: str = PROMPT, **settings: Any):
+    def __init__(
+        self, pipe: Any = None, prompt: str = PROMPT, folder: str | Path | None = "runs/studio", **settings: Any
+    ):
         if not hasattr(pipe, "run"):
             from dfm_nb.generation.pipeline import Pipeline
 
@@ -94,8 +110,11 @@ class Studio(Live):
         self._job: tuple[Request, float] | None = None
         self._running = self._filling = False
         self._rough: Request | None = None  # the request of the rough picture that is shown
+        self.folder = None if folder is None else Path(folder).expanduser()
         self._build(start)
         self._fill(start)
+        for clip in self._kept_clips():
+            self._remember(clip)
 
     # ---- generating -----------------------------------------------------------------------------------------------
 
@@ -190,6 +209,8 @@ class Studio(Live):
         if clip is None:
             clip = self._generate(request, check, rough=False)
             self._remember(clip)
+            if self.folder:
+                clip.save(self._free_name(clip.request, self.folder), latent=True)
             check()
         described = self._show(clip)
         untrained = request.untrained(self.pipe.config)
@@ -249,6 +270,7 @@ class Studio(Live):
     def request(self) -> Request | None:
         """The request of the controls. None if something must be corrected: `faults` are shown at their controls."""
         values = self._fixed | {name: control.value for name, control in self.controls.items()}
+        values["init_video"] = values.get("init_video") or None
         faults, request, frames = dict[str, str](), None, values["num_video_frames"]
         if frames.isdecimal() and not geometry.is_frame_count(int(frames)):  # a request would round it
             values["num_video_frames"] = 1
@@ -268,8 +290,10 @@ class Studio(Live):
         """Set the controls without generating."""
         self._filling = True
         self._fixed = {n: value for n, value in self._own(request).items() if n not in self.controls}
+        self._fixed["index"] = request.index  # of a clip that is one of a list: it determines the noise, too
         for name, control in self.controls.items():
-            control.value = str(getattr(request, name)) if name in WHOLE else getattr(request, name)
+            value = getattr(request, name)
+            control.value = str(value) if name in WHOLE else "" if value is None else value
         self._filling = False
         self._show_size()
         self.request()
@@ -325,12 +349,41 @@ class Studio(Live):
         self._rough = None
         self._say(f"back at {self._show(clip)}")
 
+    def open(self, file: str | Path) -> None:
+        """The settings inside a .png or .mp4 of the Studio or of `dfm generate`, or in its .json, into the controls.
+
+        Raises
+        ------
+        ValueError, FileNotFoundError : the file is missing or has no settings.
+        """
+        ((where, settings),) = read_prompts(Path(file).expanduser())
+        check_sampler(settings, where, {})
+        self._fill(Request(**settings).completed(self.pipe.config))
+
     def save(self, folder: str | Path) -> Path:
         """Write the shown clip as .png or .mp4 and its settings, under a free name."""
-        clip, folder = self._shown(), Path(folder).expanduser()
-        words = re.sub("[^a-z0-9]+", "-", clip.request.prompt.lower())[:40].strip("-") or "clip"
-        names = (f"{words}-seed{clip.request.seed}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
-        return clip.save(folder / next(name for name in names if not any(folder.glob(f"{name}.*"))))
+        clip = self._shown()
+        return clip.save(self._free_name(clip.request, Path(folder).expanduser()))
+
+    def _free_name(self, request: Request, folder: Path) -> Path:
+        words = re.sub("[^a-z0-9]+", "-", request.prompt.lower())[:40].strip("-") or "clip"
+        names = (f"{words}-seed{request.seed}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
+        return folder / next(name for name in names if not any(folder.glob(f"{name}.*")))
+
+    def _kept_clips(self) -> list[Generated]:
+        """The newest clips of these weights in the folder, oldest first."""
+        found: list[Generated] = []
+        paths = media_in(self.folder) if self.folder and self.folder.is_dir() else []
+        for path in sorted(paths, key=lambda p: p.stat().st_mtime, reverse=True):
+            with contextlib.suppress(
+                Exception
+            ):  # a file of something else, or a damaged one: safetensors has its own error
+                clip = read_clip(path)
+                if all(clip.made_by.get(k) == v for k, v in self.pipe.made_by.items() if k in ("checkpoint", "ema")):
+                    found.insert(0, clip)
+            if len(found) == HISTORY:
+                break
+        return found
 
     def code(self) -> tuple[str, str]:
         """The Python call and the `dfm generate` command that reproduce the shown clip."""
@@ -354,7 +407,7 @@ class Studio(Live):
 
     def _remember(self, clip: Generated) -> None:
         self.history = [*self.history, clip][-HISTORY:]
-        self._ways = {c.request: self._ways[c.request] for c in self.history}
+        self._ways = {c.request: self._ways.get(c.request, []) for c in self.history}
         self._count += 1
         place, url = f"dfm-{self._id}-{self._count}", pieces.data_url(clip.frames[len(clip.frames) // 2])
         side = w.Layout(width=f"{pieces.THUMB_PX}px", height=f"{pieces.THUMB_PX}px", padding="0")
@@ -388,6 +441,10 @@ class Studio(Live):
             "num_steps": Slider(label="steps", min=1, max=max(60, start.num_steps), step=1),
             "sampler": w.Dropdown(options=samplers.names(), description="sampler", layout=wide, style=label),
             **{name: text(name, shown) for name, shown in WHOLE.items()},
+            "init_video": text(
+                "init_video", "start from", "path of a picture or clip; Open takes one from your machine"
+            ),
+            "strength": Slider(label="strength", min=0.05, max=1.0, step=0.05),
         }
         if self.pipe.config.model.student:
             self.controls = {name: control for name, control in self.controls.items() if name not in OF_STUDENTS}
@@ -403,25 +460,34 @@ class Studio(Live):
         drawing = [button("Draw", "play", lambda: self.redraw(sure=True)), button("Stop", "stop", self._on_stop)]
         self._image, self._strip, self._note = w.HTML(), w.HTML(), w.HTML()
         self._code, self._count, self._id = w.HTML(), 0, secrets.token_hex(3)
-        folder = w.Text(value="runs/studio", description="folder", layout=w.Layout(width="18em"), style=label)
-        save = button("Save", "save", lambda: self._on_save(folder.value))
+        upload = w.FileUpload(description="Open", accept=",".join(MEDIA), tooltip="a clip with settings, or a start")
+        upload.observe(lambda change: self._on_upload(change["new"]), names="value")
         rows = itertools.chain.from_iterable(zip(self.controls.values(), self._fault_places.values()))
         half = w.Layout(flex="1 1 20em", min_width="0", overflow="visible")
-        controls = w.VBox([*rows, self._sizes, w.HBox(drawing, layout=flow)], layout=half)
+        controls = w.VBox([*rows, self._sizes, w.HBox([*drawing, upload], layout=flow)], layout=half)
         pictures = w.VBox([self._image, self._note, self._strip], layout=half)
         self._past = w.HBox(layout=flow)
         folded = w.Accordion([self._code], titles=["Copy as code"], selected_index=None)
-        top, saving = w.HBox([controls, pictures], layout=flow), w.HBox([folder, save], layout=flow)
-        self.widget = w.VBox([top, self._past, saving, folded], layout=w.Layout(overflow="visible"))
+        top = w.HBox([controls, pictures], layout=flow)
+        self.widget = w.VBox([top, self._past, folded], layout=w.Layout(overflow="visible"))
         self.widget.add_class("dfm-studio")
         self._image.value = pieces.EMPTY
         self._say("press Draw, or move a control")
 
-    def _on_save(self, folder: str) -> None:
-        try:
-            self._say(f"saved {self.save(folder)}")
-        except (ValueError, OSError) as error:
-            self._say(f"not saved: {error}")
+    def _on_upload(self, files: Any) -> None:
+        """A clip that has settings inside restores them; any other is what the next one starts from."""
+        for file in files:
+            path = (self.folder or Path(tempfile.gettempdir())) / "opened" / Path(file["name"]).name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, bytes(file["content"]))
+            try:
+                self.open(path)
+                self._say(f"settings of {path.name}; press Draw")
+            except ValueError as error:
+                if start := self.controls.get("init_video"):
+                    start.value = str(path)
+                else:  # a student starts from nothing
+                    self._say(str(error))
 
     def _say(self, text: str) -> None:
         self.message = text
@@ -436,7 +502,10 @@ class Studio(Live):
         """Show a clip with its estimates, settings and code; returns its settings in words."""
         item = load(clip)
         media = video.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, item.poster)
-        self.clip, self._image.value = clip, pieces.framed(media, clip.frames[0])
+        self.clip, self._image.value = (
+            clip,
+            f"<figure style='margin:0'>{pieces.framed(media, clip.frames[0])}{download(item)}</figure>",
+        )
         self._strip.value = pieces.strip_html(self.estimates, clip.request)
         self._code.value = "".join(map(copied, ("Python", "shell"), self.code()))
         self.keep()

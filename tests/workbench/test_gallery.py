@@ -12,7 +12,7 @@ from dfm_nb.base.video import read_image, write_mp4, write_png
 from dfm_nb.data.edits import EDITS, Edit, read_edits
 from dfm_nb.data.inspection import decoded, false_colours
 from workbench.browser import DatasetBrowser
-from workbench.gallery import Gallery
+from workbench.gallery import Gallery, grid
 
 
 def clip(level: int, frames: int = 5) -> np.ndarray:
@@ -156,3 +156,21 @@ def test_an_edit_that_cannot_be_kept_is_told(data, tmp_path):
     caption = browser._cells.children[0].children[1]
     before, caption.value = caption.value, "a moth"
     assert 'role="alert"' in browser._told.value and caption.value == before
+
+
+def test_grid_has_a_column_and_a_row_for_each_value():
+    asked = []
+
+    def pipe(prompt, **settings):
+        asked.append((prompt, settings))
+        return [clip(len(asked), 1)]
+
+    pipe.run = None
+    shown = grid(pipe, "a moth", seed=[1, 2, 3], guidance=[1.0, 4.0], num_steps=2)
+    assert list(shown.columns) == ["seed 1", "seed 2", "seed 3"]
+    assert [(s["seed"], s["guidance"]) for _, s in asked] == [(s, g) for s in (1, 2, 3) for g in (1.0, 4.0)]
+    assert all(prompt == "a moth" and s["num_steps"] == 2 for prompt, s in asked)
+    assert list(grid(pipe, ["a moth", "a butterfly"]).columns) == ["prompt a moth", "prompt a butterfly"]
+    for lists in ({}, {"seed": [1], "guidance": [1.0], "num_steps": [2]}):
+        with pytest.raises(ValueError):
+            grid(pipe, "a moth", **lists)

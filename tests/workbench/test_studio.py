@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
 class ClosedForm:
     """Notes requests as they begin and end, and which estimates are decoded. wait_s : of a step."""
 
-    sigma_data, ema, guide, chunks = 0.5, "auto", None, ()
+    sigma_data, ema, guide, chunks, made_by = 0.5, "auto", None, (), {}
     device = torch.device("cpu")
     config = Config(generation=GenerationConfig(num_steps=18, guidance=2.0, sampler="heun"))
     source = SimpleNamespace(file=None, folder=Path("runs/closed form"))
@@ -78,7 +78,7 @@ class ClosedForm:
 
 
 def small(pipe=None, **settings) -> Studio:
-    return Studio(pipe or ClosedForm(), "a moth", height=32, width=32, **settings)
+    return Studio(pipe or ClosedForm(), "a moth", **{"folder": None, "height": 32, "width": 32, **settings})
 
 
 def settled(studio: Studio) -> None:
@@ -99,12 +99,12 @@ def test_stills_and_clips_are_told_what_the_checkpoint_recommends_for_each():
     of_clips = TrainedSize(height=32, width=48, num_video_frames=9, fps=25.0)
     pipe = ClosedForm()
     pipe.config = Config(generation=GenerationConfig(**sizes, other=of_clips))
-    studio = Studio(pipe, "a moth")
+    studio = Studio(pipe, "a moth", folder=None)
     assert studio.request().fps == 1
     studio.controls["num_video_frames"].value = "9"
     assert (studio.request().fps, studio.request().width) == (25, 32), "the size that is shown stays"
     settled(studio)
-    studio = Studio(pipe, "a moth")
+    studio = Studio(pipe, "a moth", folder=None)
     clip = studio.draw(num_video_frames=9)
     assert (clip.request.fps, clip.request.width) == (25, 48)
     assert all("fps" not in code and "width" not in code and "9" in code for code in studio.code())
@@ -115,7 +115,7 @@ def test_trained_sizes_are_offered_and_another_one_is_drawn_with_a_word():
     pipe = ClosedForm()
     sizes = {"height": 32, "width": 48, "num_video_frames": 1, "fps": 1.0, "sizes": ["48x32", "32x32"]}
     pipe.config = Config(generation=GenerationConfig(**sizes))
-    studio = Studio(pipe, "a moth")
+    studio = Studio(pipe, "a moth", folder=None)
     assert studio._sizes.options == ("48x32", "32x32") and studio._sizes.value == "48x32"
     studio._sizes.value = "32x32"
     assert (studio.request().width, studio.request().height) == (32, 32)
@@ -134,7 +134,7 @@ def test_the_size_follows_a_new_prompt_until_the_user_sets_one():
     sizes = {"height": 32, "width": 32, "num_video_frames": 1, "fps": 1.0, "sizes": ["32x32", "64x32"]}
     captions = [encoded([text]) for text in ("a red moth at night", "a wide harbour")]
     pipe.config = Config(generation=GenerationConfig(**sizes, captions=captions))
-    studio = Studio(pipe, "a red moth at night")
+    studio = Studio(pipe, "a red moth at night", folder=None)
     for prompt, width in (("a wide harbour", 64), ("chess", 32), ("A wide harbour.", 64)):
         studio.controls["prompt"].value = prompt
         assert (studio.request().width, studio.request().height) == (width, 32)
@@ -274,12 +274,38 @@ def test_saved_clips_have_their_settings_and_names_of_their_own(tmp_path):
     assert json.loads(paths[0].with_suffix(".png.json").read_text())["seed"] == 5
 
 
+@pytest.mark.parametrize("frames", [1, 5])
+def test_a_file_restores_its_settings_and_a_foreign_one_is_a_start(tmp_path, frames):
+    studio, other = small(), small(folder=tmp_path / "mine")
+    studio.draw("A moth", seed=5, guidance=3.0, num_video_frames=frames)
+    path = studio.save(tmp_path)
+    other.open(path)
+    assert other.request() == studio.clip.request
+    video.write_png(tmp_path / "foreign.png", np.zeros((32, 32, 3), np.uint8))
+    with pytest.raises(ValueError):
+        other.open(tmp_path / "foreign.png")
+    other._on_upload([{"name": "../foreign.png", "content": memoryview((tmp_path / "foreign.png").read_bytes())}])
+    assert other.request().init_video == str(tmp_path / "mine/opened/foreign.png")
+    other.stop()
+    settled(other)
+
+
+def test_the_history_outlives_the_kernel(tmp_path):
+    studio = small(folder=tmp_path)
+    drawn = [studio.draw(seed=seed, num_video_frames=frames) for seed, frames in ((1, 1), (2, 5))]
+    video.write_png(tmp_path / "foreign.png", np.zeros((32, 32, 3), np.uint8))
+    again = small(folder=tmp_path)
+    assert [c.request for c in again.history] == [c.request for c in drawn]
+    again.go_back(again.history[0])
+    assert again.request() == drawn[0].request and shown_level(again) == level(drawn[0].request)
+
+
 # ---- with a trained pipeline -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_a_newer_request_ends_an_older_one_within_an_evaluation(tiny_pipe):
-    studio, looks = Studio(tiny_pipe, "a red moth", height=32, width=48, num_steps=3), [True] * 2
+    studio, looks = Studio(tiny_pipe, "a red moth", folder=None, height=32, width=48, num_steps=3), [True] * 2
     with pytest.raises(IndexError):
         studio._generate(studio.request(), looks.pop, rough=False)
     assert studio._generate(studio.request(), lambda: True, rough=False).frames.shape == (1, 32, 48, 3)
@@ -287,7 +313,7 @@ def test_a_newer_request_ends_an_older_one_within_an_evaluation(tiny_pipe):
 
 @pytest.mark.slow
 def test_the_code_makes_the_same_clip_again(tiny_pipe, tmp_path, monkeypatch):
-    studio = Studio(tiny_pipe, "a red moth", height=32, width=48, num_steps=3)
+    studio = Studio(tiny_pipe, "a red moth", folder=None, height=32, width=48, num_steps=3)
     clip = studio.draw(guidance=3.0, seed=4, guidance_interval=(0.1, 10.0), negative_prompt="-night")
     python, shell = studio.code()
     monkeypatch.chdir(tmp_path)
