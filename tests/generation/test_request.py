@@ -3,9 +3,11 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 
+from dfm_nb.base import video
 from dfm_nb.base.argv import guard
 from dfm_nb.checkpoints.loading import find_weights
 from dfm_nb.config.schema import Config, GenerationConfig
@@ -85,6 +87,9 @@ def test_text_file_has_a_prompt_a_line_and_a_sidecar_is_a_prompts_file(tmp_path)
     (tmp_path / "c.mp4.json").write_text(json.dumps(sidecar))
     (request,) = arguments("--prompts-file", tmp_path / "c.mp4.json").requests()
     assert (request.prompt, request.index, request.seed) == ("a", 7, 3)
+    video.write_mp4(tmp_path / "c.mp4", np.zeros((1, 32, 32, 3), np.uint8), 8, comment=json.dumps(sidecar))
+    video.write_png(tmp_path / "c.png", np.zeros((32, 32, 3), np.uint8), comment=json.dumps(sidecar))
+    assert [arguments("--prompts-file", tmp_path / f"c.{end}").requests() for end in ("mp4", "png")] == [[request]] * 2
 
 
 FLAGS = (
