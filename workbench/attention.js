@@ -6,7 +6,8 @@ function render({ model, el }) {
     const text = model.get("text"), appears = text && title === null;
     el.textContent = text;
     if (appears) title = document.title;
-    if (appears) setTimeout(() => el.scrollIntoView({ block: "center" }), 500);  // after Run All's own jump to the end
+    // after Run All's own jump to the end, and again while cells above are still growing
+    if (appears) for (const ms of [500, 1500, 3000]) setTimeout(() => model.get("text") && el.scrollIntoView({ block: "center" }), ms);
     if (title !== null) document.title = text ? `▶ ${text}` : title;
     if (!text) title = null;
   }
