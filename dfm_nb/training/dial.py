@@ -28,10 +28,12 @@ from dfm_nb.data.stores import SampleStore
 from dfm_nb.parallel.groups import everyones, layout_of
 from dfm_nb.training.batches import packed_loader
 from dfm_nb.training.trainer import Trainer
+from dfm_nb.training.validation import CAPTIONS
 
 ROUNDS = 8
 """Validations and checkpoints of a run, evenly spaced: enough to see where the validation loss rises."""
-OVERHEAD = 0.06  # share of the time for validations, samples and checkpoints
+OVERHEAD = 0.06  # share of the time for validation losses and checkpoints
+SAMPLING = 0.25  # at most, for the samples of validations, which are fewer then: of clips alone one takes 10 s
 OVERTIME = 1.1  # if the machine slows down, the run stops here and saves; the same command resumes it
 PROBE = 0.03  # share of the time for timing iterations; longer would not be more exact
 FEWEST, MOST = 5, 100  # timed iterations
@@ -94,12 +96,11 @@ def expected(config: cfg.Config, store: SampleStore, tokens: float) -> str:
     epochs = tokens / (stills.sum() + clips.sum())
     uses = {"picture": (len(stills), epochs), "clip": (len(clips), epochs * config.dataset.clip_weight)}
     said = " and ".join(f"each {kind} about {n:.0f} times" for kind, (count, n) in uses.items() if count)
-    seen = next((share for least, share in PASSES.items() if epochs >= least), None)
+    seen = next((share for least, share in PASSES.items() if len(stills) and epochs >= least), None)
     gave = f"{seen} of the pictures came back from their captions" if seen else "no run was measured"
-    return (
-        f"Training uses {said}; clips take {clips.sum() / (stills.sum() + clips.sum()):.0%} of the work. After "
-        f"about so many passes, {gave} (docs/own-pictures.md)"
-    )
+    share = clips.sum() / (stills.sum() + clips.sum())
+    work = f"; clips take {share:.0%} of the work" if 0 < share < 1 else ""
+    return f"Training uses {said}{work}. After about so many passes, {gave} (docs/own-pictures.md)"
 
 
 def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.Resolved:
@@ -113,21 +114,31 @@ def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.R
     # rank 0's clock decides, so that all ranks agree
     seconds, left = everyones((seconds, 60 * minutes - (time.monotonic() - started)))[0]
     left = max(left, ROUNDS * seconds)  # of very few minutes, the timing alone may use all
-    rounds = max(1, int(left * (1 - OVERHEAD) / seconds / ROUNDS))
-    why = f"as an iteration takes {seconds:.3g} s"
+    sampling_s = seconds / tokens * _sampling(resolved.config, store)
+    rounds = max(1, min(ROUNDS, int(left * SAMPLING / max(sampling_s, 1e-9))))
+    each = max(1, int((left * (1 - OVERHEAD) / rounds - sampling_s) / seconds))
+    why = f"as an iteration takes {seconds:.3g} s, and the samples of a validation {sampling_s:.2g} s"
     if not resolved.config.model.student:
-        log.info("%s", expected(resolved.config, store, ROUNDS * rounds * tokens))
+        log.info("%s", expected(resolved.config, store, rounds * each * tokens))
     return resolved.dialled(
         {
-            "train.train_iters": (ROUNDS * rounds, why),
-            "train.eval_interval": (rounds, f"{ROUNDS} validations"),
-            "checkpoint.save_interval": (rounds, f"{ROUNDS} checkpoints"),
+            "train.train_iters": (rounds * each, why),
+            "train.eval_interval": (each, f"{rounds} validations"),
+            "checkpoint.save_interval": (each, f"{rounds} checkpoints"),
             "train.exit_duration_s": (
                 left + (OVERTIME - 1) * 60 * minutes,
                 "with 10 % reserve, in case the machine slows down",
             ),
         }
     )
+
+
+def _sampling(config: cfg.Config, store: SampleStore) -> float:
+    """Work of a validation's samples as tokens of training; a forward, with and without the caption, is a third."""
+    v, m = config.validation, config.model
+    each = float(store.voxels(slice(None)).mean()) / (m.patch_temporal * m.patch_spatial**2)
+    steps = v.num_steps or config.generation.num_steps
+    return v.samples * (len(v.prompts) + CAPTIONS) * steps * 2 / 3 * each
 
 
 def _iteration(config: cfg.Config, store: SampleStore, at_most_s: float) -> tuple[float, float]:
