@@ -116,10 +116,12 @@ class Samples:
         )
         own = v.model_dump(include={"num_steps", "guidance", "height", "width", "fps"})
         own |= {"sampler": self.config.generation.sampler, "seed": self.config.rng.seed}
-        for index in range(self.trainer.dp_rank, max(len(v.prompts) + CAPTIONS, of), of):
-            turn, which = divmod(index - len(v.prompts), len(self.stores))
-            store, prompt, frames = self.stores[which], "", v.frames
-            if sample := store.read(turn % len(store)) if turn >= 0 else None:
+        most = max(CAPTIONS, of - len(v.prompts))
+        captions = [(store, turn) for turn in range(most) for store in self.stores if turn < len(store)][:most]
+        for index in range(self.trainer.dp_rank, max(len(v.prompts) + len(captions), of), of):
+            store, turn = captions[(index - len(v.prompts)) % len(captions)]
+            prompt, frames = "", v.frames
+            if sample := store.read(turn) if index >= len(v.prompts) else None:
                 prompt = sample.meta.get("caption") or sample.key
                 frames = frames or geometry.pixel_size(*sample.latent.shape[2:])[0]
                 self.pipeline.remember_text(prompt, sample.text_emb[0])
