@@ -135,6 +135,8 @@ class MediaOptions(Options):
             said = f"{len(window)} frames at {fps:g} fps are fewer than {least}; {kept} are used"
             fixes = {"raise --fps or leave it out": self.fps, "lower --clip-frames": length}
             lost["short_clip"] = "; ".join([said, *(fix for fix, given in fixes.items() if given)])
+        elif kept < 0.95 * len(window):
+            lost["cut_over_5%"] = f"{kept} of {len(window)} frames are used, as a clip has 1 + 4k"
         used = list(window)[:kept]
         yield key, np.stack(used), fps, lost | repeats(used, fps)
 
