@@ -116,7 +116,8 @@ def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.R
     left = max(left, ROUNDS * seconds)  # of very few minutes, the timing alone may use all
     sampling_s = seconds / tokens * _sampling(resolved.config, store)
     rounds = max(1, min(ROUNDS, int(left * SAMPLING / max(sampling_s, 1e-9))))
-    each = max(1, int((left * (1 - OVERHEAD) / rounds - sampling_s) / seconds))
+    sampled_s = min(sampling_s, left * SAMPLING / rounds)  # one that takes longer comes after the minutes
+    each = max(1, int((left * (1 - OVERHEAD) / rounds - sampled_s) / seconds))
     why = f"as an iteration takes {seconds:.3g} s, and the samples of a validation {sampling_s:.2g} s"
     if not resolved.config.model.student:
         log.info("%s", expected(resolved.config, store, rounds * each * tokens))

@@ -72,6 +72,13 @@ def test_iterations_and_the_samples_of_validations_fit_into_the_minutes(one_rank
     assert 120 - 2 * 1.3 * rounds < t.train_iters * 1.3 + samples_s + 0.06 * 120 <= 120
 
 
+def test_one_round_of_long_samples_leaves_three_quarters_of_the_minutes_to_training(one_rank, monkeypatch):
+    monkeypatch.setattr(dial, "_iteration", lambda *_: (1.0, 100))
+    asked = cfg.resolve("own", overrides=["train.minutes=1"])
+    t = dial.of_rate(asked, MockStore([(13, 12, 12)], length=10), time.monotonic()).config.train
+    assert t.train_iters == t.eval_interval and 39 <= t.train_iters <= 41
+
+
 def _plain(run, folder):
     """The same settings without the minutes, all of them as a user would have set them."""
     config = run.config.config
