@@ -2,7 +2,8 @@
 
 A saved notebook, a page and a reloaded tab have no live widgets: JupyterLab shows "model not found" there, or controls
 that do nothing. So each widget is followed by a static copy of its content. A style hides the copy while the widget
-above it is connected, and hides the widget's area while it is not.
+above it is connected: by class names of our own, so in any front end. In JupyterLab another style hides the copy's
+area, too, and the widget's while it is not connected.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ STYLE = (
     ":has(+ .jp-OutputArea-child .dfm-kept){display:none}"
     "</style>"
 )
+HIDDEN = "<style>body:has(.dfm-live-{0}:not(.jupyter-widgets-disconnected)) .dfm-kept-{0}{{display:none}}</style>"
 AGAIN = '<p style="opacity:.75">A copy of {}: run this cell again for the controls.</p>'
 
 
@@ -53,14 +55,17 @@ class Live:
     def _bundle(self, page: str, text: str) -> dict[str, str]:
         if not is_headless():
             now = AGAIN.format(time.strftime("%Y-%m-%d %H:%M"))
-            page = f'{STYLE}<div class="dfm-kept">{page or f"<pre>{html.escape(text)}</pre>"}{now}</div>'
+            number, style = self.widget.model_id, STYLE + HIDDEN.format(self.widget.model_id)
+            page = (
+                f'{style}<div class="dfm-kept dfm-kept-{number}">{page or f"<pre>{html.escape(text)}</pre>"}{now}</div>'
+            )
         return {"text/plain": text, **({"text/html": page} if page else {})}
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
         if not is_headless():
-            self.widget.add_class("dfm-live")
+            self.widget.add_class("dfm-live").add_class(f"dfm-live-{self.widget.model_id}")
             display({**self.widget._repr_mimebundle_(), "text/plain": ""}, raw=True)
         self._kept_content = self._content()
         self._kept = display(self._bundle(*self._kept_content), raw=True, display_id=True)

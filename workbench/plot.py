@@ -18,7 +18,7 @@ import numpy as np
 import traitlets
 
 from dfm_nb.base.metrics import smooth
-from dfm_nb.base.plots import PALETTE, blank, plain, png
+from dfm_nb.base.plots import PALETTE, blank, plain, plain_ticks, png
 
 MAX_POINTS = 500
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 4", "10 4")
@@ -182,6 +182,8 @@ def draw_png(plots: Sequence[LinePlot]) -> bytes:
             axes.plot(x, np.clip(y, *ends(drawn)), color=PALETTE[s.colour % len(PALETTE)], **looks[s.style])
         axes.set(xlabel=plot.x_label, ylabel=plot.y_label, title=plot.title)
         axes.set(xscale="log" if plot.log_x else "linear", yscale="log" if plot.log_y else "linear")
+        if plot.log_x:
+            plain_ticks(axes.xaxis)
         plain(axes)
         if any(s.style != "faint" for s, _, _ in drawn):
             axes.legend(frameon=False, fontsize=8)

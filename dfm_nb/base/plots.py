@@ -14,6 +14,7 @@ from dfm_nb.base.metrics import series, smooth
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -42,6 +43,15 @@ def plain(axes: Axes) -> None:
     """Style axes without a frame, with a faint grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+
+
+def plain_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 of each decade, as plain numbers."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
 
 
 def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: str = "") -> None:
