@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from dfm_nb import config as cfg
 from dfm_nb.base import video
 from dfm_nb.base.geometry import FRAMES_PER_LATENT
 from dfm_nb.base.metrics import read_metrics, rounds_by_sigma
-from dfm_nb.base.plots import PALETTE, blank, plain, png
+from dfm_nb.base.plots import PALETTE, blank, plain, plain_ticks, png
 from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run
 from dfm_nb.base.seeds import generator_for
@@ -330,12 +330,105 @@ def _losses(curves: dict[str, tuple[Sequence[float], Any]], model: ModelConfig) 
     for i, (name, (sigmas, losses)) in enumerate(curves.items()):
         axes.semilogx(sigmas, losses, "o-", color=PALETTE[(1, 0, 2, 3, 4)[i % 5]], markersize=4.5, label=name)
     axes.set(xlabel="sigma", ylabel="EDM loss", ylim=(0, None), xlim=(low, high))
-    axes.xaxis.set_major_formatter("{x:g}")
+    plain_ticks(axes.xaxis)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     plain(axes)
     told = [f"{name} {', '.join(f'{b:.2f} at {a:.2g}' for a, b in zip(*points))}" for name, points in curves.items()]
     drawn_from = f"Training draws ln(sigma) from N({P_mean:g}, {P_std:g})."
     return Picture(figure, f"EDM loss by sigma: {'; '.join(told)}. {drawn_from}")
+
+
+def toy(network: Callable[..., torch.Tensor], y: torch.Tensor, sigma_data: float) -> Picture:
+    """Points y [N, 2] with noise of three levels, and the estimates of them by a network F(c_in x, c_noise)."""
+    sigmas = (0.1, 0.4, 2.0)
+    figure = _figure(3.7)
+    for axes, sigma in zip(figure.subplots(1, len(sigmas), sharey=True), sigmas):
+        level_N1 = torch.full((len(y), 1), sigma)
+        x = y + sigma * _noise(y, sigma).float()
+        with torch.no_grad():
+            D_x = edm.denoised(
+                network(edm.c_in(level_N1, sigma_data) * x, edm.c_noise(level_N1)), x, level_N1, sigma_data
+            )
+        for points, colour, label in ((x, PALETTE[5], "noisy"), (y, "#bbbbbb", "clean"), (D_x, PALETTE[1], "estimate")):
+            axes.plot(*points.T, ".", color=colour, markersize=2.5, label=label)
+        axes.set(title=f"sigma {sigma:g}", xlim=(-1.7, 1.7), ylim=(-1.7, 1.7), aspect="equal")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, markerscale=4)
+    spread = f"their standard deviation at sigma {sigmas[-1]:g} is {D_x.std():.2f}, that of the points {y.std():.2f}"
+    return Picture(figure, f"Points, the points with noise, and the estimates: {spread}.")
+
+
+def differences(losses: Mapping[str, Sequence[float]]) -> Picture:
+    """Losses of runs by iteration, and how far each is from the first's; a difference of 0 is not drawn."""
+    figure = _figure(3.4)
+    axes, apart = figure.subplots(1, 2)
+    first, worst = np.asarray(next(iter(losses.values()))), 0.0
+    for i, (name, values) in enumerate(losses.items()):
+        iterations, relative = range(1, len(first) + 1), np.abs(np.asarray(values) / first - 1)
+        # each line is thinner than the one below it, which stays visible
+        axes.plot(iterations, values, color=PALETTE[i], linewidth=6 - 2 * min(i, 2), label=name)
+        if i:
+            apart.semilogy(iterations, np.ma.masked_equal(relative, 0), "o-", color=PALETTE[i], label=name)
+            worst = max(worst, relative.max())
+    apart.axhline(torch.finfo(torch.float32).eps, color=INK, linestyle=(0, (4, 3)), label="float32's last digit")
+    apart.set(ylim=(1e-9, 1e-3), title="relative difference from the first")
+    axes.set(title="loss")
+    for panel in (axes, apart):
+        panel.set_xlabel("iteration")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.legend(frameon=False, fontsize=8)
+        plain(panel)
+    return Picture(figure, f"Losses of {', '.join(losses)}; the largest relative difference is {worst:.1e}.")
+
+
+def shares(drawn: Sequence[str], wanted: Mapping[str, float]) -> Picture:
+    """Which corpus each sample of a blend is from, in the order of training, and the share of each so far."""
+    figure = _figure(2.6)
+    axes, told = figure.subplots(), []
+    for (name, share), colour in zip(wanted.items(), PALETTE):
+        mine = np.asarray(drawn) == name
+        numbers = np.arange(1, len(mine) + 1)
+        axes.plot(numbers, mine.cumsum() / numbers, color=colour, label=name)
+        axes.plot(numbers[mine], np.full(mine.sum(), -0.12), "|", color=colour, markersize=9)
+        axes.axhline(share, color=colour, linestyle=(0, (4, 3)), linewidth=0.9)
+        told.append(f"{name} {mine.mean():.0%} of {share:.0%}")
+    axes.set(xlabel="sample (ticks: its corpus)", ylabel="share so far", ylim=(-0.25, 1.05), yticks=(0, 0.5, 1))
+    axes.legend(frameon=False)
+    plain(axes)
+    return Picture(figure, f"Shares of {len(drawn)} samples: {', '.join(told)}.")
+
+
+def convergence(
+    pipe: Pipeline, prompt: str, evaluations: Sequence[int] = (7, 14, 28), reference_steps: int = 64, **settings: Any
+) -> Picture:
+    """How far samplers are from the result of many Heun steps, by evaluations of the network; stills of the most.
+
+    settings : as for `pipe(...)`, for the samplers; the reference has the default schedule. Guidance is 1 if not given.
+    """
+    usual = {"guidance": 1.0, **settings}
+    (reference,) = pipe(prompt, **usual | {"num_steps": reference_steps, "sampler": "heun", "schedule": "focused"})
+    figure = _figure(5.0)
+    top, below = figure.subfigures(2, 1, height_ratios=(2, 1.1))
+    axes, names, told = top.subplots(), ("euler", "heun", "dpmpp_2m", "unipc_2"), []
+    clips = {f"{reference_steps} steps": reference}
+    for name, colour in zip(names, PALETTE):
+        points = []
+        for number in evaluations:
+            steps = 1 + (number - 1) // samplers.find(name).evaluations_per_step
+            (clips[name],) = pipe(prompt, **usual | {"num_steps": steps, "sampler": name})
+            distance = torch.linalg.vector_norm(clips[name].latent - reference.latent)
+            relative = (distance / torch.linalg.vector_norm(reference.latent)).item()
+            points.append((samplers.evaluations(name, steps), relative))
+        axes.loglog(*zip(*points), "o-", color=colour, label=name)
+        told.append(f"{name} {', '.join(f'{d:.3g} after {n}' for n, d in points)}")
+    axes.set(xlabel="evaluations of the network", ylabel="distance from the reference")
+    axes.set_xticks(evaluations, [str(number) for number in evaluations])
+    axes.set_xticks([], minor=True)
+    axes.legend(frameon=False)
+    plain(axes)
+    for still, (name, clip) in zip(below.subplots(1, len(clips)), clips.items()):
+        _show(still, clip.frames[len(clip.frames) // 2])
+        still.set_title(name, fontsize=10)
+    return Picture(figure, f"Relative distance of the latents from {reference_steps} Heun steps: {'; '.join(told)}.")
 
 
 # ---- the network --------------------------------------------------------------------------------------------------
