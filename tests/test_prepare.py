@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from dfm_nb import prepare
-from dfm_nb.base import files
+from dfm_nb.base import files, plugins
 from dfm_nb.base.argv import guard
+from dfm_nb.checkpoints.loading import different_encoders
 from dfm_nb.data import preparation, shards
 from dfm_nb.data.edits import Edit, write_edit
 from dfm_nb.data.prepared_folder import PreparedFolder
@@ -313,3 +314,55 @@ with PreparedFolder({str(tmp_path)!r}).turn():
         with pytest.raises(subprocess.TimeoutExpired):
             other.wait(3)
     assert other.communicate(timeout=60)[0] == "in\n" and other.returncode == 0
+
+
+# ---- a tuned tokenizer --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def magenta(tmp_path_factory):
+    """The words that prepare 24 pictures of colours that `residual` does not know, tuned for 3 seconds."""
+    source = tmp_path_factory.mktemp("magenta")
+    for i in range(24):
+        Image.new("RGB", (32, 32), (255 - i, 0, 255)).save(source / f"{i:02}.png")
+    return ["--source", f"folder:{source}", "--short-side", "32", "--fit-tokenizer", "0.05"]
+
+
+def test_a_tuned_tokenizer_is_better_keeps_the_latents_and_is_tuned_once(magenta, tmp_path, monkeypatch, capsys):
+    folder, module = tmp_path / "d", plugins.load("tokenizers", "residual")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, "tune", Mock(side_effect=KeyboardInterrupt))
+        prepare.main([*magenta, "--output-dir", str(folder)])
+    assert not (folder / "tokenizer.safetensors").exists()
+    assert run(folder, "--resume", argv=magenta) == 0
+    assert "before tuning" in (printed := capsys.readouterr().err) and "after tuning" in printed
+    assert run(tmp_path / "plain", argv=magenta[:-2]) == 0
+    now, plain = (json.loads((f / "manifest.json").read_text()) for f in (folder, tmp_path / "plain"))
+    assert now["psnr_db"]["images"] > plain["psnr_db"]["images"] + 1
+    assert now["tokenizer"]["latents"] == plain["tokenizer"]["sha256"] != now["tokenizer"]["sha256"]
+    assert parts(folder) == parts(tmp_path / "plain"), "the latents are the same"
+    assert different_encoders(tmp_path / "plain", folder) == []
+    (folder / "checksums.json").unlink()
+    monkeypatch.setattr(module, "tune", Mock(side_effect=AssertionError))
+    assert run(folder, "--resume", argv=magenta) == 0
+    assert json.loads((folder / "manifest.json").read_text())["tokenizer"] == now["tokenizer"]
+    assert run(folder, "--fit-tokenizer", "1", argv=magenta) == 2 and "fit_tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--limit", "19"], ["--val-fraction", "0"]])
+def test_without_held_out_samples_nothing_is_tuned(magenta, tmp_path, words, capsys):
+    assert run(tmp_path / "d", *words, argv=magenta) == 0 and "held-out samples" in capsys.readouterr().err
+    packaged = plugins.load("tokenizers", "residual").build().identity()["sha256"]
+    assert json.loads((tmp_path / "d" / "manifest.json").read_text())["tokenizer"]["sha256"] == packaged
+
+
+def test_a_tuning_that_brings_nothing_is_not_used(magenta, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        plugins.load("tokenizers", "residual"), "tune", lambda tokenizer, *_: tokenizer.decoder.up.weight.zero_()
+    )
+    assert run(tmp_path / "d", argv=magenta) == 0 and "nothing" in capsys.readouterr().err
+    assert "latents" not in json.loads((tmp_path / "d" / "manifest.json").read_text())["tokenizer"]
+
+
+def test_only_a_tokenizer_that_can_be_tuned_is_tuned(magenta, tmp_path, capsys):
+    assert run(tmp_path / "d", "--tokenizer", "pca", argv=magenta) == 2 and "general" in capsys.readouterr().err

@@ -29,7 +29,8 @@ The module may also have:
   `decode_windows` as `window`);
 - tokenizers: `SHORT_SIDE_PX`, the picture size it was trained for; `CARRIED = True` if its file is small and contains
   encoder and decoder, so that data sets include it; `fit(videos)`, if it is fitted to the data, which returns a
-  tokenizer with `save(path)`;
+  tokenizer with `save(path)`; `tune(tokenizer, videos, minutes)`, which trains one in place for `--fit-tokenizer` and
+  leaves its latents as they are (videos uint8 [3, T, H, W]);
 - text encoders: `BUNDLED = True` if its weights are a package, so that no path is needed and nothing is downloaded;
 - sources: a parameter `size_px` of `build`, if it renders pictures at the requested size; `FETCHES = True` if opening
   it may download.

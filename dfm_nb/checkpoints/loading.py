@@ -209,7 +209,7 @@ def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> La
     if lora:
         fix += "; dfm export --lora merged adds LoRA weights to their base"
     check_same_model(source, trainer.config, lora, fix)
-    different = _different_encoders(source.folder, dataset)
+    different = different_encoders(source.folder, dataset)
     for kind in different:
         if trainer.config.model.student:
             raise ValueError(
@@ -222,11 +222,17 @@ def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> La
     return None if "tokenizer" in different else read_statistics(source.folder)
 
 
-def _different_encoders(source: Path, dataset: Path | None) -> list[str]:
+def different_encoders(source: Path, dataset: Path | None) -> list[str]:
     """Which of tokenizer and text encoder are known to differ between weights and a data set."""
     if dataset is None or not all((Path(f) / MANIFEST).is_file() for f in (source, dataset)):
         return []
-    pairs = [(kind, read_manifest(source)[kind], read_manifest(dataset)[kind]) for kind in ENCODERS]
+
+    def about(folder: Path, kind: str) -> dict:
+        """Of a tokenizer with a tuned decoder, the sha256 is that of the one with the same latents."""
+        own = read_manifest(folder)[kind]
+        return own | {"sha256": own["latents"]} if "latents" in own else own
+
+    pairs = [(kind, about(source, kind), about(dataset, kind)) for kind in ENCODERS]
     return [
         kind.replace("_", " ")
         for kind, theirs, ours in pairs

@@ -52,6 +52,7 @@ from dfm_nb.data.shard_plan import SPLITS, VAL_FROM_ITEMS, ShardPlans, evenly
 
 SHORT_SIDE_PX = 64  # if the tokenizer has no size of its own
 FIT_ITEMS = 1500  # items a tokenizer is fitted to, evenly spaced over the training split
+TUNE_BYTES = 1 << 30  # of their pixels; --fit-tokenizer does not use what comes after
 PSNR_ITEMS = 64
 NAMED_DROPS = 10_000
 NAMED_WORST = 5
@@ -78,6 +79,9 @@ class PrepareConfig(Verb):
         None, "its file, folder or hub cache; fitted ones need none", flags=("--tokenizer-cache-dir",)
     )
     text_encoder_path: str | None = option(None, "its folder, hub cache or hub id", flags=("--t5-cache-dir",))
+    fit_tokenizer: float | None = option(
+        None, "minutes to tune a copy of the tokenizer to these pictures (general, residual)", gt=0, plan=True
+    )
     short_side: int | None = option(
         None,
         f"px; default: what the tokenizer was made for, else {SHORT_SIDE_PX}; smaller pictures keep their size unless "
@@ -123,6 +127,9 @@ class PrepareConfig(Verb):
             raise ValueError("--val-fraction and --test-fraction leave nothing for training; lower them")
         for kind, name in (("tokenizers", self.tokenizer), ("text_encoders", self.text_encoder)):
             plugins.options_of(kind, name, self.options)
+        if self.fit_tokenizer and not hasattr(self.tokenizer_module, "tune"):
+            able = [name for name, module in plugins.load_all("tokenizers").items() if hasattr(module, "tune")]
+            raise ValueError(f"--fit-tokenizer cannot tune {self.tokenizer}; choose --tokenizer {' or '.join(able)}")
         if self.overwrite and (self.resume or self.texts_only):
             raise ValueError("--overwrite deletes what the folder holds; omit --resume and --texts-only")
         return self
@@ -342,8 +349,34 @@ class Preparation:
         if hasattr(module, "fit") and not self.config.tokenizer_path:
             tokenizer = module.fit(self._pixels_to_fit())
         else:
-            tokenizer = module.build(self.config.tokenizer_path)
+            tokenizer = self._tuned() or module.build(self.config.tokenizer_path)
         tokenizer.save(self.folder.tokenizer)
+
+    def _tuned(self) -> Tokenizer | None:
+        """A copy tuned to the training samples; None without `--fit-tokenizer`, or if held-out ones gain nothing."""
+        if not self.config.fit_tokenizer:
+            return None
+        if not any(len(self.plans.items_of(split)) for split in ("val", "test")):
+            log.warning(
+                "the tokenizer is used as it is: tuning is judged on held-out samples, and there are none; prepare %d "
+                "pictures or more, with --val-fraction above 0",
+                VAL_FROM_ITEMS,
+            )
+            return None
+        tokenizer = self._build("tokenizers", self.config.tokenizer, self.config.tokenizer_path)
+        before, videos = self._psnr(tokenizer), list[torch.Tensor]()
+        for pixels in self._pixels_to_fit():
+            videos.append(((pixels + 1) * 127.5).round().byte())
+            if sum(video.nbytes for video in videos) > TUNE_BYTES:
+                break
+        self.config.tokenizer_module.tune(tokenizer, videos, self.config.fit_tokenizer)
+        after = self._psnr(tokenizer)
+        for when, psnr_db in (("before", before), ("after", after)):
+            log.info("%s tuning, %s", when, "; ".join(psnr_lines(psnr_db)))
+        if sum(after[kind] - before[kind] for kind in ("images", "clips") if kind in before) > 0:
+            return tokenizer
+        log.warning("the tokenizer is used as it is: tuning it brought held-out samples nothing")
+        return None
 
     def _pixels_to_fit(self) -> Iterator[torch.Tensor]:
         """Evenly spaced training items as float32 [3, T, H, W] in [-1, 1]."""
@@ -400,7 +433,7 @@ class Preparation:
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
         own["arguments"] = arguments | self.config.options
         about = {"source": self.plan["source"], **self.identities()}
-        manifest = totals.manifest(about, self.plans.num_items, self._psnr(), own)
+        manifest = totals.manifest(about, self.plans.num_items, self._psnr(self.tokenizer), own)
         tars = {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in totals.full}
         write_manifest(self.folder.path, manifest, tars)
         totals.warn_of_drops()
@@ -424,7 +457,7 @@ class Preparation:
             yield record
 
     @torch.no_grad()
-    def _psnr(self) -> dict[str, Any]:
+    def _psnr(self, tokenizer: Tokenizer) -> dict[str, Any]:
         """Mean PSNR in dB (peak 255) of held-out images and clips through a small tokenizer, and the worst keys.
 
         The worst also come from training items if few are held out. Not for large tokenizers, which may have to fetch a
@@ -434,7 +467,7 @@ class Preparation:
         by_kind, by_key = dict[str, list[float]](), dict[str, float]()
         for split in dict.fromkeys((held_out, "train")) if self.carried else ():
             for key, pixels in self._pixels(evenly(self.plans.items_of(split), PSNR_ITEMS - len(by_key)), []):
-                again = self.tokenizer.decode(self.tokenizer.encode(pixels[None]))[0].float().cpu().clamp(-1, 1)
+                again = tokenizer.decode(tokenizer.encode(pixels[None].to(self.device)))[0].float().cpu().clamp(-1, 1)
                 error = ((again - pixels) * 127.5).square().mean().item()
                 by_key[key] = 10 * math.log10(255**2 / max(error, 1e-8))
                 if split == held_out:

@@ -11,6 +11,7 @@ from pathlib import Path
 from dfm_nb.data.tokenizers import residual
 
 CARRIED = True
+tune = residual.tune
 ASSET = Path(__file__).with_suffix(".safetensors")
 
 

@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dfm_nb.base.files import write_atomically
+from dfm_nb.data.tokenizers import fitting
 from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer, read_tensors, sha256_of
 
 CARRIED = True
+tune = fitting.tune
 ASSET = Path(__file__).with_suffix(".safetensors")
 FINE = 4  # pixels a side of the finer of the two grids
 _FORMAT = "dfm_nb.residual.1"
@@ -191,7 +193,10 @@ def bilateral(video: Tensor, colour: float = 0.15, distance_px: float = 1.2, rad
 
 
 class ResidualTokenizer(nn.Module):
-    """See the module. `mean` and `scale` [2, 16] (first frame, groups) whiten the latents of the training set."""
+    """See the module. `mean` and `scale` [2, 16] (first frame, groups) whiten the latents of the training set.
+
+    latents : with a tuned decoder, the sha256 of the tokenizer that it was tuned from, whose latents are the same.
+    """
 
     name = "residual"
     mean: Tensor
@@ -201,6 +206,7 @@ class ResidualTokenizer(nn.Module):
         super().__init__()
         self.shape, self.pca = shape, pca
         self.encoder, self.decoder = Encoder(shape), Decoder(shape)
+        self.latents: str | None = None
         self.register_buffer("mean", torch.zeros(2, CHANNELS))
         self.register_buffer("scale", torch.ones(2, CHANNELS))
 
@@ -231,13 +237,16 @@ class ResidualTokenizer(nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Write the file (float16 weights); it is whole or absent."""
-        about = json.dumps({"format": _FORMAT, "shape": asdict(self.shape)})
+        about = json.dumps({"format": _FORMAT, "shape": asdict(self.shape), **self._tuned()})
         # one entry: the order of several is random
         write_atomically(path, save(self.tensors(), metadata={"dfm_nb": about}))
 
     def identity(self) -> dict:
         """Name and a hash of the content, equal for equal tokenizers wherever they are stored."""
-        return {"name": self.name, "version": _FORMAT, "sha256": sha256_of(self.tensors())}
+        return {"name": self.name, "version": _FORMAT, "sha256": sha256_of(self.tensors()), **self._tuned()}
+
+    def _tuned(self) -> dict[str, str]:
+        return {"latents": self.latents} if self.latents else {}
 
 
 def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokenizer:
@@ -260,6 +269,7 @@ def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokeni
             raise ValueError(f"its format is {about.get('format')}")
         pca = PCATokenizer({k[4:]: v for k, v in tensors.items() if k.startswith("pca.")}, device)
         tokenizer = ResidualTokenizer(pca, Shape(**about["shape"]))
+        tokenizer.latents = about.get("latents")
         tokenizer.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("pca.")})
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:  # it may come from anybody
         raise ValueError(f"{file} must be a tokenizer of format {_FORMAT}: {error!r}; take another copy") from None
