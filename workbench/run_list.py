@@ -1,37 +1,51 @@
-"""The runs of a folder as a list: each run's newest sample, progress, loss, and settings that differ."""
+"""The runs of a folder as a table: each run's newest sample, progress, losses, settings that differ, tags and note."""
 
 from __future__ import annotations
 
 import functools
 import html
+import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anywidget
 import ipywidgets as w
 import pandas as pd
+import traitlets
 
-from dfm_nb.base.files import write_atomically
+from dfm_nb.base.files import read_json, write_atomically
 from dfm_nb.base.run import IDENTITY, LOCK, WRITTEN, Run
 from dfm_nb.base.video import media_html
 from dfm_nb.runs import compare, run_page, runs_below
+from workbench.controls import table_html
 from workbench.gallery import load
 from workbench.job import Job
 from workbench.launcher import Launcher
 from workbench.live import Live
-from workbench.monitor import SETTINGS_SHOWN, Monitor
+from workbench.monitor import Monitor
 
 THUMBNAIL_PX = 64
-FIGURES = {"best_val_loss": "best validation {0[best_val_loss]:.4f} at {0[best_at]}", "loss": "loss {0[loss]:.4f}"}
-FILES = {*WRITTEN, IDENTITY, LOCK, "report.html", "launch.json", "launch.log", ".launch.lock"}
+NOTES = "notes.json"
+FILES = {*WRITTEN, IDENTITY, LOCK, NOTES, "report.html", "launch.json", "launch.log", ".launch.lock"}
 BELOW = re.compile(
     r"samples/(data|iter_\d+)/[^/]+\.(png|mp4)(\.json)?|tensorboard/events\.out\.tfevents\.[^/]+|"
     r"checkpoints/(owner\.json|latest_checkpointed_iteration\.txt|iter_\d+(\.removed)?(\.tmp)?/"
     r"(rank-\d+|index|state|config|checksums|manifest|tokenizer|text_empty|latent_statistics)\.(json|yaml|safetensors))"
 )
 """What a run and this workbench write into a run folder, and below it."""
+
+
+class RunsTable(anywidget.AnyWidget):
+    """Sorts, filters, and sends what is written into a row; `chosen` are the names of the ticked rows."""
+
+    heads: Any = traitlets.List().tag(sync=True)
+    rows: Any = traitlets.List().tag(sync=True)
+    chosen: Any = traitlets.List().tag(sync=True)
+    _esm = Path(__file__).with_name("runs.js")
+    _css = Path(__file__).with_name("runs.css")
 
 
 class Runs(Live):
@@ -107,7 +121,7 @@ class Runs(Live):
         if not confirm:
             told = f"{name} with {self.table['iterations'][name]} iterations and its checkpoints in {path}"
             told += f" ({doubt})" if (doubt := run.doubt()) else ""
-            raise ValueError(f"this deletes {told} permanently; to confirm: delete({name!r}, confirm=True)")
+            raise ValueError(f"this deletes {told} permanently; press Delete again, or delete({name!r}, confirm=True)")
         run.claim()  # no process trains there, and none can start
         try:
             shutil.rmtree(path)
@@ -118,29 +132,40 @@ class Runs(Live):
 
     # ---- what is seen ---------------------------------------------------------------------------------------------
 
-    def row_html(self, name: str) -> str:
-        """The run's newest sample, and three lines about the run."""
-        row, drawn = self.table.loc[name].dropna(), Run(self.paths[name]).newest_samples()
+    def _thumbnail(self, name: str) -> str:
+        drawn = Run(self.paths[name]).newest_samples()
         item = load(drawn[1][0]) if drawn else None
-        thumbnail = media_html(item.media_type, item.data, item.prompt, THUMBNAIL_PX) if item else ""
-        said = [f"{row['state']}, iteration {row['iterations']}" if "iterations" in row else row["state"]]
-        said += [text.format(row) for key, text in FIGURES.items() if key in row]
-        differs = self.table.columns[self.table.columns.get_loc("seconds") + 1 :]
-        settings = [f"{key.rpartition('.')[2]} {row.get(key)}" for key in differs[:SETTINGS_SHOWN]]
-        lines = "<br>".join(html.escape(text) for text in (" · ".join(said), ", ".join(settings)))
-        place = f'<div style="width:{THUMBNAIL_PX}px;min-height:20px">{thumbnail}</div>'
-        text = f'<div style="line-height:1.35"><b>{html.escape(name)}</b><br>{lines}</div>'
-        return f'<div style="display:flex;gap:10px;align-items:center;margin:2px 0">{place}{text}</div>'
+        return media_html(item.media_type, item.data, item.prompt, THUMBNAIL_PX) if item else ""
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Of each run: its name, its thumbnail as HTML, the columns of the table, tags and note."""
+        columns = self.table.where(self.table.notna(), None)
+        return [
+            {"run": name, "thumbnail": self._thumbnail(name), "cells": [name, *map(_plain, columns.loc[name])]}
+            | {key: str((read_json(path / NOTES, path) or {}).get(key, "")) for key in ("tags", "note")}
+            for name, path in self.paths.items()
+        ]
+
+    def annotate(self, name: str, tags: str = "", note: str = "") -> None:
+        """Write a run's tags (words) and note to `notes.json` in its folder."""
+        write_atomically(self._path(name) / NOTES, json.dumps({"tags": tags, "note": note}).encode())
 
     def kept_html(self) -> str:
-        return "".join(map(self.row_html, self.paths)) or html.escape(repr(self))
+        rows = self._rows()
+        table = [[str("" if c is None else c) for c in row["cells"]] + [row["tags"], row["note"]] for row in rows]
+        pictures = "".join(f"<figure>{row['thumbnail']}</figure>" for row in rows if row["thumbnail"])
+        strip = f'<div style="display:flex;flex-wrap:wrap;gap:6px">{pictures}</div>'
+        return table_html(table, [*self._heads(), "tags", "note"]) + strip if rows else html.escape(repr(self))
+
+    def _heads(self) -> list[str]:
+        return ["run", *(str(key).rpartition(".")[2].replace("_", " ") for key in self.table)]
 
     def __repr__(self) -> str:
         return f"Runs: {len(self.paths)} in {self.folder}"
 
     @property
     def widget(self) -> Any:
-        """The list, a selection of runs, and buttons for the selected ones."""
+        """The table, and buttons for the runs that are ticked."""
         if self._box is None:
             actions: dict[str, Callable[[tuple[str, ...], bool], Any]] = {
                 "Open": lambda names, _sure: self.open(*names).widget,
@@ -148,27 +173,33 @@ class Runs(Live):
                 "Page": lambda names, _sure: w.HTML("<br>".join(html.escape(str(self.report(n))) for n in names)),
                 "Delete": lambda names, sure: w.HTML(html.escape("".join(self.delete(n, confirm=sure) for n in names))),
             }
-            self._list, self._below, self._asked = w.HTML(), w.VBox(), ("", ())
-            self._chosen = w.SelectMultiple(rows=8, description="runs", layout=w.Layout(width="min(40em, 100%)"))
+            self._table, self._below, self._asked = RunsTable(), w.VBox(), ("", ())
+            self._table.on_msg(lambda _widget, sent, _buffers: self.annotate(sent["run"], sent["tags"], sent["note"]))
             buttons = [w.Button(description=name, layout=w.Layout(width="auto")) for name in (*actions, "Refresh")]
             for button in buttons[:-1]:
                 button.on_click(functools.partial(self._press, actions[button.description]))
             buttons[-1].on_click(lambda _button: self.refresh())
-            self._box = w.VBox([self._list, self._chosen, w.HBox(buttons), self._below])
+            self._box = w.VBox([self._table, w.HBox(buttons), self._below])
             self._paint()
         return self._box
 
     def _paint(self) -> None:
-        self._list.value, self._chosen.options = self.kept_html(), list(self.paths)
+        self._table.heads, self._table.rows = self._heads(), self._rows()
+        self._table.chosen = [name for name in self._table.chosen if name in self.paths]
 
     def _press(self, does: Callable[[tuple[str, ...], bool], Any], button: Any) -> None:
         """Act on the selected runs; the result or the error is shown below; a second press confirms."""
-        names, before = self._chosen.value, self._asked
+        names, before = tuple(self._table.chosen), self._asked
         self._asked = asked = button.description, names
         for old in self._below.children:
             old.close()
         try:
-            shown = does(names, asked == before) if names else w.HTML("choose runs first")
+            shown = does(names, asked == before) if names else w.HTML("tick runs first")
         except Exception as error:
             shown = w.HTML(f'<div role="alert">{html.escape(str(error))}</div>')
         self._below.children = [shown]
+
+
+def _plain(value: Any) -> str | int | float | None:
+    """A cell as JSON has it: numbers sort as numbers."""
+    return value if value is None or (isinstance(value, int | float) and value is not True) else str(value)

@@ -30,7 +30,8 @@ def test_runs_show_their_samples_and_what_differs_and_open_in_a_monitor(folder):
     runs = Runs(folder)
     page = runs.kept_html()
     assert list(runs.paths) == ["a", "deep/b"] and page.count("data:image/png") == 2
-    assert "lr 0.2" in page and "best validation 0.2500 at 1" in page and "stopped" in page
+    first = runs._rows()[0]["cells"]
+    assert first[:4] == ["a", "stopped", 1, 0.25] and first[-1] == 0.1 and runs._heads()[-1] == "lr"
     assert isinstance(runs.open("a", "deep/b"), Monitor)
     assert "optimizer.lr" in runs.report("a").read_text()
     with pytest.raises(ValueError, match="'c'"):
@@ -44,6 +45,14 @@ def test_a_run_with_a_damaged_line_is_one_row_that_says_so(folder):
     runs = Runs(folder)
     assert runs.table["state"].tolist() == ["damaged: line 3", "stopped"] and runs.table["loss"].tolist() == [0.5, 0.5]
     assert "damaged: line 3" in runs.kept_html() and runs.report("a").is_file()
+
+
+def test_tags_and_notes_are_kept_in_a_file_of_the_run(folder):
+    runs = Runs(folder)
+    runs.widget.children[0]._handle_custom_msg({"run": "deep/b", "tags": "best", "note": "wide & slow"}, [])
+    assert [(row["tags"], row["note"]) for row in Runs(folder)._rows()] == [("", ""), ("best", "wide & slow")]
+    assert "wide &amp; slow" in Runs(folder).kept_html()
+    assert runs.delete("deep/b", confirm=True).startswith("deleted")
 
 
 def test_only_a_run_of_ours_is_deleted_after_a_confirmation(folder):
@@ -62,8 +71,8 @@ def test_only_a_run_of_ours_is_deleted_after_a_confirmation(folder):
             runs.delete("deep/b", confirm=True)
         file.unlink()
     assert len(runs.paths) == 4 and all(path.is_dir() for path in runs.paths.values())
-    delete = next(b for b in runs.widget.children[2].children if b.description == "Delete")
-    runs._chosen.value = ("a",)
+    delete = next(b for b in runs.widget.children[1].children if b.description == "Delete")
+    runs._table.chosen = ["a"]
     delete.click()
     assert (folder / "a").exists() and "confirm" in runs._below.children[0].value
     delete.click()
