@@ -56,6 +56,7 @@ class Clip:
     attributes : known facts about the picture (used to measure models on synthetic data).
     original_size : height and width before it was resized, if it was.
     weight : how often an epoch uses it.
+    given : as `video`, each of its own size: the pictures and clips that a model is given to make this one of.
     """
 
     key: str
@@ -69,6 +70,7 @@ class Clip:
     tags: list[str] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     weight: float = 1.0
+    given: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not KEY_PATTERN.fullmatch(self.key):
@@ -92,6 +94,7 @@ class EncodedClip:
     text_emb : bfloat16 [1, L, D], L the caption's true number of tokens.
     meta : image_height, image_width, num_frames (pixels), fps, caption, more_captions, key, source, ...
     more_text : the same as `text_emb` of each further caption.
+    given : as `latent`, each of its own size, of the pictures and clips that are given beside it.
     """
 
     key: str
@@ -99,6 +102,7 @@ class EncodedClip:
     text_emb: torch.Tensor
     meta: dict
     more_text: list[torch.Tensor] = field(default_factory=list)
+    given: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def fps(self) -> float:

@@ -149,6 +149,7 @@ class TrainConfig(Group):
     eval_iters: Int = option(8, "global batches per validation; 0 means no validation", ge=0)
     # the unconditional estimate for guidance is learned from these (Ho & Salimans 2022: 0.1 and 0.2 work equally well)
     caption_dropout: float = option(0.1, "probability that a sample's caption is replaced by the empty one", ge=0, le=1)
+    given_dropout: float = option(0.1, "probability that a sample's given pictures are left out", ge=0, le=0.5)
     max_skipped_steps: Int = option(10, "most steps in a row skipped for NaN or Inf; more end the run", ge=0)
     exit_on_signal: bool = option(True, "on Ctrl-C, SIGTERM or SIGUSR1, save a checkpoint and exit cleanly")
     exit_duration_s: float | None = option(None, "save and exit after this time in training", gt=0)

@@ -1,8 +1,8 @@
 """How samples become one packed sequence: normalisation, noise, caption dropout, segments, rows and padding.
 
 A pack is one long sequence of tokens. It is divided in two ways: into *segments*, which attend to themselves and to one
-text, and into conditioning *rows*, which share a noise level and frame rate. A sample is one segment. It has one row,
-or two if its first frames are given clean.
+text, and into conditioning *rows*, which share a noise level and frame rate. A sample is one segment. One row of it is
+noised and has a loss. All others are given clean: first frames of the sample, and pictures and clips beside it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ CLEAN_SIGMA = 0.002
 
 PADDING_FPS = 24.0
 """Frame rate of rows without a sample; any positive number works."""
+
+Grid = tuple[int, int, int]
+"""Number of patches along T, H and W."""
 
 
 # ---- settings and normalisation ------------------------------------------------------------------------------------
@@ -108,14 +111,28 @@ class Segment:
 
 
 def sample_segment(
-    model: ModelConfig, grid: tuple[int, int, int], text: torch.Tensor, sigma: float, fps: float, clean_frames: int = 0
+    model: ModelConfig,
+    grid: Grid,
+    text: torch.Tensor,
+    sigma: float,
+    fps: float,
+    clean_frames: int = 0,
+    given: Sequence[Grid] = (),
 ) -> Segment:
-    """The segment of a sample of (T, H, W) patches whose first `clean_frames` (in patches) are given."""
+    """The segment of a sample of (T, H, W) patches whose first `clean_frames` (in patches) are given.
+
+    given : sizes in patches of given pictures and clips. Their frames are before the target's frame 0, the first one
+    nearest to it: two given pictures are at -1 and -2, and a clip of 3 frames after them is at -5, -4 and -3.
+    """
     t, h, w = grid
     rows = [Row((t - clean_frames) * h * w, sigma, fps)]
     if clean_frames:
         rows.insert(0, Row(clean_frames * h * w, CLEAN_SIGMA, fps, noisy=False))
-    return Segment(grid_positions(grid, centred=model.network.centred), text, rows)
+    rows += [Row(math.prod(own), CLEAN_SIGMA, fps, noisy=False) for own in given]
+    positions = [grid_positions(own, centred=model.network.centred) for own in (grid, *given)]
+    for own, end in zip(positions[1:], accumulate(own[0] for own in given)):
+        own[:, 0] -= end
+    return Segment(torch.cat(positions), text, rows)
 
 
 @dataclass
@@ -223,12 +240,12 @@ def _round_up(number: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class Draw(Segment):
-    """A training sample: a segment of (T, H, W) = `grid` patches with its latent x0 and noise, float32 [tokens, p]."""
+    """A training sample: a segment with its latents x0 and noise, float32 [tokens, p]. grid : patches of the target."""
 
     key: str
-    grid: tuple[int, int, int]
+    grid: Grid
     x0: torch.Tensor  # normalised to sigma_data
-    noise: torch.Tensor  # zero on given frames, so that the network sees them clean
+    noise: torch.Tensor  # zero on what is given, so that the network sees it clean
 
 
 def noised(
@@ -240,19 +257,29 @@ def noised(
     sigma: float,
     fps: float,
     clean_frames: int = 0,
+    given: Sequence[torch.Tensor] = (),
 ) -> Draw:
-    """A normalised latent and its noise, float32 [C, T, H, W], whose first `clean_frames` (of the latent) are given."""
+    """A normalised latent and its noise, float32 [C, T, H, W], whose first `clean_frames` (of the latent) are given.
+
+    given : normalised latents of pictures and clips that are given beside it.
+    """
     ps, pt = model.patch_spatial, model.patch_temporal
-    _, t, h, w = latent.shape
-    grid, clean = (t // pt, h // ps, w // ps), clean_frames // pt
-    noise, given = patchify(noise, ps, pt), clean * (h // ps) * (w // ps)
+    grid, *grids = (patch_grid(model, z.shape[1:]) for z in (latent, *given))
+    clean = clean_frames // pt
+    noise, first, more = patchify(noise, ps, pt), clean * math.prod(grid[1:]), sum(map(math.prod, grids))
     return Draw(
-        **vars(sample_segment(model, grid, text, sigma, fps, clean)),
+        **vars(sample_segment(model, grid, text, sigma, fps, clean, grids)),
         key=key,
         grid=grid,
-        x0=patchify(latent, ps, pt),
-        noise=torch.cat((torch.zeros_like(noise[:given]), noise[given:])),
+        x0=torch.cat([patchify(z, ps, pt) for z in (latent, *given)]),
+        noise=torch.cat((torch.zeros_like(noise[:first]), noise[first:], noise.new_zeros(more, noise.shape[1]))),
     )
+
+
+def patch_grid(model: ModelConfig, size: Sequence[int]) -> Grid:
+    """Patches of a latent of T, H and W."""
+    t, h, w = size
+    return t // model.patch_temporal, h // model.patch_spatial, w // model.patch_spatial
 
 
 def caption_of(clip: EncodedClip, epoch: int, seed: int) -> torch.Tensor:
@@ -277,23 +304,28 @@ def draw_sample(clip: EncodedClip, epoch: int, settings: PackSettings, empty_tex
     config, m, seed = settings.config, settings.config.model, settings.config.rng.seed
     assert settings.statistics is not None
     g = generator_for(seed, "draw", epoch, clip.key)
-    check_divides(clip.latent[0], m.patch_spatial, m.patch_temporal, f"the latent of sample {clip.key}")
+    for z in (clip.latent, *clip.given):
+        check_divides(z[0], m.patch_spatial, m.patch_temporal, f"the latent of sample {clip.key}")
     # All numbers are drawn in this order whether used or not, so that a setting does not change other draws.
     normal, drop, give = torch.randn((), generator=g), torch.rand((), generator=g), torch.rand((), generator=g)
-    latent = settings.statistics.to_model(clip.latent[0], m.sigma_data)
+    latent, *given = (settings.statistics.to_model(z[0], m.sigma_data) for z in (clip.latent, *clip.given))
     sigma = edm.sigma_from_normal(normal, m.P_mean, m.P_std, m.times)
     if m.shift_tokens:  # more tokens share more information, so the same corruption needs more noise
         sigma = sigma * math.sqrt(latent[0].numel() / settings.patch_volume / m.shift_tokens)
+    # One number drops the caption below `words` and what is given from `words / 2` on. So both are dropped together
+    # in half of the cases, and guidance learns estimates without words, without pictures and without either.
+    words = config.train.caption_dropout
     # Everything derived from the caption is dropped with it: guidance needs an estimate without that information.
     return noised(
         m,
         clip.key,
         latent,
         noise=torch.randn(latent.shape, generator=g),
-        text=empty_text if drop < config.train.caption_dropout else caption_of(clip, epoch, seed),
+        text=empty_text if drop < words else caption_of(clip, epoch, seed),
         sigma=float(sigma),
         fps=clip.fps,
         clean_frames=int(latent.shape[1] > 1 and give < config.dataset.condition_frames_prob),
+        given=[] if words / 2 <= drop < words / 2 + config.train.given_dropout else given,
     )
 
 
@@ -301,22 +333,22 @@ def draw_sample(clip: EncodedClip, epoch: int, settings: PackSettings, empty_tex
 class Pack(PackLayout):
     """The packed sequence of B samples. x0, noise : float32 [S, p], zero in the padding.
 
-    keys[i], grids[i] : name and (T, H, W) in patches of the sample in segment i. dropped : (reason, detail) of
-    samples that cannot be used. A pack without a sample has no keys and does not count in the loss. target : float32
-    [S, p], the estimate that a student must reach, if it is one.
+    keys[i], grids[i] : name and target's patches of the sample in segment i. dropped : (reason, detail) of samples that
+    cannot be used. A pack without a sample has no keys and does not count in the loss. target : float32 [S, p], the
+    estimate that a student must reach, if it is one.
     """
 
     x0: torch.Tensor
     noise: torch.Tensor
     keys: list[str]
-    grids: list[tuple[int, int, int]]
+    grids: list[Grid]
     dropped: list[tuple[str, str]] = field(default_factory=list)
     target: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
         """Number of samples' tokens, without padding."""
-        return sum(t * h * w for t, h, w in self.grids)
+        return self.cu_q[len(self.keys)]
 
     def lengths(self) -> tuple[list[int], list[int]]:
         """Tokens and text tokens of each sample, without the padding segment."""

@@ -157,3 +157,30 @@ def test_latent_statistics_invert_and_give_sigma_data():
     seen = stats.to_model(latent, 0.5)
     torch.testing.assert_close(stats.from_model(seen, 0.5), latent)
     torch.testing.assert_close(seen.flatten(1).std(1), torch.tensor([0.5, 0.5]))
+
+
+def given_draw(*overrides, epoch=0):
+    """A sample of 1 x 4 x 4 patches with a picture of 2 x 3 and a clip of 2 x 2 x 2 patches given beside it."""
+    given = [torch.full((1, 4, *shape), value) for value, shape in enumerate([(1, 4, 6), (2, 4, 4)], 1)]
+    clip = replace(MockStore(SIZES, text_tokens=5, channels=4, text_dim=6).read(0), given=given)
+    return clip, draw_sample(clip, epoch, settings(*overrides), EMPTY)
+
+
+def test_what_is_given_is_clean_without_loss_and_before_the_target_in_time():
+    none = ["train.caption_dropout=0", "train.given_dropout=0"]
+    clip, draw = given_draw(*none)
+    plain = draw_sample(replace(clip, given=[]), 0, settings(*none), EMPTY)
+    assert torch.equal(draw.x0[:16], plain.x0) and torch.equal(draw.noise[:16], plain.noise)
+    assert not draw.noise[16:].any() and draw.x0[16:22].unique() == 0.5 and draw.x0[22:].unique() == 1.0
+    assert torch.equal(draw.positions[:16], plain.positions)
+    assert draw.positions[16:, 0].tolist() == [-1.0] * 6 + [-3.0] * 4 + [-2.0] * 4
+    pack = pack_draws([draw, plain], SETTINGS, capacity=64)
+    assert pack.num_tokens == 46 and pack.cu_q == [0, 16, 46, 64] and pack.loss_mask.sum() == 32
+    assert pack.sigma[pack.row[32:46]].unique().tolist() == [torch.tensor(CLEAN_SIGMA).item()]
+
+
+def test_words_and_what_is_given_are_dropped_apart_and_together():
+    """A quarter each with words alone, pictures alone, both and neither; within five standard deviations of 400."""
+    found = [given_draw("train.caption_dropout=0.5", "train.given_dropout=0.5", epoch=e)[1] for e in range(400)]
+    kinds = [(len(draw.text) == 2, len(draw.x0) == 16) for draw in found]
+    assert all(abs(kinds.count((a, b)) - 100) < 5 * 75**0.5 for a in (True, False) for b in (True, False))
