@@ -85,7 +85,8 @@ class Reading:
         key = f"{clip.key}{MIRRORED}"
         if sides := [c for c in (clip.caption, *clip.more_captions) if SIDE.search(c)]:
             return SampleError("not_mirrored", f"{key} is not made: a caption mentions left or right: {sides[0]}")
-        return self.edited(replace(clip, key=key, video=clip.video[:, :, ::-1]))
+        given = [frames[:, :, ::-1] for frames in clip.given]
+        return self.edited(replace(clip, key=key, video=clip.video[:, :, ::-1], given=given))
 
     def reworded(self, key: str, index: int) -> Result:
         """A clip with the current captions of the item's sample `key`; or why it has none.
@@ -119,7 +120,9 @@ class Reading:
         if share > MUCH_CROPPED:
             said = f"{share:.0%} of its {w}x{h} px are cut off, so that sides are multiples of 16; keep all: --fit pad"
             lost = {**lost, f"cropped_over_{MUCH_CROPPED:.0%}": said}
-        return replace(clip, video=frames, original_size=(h, w), lost=lost)
+        given = [self.fitted(replace(clip, video=own, lost={}, given=[])) for own in clip.given]
+        lost = dict(ChainMap(lost, *(own.lost for own in given)))
+        return replace(clip, video=frames, original_size=(h, w), lost=lost, given=[own.video for own in given])
 
 
 Result = Clip | SampleError
@@ -134,7 +137,7 @@ class _Line:
 
 
 def _bytes(result: Result | None) -> int:
-    return result.video.nbytes if isinstance(result, Clip) else 0
+    return sum(frames.nbytes for frames in (result.video, *result.given)) if isinstance(result, Clip) else 0
 
 
 class ReadAhead:
@@ -267,18 +270,22 @@ class ShardSlice:
 
     Attributes
     ----------
-    latents : of each sample by its position in the slice; all are there after `flush`.
+    latents : by position in the slice and number: 0 is the sample, the rest what is given; all are there after `flush`.
     """
 
     def __init__(self, encode: LatentEncoder):
-        self.encode, self.latents = encode, dict[int, torch.Tensor]()
+        self.encode, self.latents = encode, dict[tuple[int, int], torch.Tensor]()
         self.metas, self.drops = list[dict](), list[dict]()
-        self._groups: dict[tuple, list[tuple[int, np.ndarray]]] = {}  # frames that wait for a full batch
+        self._groups: dict[tuple, list[tuple[tuple[int, int], np.ndarray]]] = {}  # frames that wait for a full batch
 
     def add(self, clip: Clip) -> None:
-        shape = clip.video.shape
-        self._groups.setdefault(shape, []).append((len(self.metas), clip.video))
+        for number, frames in enumerate((clip.video, *clip.given)):
+            self._add((len(self.metas), number), frames)
         self.metas.append(describe(clip))
+
+    def _add(self, place: tuple[int, int], frames: np.ndarray) -> None:
+        shape = frames.shape
+        self._groups.setdefault(shape, []).append((place, frames))
         pixels = {s: len(group) * math.prod(s) // 3 for s, group in self._groups.items()}
         if pixels[shape] >= self.encode.batch_pixels:
             self._flush(shape)
@@ -290,9 +297,9 @@ class ShardSlice:
             self._flush(shape)
 
     def _flush(self, shape: tuple) -> None:
-        positions, frames = zip(*self._groups.pop(shape))
+        places, frames = zip(*self._groups.pop(shape))
         codes = self.encode(torch.from_numpy(np.stack(frames)))
-        self.latents.update((position, z[None].clone()) for position, z in zip(positions, codes))
+        self.latents.update((place, z[None].clone()) for place, z in zip(places, codes))
 
 
 def describe(clip: Clip) -> dict:
@@ -312,6 +319,7 @@ def describe(clip: Clip) -> dict:
         "original_width": original_width,
         **({"lost": clip.lost} if clip.lost else {}),
         **({"weight": clip.weight} if clip.weight != 1 else {}),
+        **({"given_shapes": [list(latent_size(*frames.shape[:3])) for frames in clip.given]} if clip.given else {}),
     }
 
 
@@ -349,7 +357,8 @@ def slices_of(reads: Iterable[tuple[str, Result]], encode: LatentEncoder) -> Ite
             continue
         seen.add(result.key)
         part.add(result)
-        latent_bytes += 2 * LATENT_CHANNELS * math.prod(latent_size(*result.video.shape[:3]))  # bfloat16
+        voxels = sum(math.prod(latent_size(*frames.shape[:3])) for frames in (result.video, *result.given))
+        latent_bytes += 2 * LATENT_CHANNELS * voxels  # bfloat16
         if latent_bytes >= SLICE_BYTES or len(part.metas) >= SLICE_SAMPLES:
             part.flush()
             yield part
@@ -387,7 +396,9 @@ class OpenShard:
         if missing := sorted({c for meta in part.metas for c in captions_of(meta)} - self.known.keys()):
             self.known.update(zip(missing, self.encoders.text_encoder.encode(missing)))
         for position, meta in enumerate(part.metas):
-            (text, *more), latent = map(self.known.__getitem__, captions_of(meta)), part.latents.pop(position)
+            text, *more = map(self.known.__getitem__, captions_of(meta))
+            count = 1 + len(meta.get("given_shapes", ()))
+            latent, *given = (part.latents.pop((position, number)) for number in range(count))
             meta |= {"latent_shape": list(latent.shape[1:]), "text_tokens": len(text)}
             texts = (lost_text(self.encoders.text_encoder, caption) for caption in captions_of(meta))
             lost = dict(ChainMap(meta.get("lost", {}), *texts))
@@ -398,7 +409,7 @@ class OpenShard:
             if self.writer is None:
                 self.writer = shards.ShardWriter(self.folder / self.plan.name)
             padded = F.pad(text, (0, 0, 0, padding))[None]  # further captions are of our own readers alone
-            self.writer.add(EncodedClip(meta["key"], latent, padded, meta, [t[None] for t in more]))
+            self.writer.add(EncodedClip(meta["key"], latent, padded, meta, [t[None] for t in more], given))
             self.sums[:, : latent.shape[1]] += latent_sums(latent)
             self.text_tokens += sum(map(len, (text, *more)))
         self.drops += part.drops
@@ -499,7 +510,7 @@ def reword_shard(
                 continue
             clip = entry.read()
             shard.known.update(zip(captions_of(clip.meta), (text[0] for text in (clip.text_emb, *clip.more_text))))
-            part.latents[len(part.metas)] = clip.latent
+            part.latents.update(((len(part.metas), i), z) for i, z in enumerate((clip.latent, *clip.given)))
             part.metas.append({k: v for k, v in clip.meta.items() if not k.startswith("more_")} | caption_keys(result))
             part_bytes += entry.size
             if part_bytes >= SLICE_BYTES or len(part.metas) >= SLICE_SAMPLES:

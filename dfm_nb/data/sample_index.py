@@ -14,8 +14,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,14 +44,19 @@ SCHEMA = pa.schema(
     + [("text_tokens", pa.uint32()), ("offset", pa.uint64()), ("size", pa.uint64())]
 )
 """t, h, w: of the latent. text_tokens: 0 if unknown. offset, size: of the sample in its tar, in bytes."""
-WEIGHTED = SCHEMA.append(pa.field("weight", pa.float32()))
-"""Of a split in which some sample has a weight other than 1."""
+OPTIONAL = {"weight": (pa.float32(), 1), "given": (pa.uint32(), 0)}
+"""Columns with type and usual value; one with no other value is left out. given: voxels of what is given beside it."""
+
+
+def schema_with(optional: Iterable[str]) -> pa.Schema:
+    """`SCHEMA` and some columns of `OPTIONAL`."""
+    return pa.schema([*SCHEMA, *((name, OPTIONAL[name][0]) for name in optional)])
 
 
 class Shard(NamedTuple):
     """A tar as it was indexed.
 
-    samples: including unusable ones. voxels, largest: sum and maximum of T * H * W of the usable ones.
+    samples: including unusable ones. voxels, largest: sum and maximum of T * H * W, with what is given, of the usable.
     """
 
     name: str
@@ -84,7 +90,7 @@ def write_indexes(folder: Path, splits: dict[str, list[str]], measure: Measure =
 
 
 def _index_split(folder: Path, split: str, names: list[str], measure: Measure, bar: Any) -> None:
-    tables, shards, dropped = [], [], []
+    tables, shards, dropped, schema = [], [], [], schema_with(OPTIONAL)
     for number, name in enumerate(names):
         rows: list[tuple[Any, ...]] = []
         for entry in (entries := samples_of(folder / name)):
@@ -93,20 +99,21 @@ def _index_split(folder: Path, split: str, names: list[str], measure: Measure, b
                     # a false value that does not fit its column is reported when the sample is read
                     *grid, tokens = (min(max(n, 0), 0xFFFF) for n in size)
                     weight = weight_of(entry.meta.get("weight"), f"{entry.key} of {entry.shard}")
-                    rows.append((entry.key, number, *grid, tokens, entry.offset, entry.size, weight))
+                    given = sum(math.prod(shape) for shape in entry.meta.get("given_shapes") or ())
+                    rows.append((entry.key, number, *grid, tokens, entry.offset, entry.size, weight, given))
             except SampleError as error:
                 dropped.append((error.reason, error.detail))
-        tables.append(pa.table([[row[i] for row in rows] for i in range(len(WEIGHTED))], schema=WEIGHTED))
-        voxels = [t * h * w for _, _, t, h, w, *_ in rows]
+        tables.append(pa.table([[row[i] for row in rows] for i in range(len(schema))], schema=schema))
+        voxels = [t * h * w + given for _, _, t, h, w, *_, given in rows]
         shards.append(Shard(name, len(entries), sum(voxels), max(voxels, default=0)))
         bar.update()
-    if all(weight == 1 for table in tables for weight in table["weight"].to_numpy()):
-        tables = [table.select(SCHEMA.names) for table in tables]
+    varied = [n for n, (_, usual) in OPTIONAL.items() if any((table[n].to_numpy() != usual).any() for table in tables)]
+    tables = [table.select([*SCHEMA.names, *varied]) for table in tables]
     write_index(index_path(folder, split), tables, shards, dropped)
 
 
 def write_index(path: Path, tables: list[pa.Table], shards: list[Shard], dropped: list[tuple[str, str]]) -> None:
-    """tables : of `SCHEMA` or `WEIGHTED`, a shard each. dropped : (reason, detail) of samples that have no row."""
+    """tables : of `schema_with` some columns, a shard each. dropped : (reason, detail) of samples that have no row."""
     about = {"shards": json.dumps(shards), "dropped": json.dumps(dropped)}
     (batch,) = pa.concat_tables(tables).combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], SCHEMA)]
     schema = batch.schema.with_metadata(about)
@@ -152,9 +159,14 @@ class Sizes:
         return len(self._columns["t"])
 
     def voxels(self, samples: np.ndarray | slice) -> np.ndarray:
-        """T * H * W of the latents, int64."""
+        """T * H * W of the latents and of what is given beside them, int64."""
         t, h, w = (self._columns[side][samples].astype(np.int64) for side in "thw")
-        return t * h * w
+        return t * h * w + (self._columns["given"][samples].astype(np.int64) if self.any_given else 0)
+
+    @property
+    def any_given(self) -> bool:
+        """Whether pictures or clips are given beside some sample."""
+        return "given" in self._columns
 
     def weights(self, clip_weight: float) -> np.ndarray | None:
         """How often an epoch uses each sample, float64; None: once. clip_weight : of clips, on top of their own."""
@@ -163,7 +175,7 @@ class Sizes:
         return self._columns.get("weight", 1.0) * np.where(self._columns["t"] > 1, clip_weight, 1.0)
 
     def larger_than(self, voxels: int) -> np.ndarray:
-        """Samples whose latent has more than T * H * W voxels, the largest first."""
+        """Samples of more voxels, with what is given beside them, the largest first."""
         if max(shard.largest for shard in self.shards) <= voxels:  # the usual case; the sizes of all take memory
             return np.empty(0, np.int64)
         sizes = self.voxels(slice(None))
@@ -212,7 +224,7 @@ class SampleIndex(Sizes):
         files.check(self.folder, self._listed, [path.name], fix)
         try:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            if reader.schema not in (SCHEMA, WEIGHTED):
+            if reader.schema != schema_with(name for name in OPTIONAL if name in reader.schema.names):
                 raise ValueError("it has other columns")
             batch, about = reader.get_batch(0), reader.schema.metadata
             batch.validate(full=True)  # offsets in a forged file could point beyond its end

@@ -2,7 +2,9 @@
 
 A sample is three tar members: `<key>.pth` (torch.save of a bf16 latent [1, 16, T, H, W]), `<key>.pickle` (a pickled
 bf16 tensor [1, L, D]) and `<key>.json`. With further captions there is a fourth, `<key>.more.pickle`: their embeddings
-concatenated, [1, L1 + L2 + ..., D], with the lengths `more_text_tokens` in the .json. A folder of shards:
+concatenated, [1, L1 + L2 + ..., D], with the lengths `more_text_tokens` in the .json. With given pictures or clips
+there is `<key>.given.pickle`: their latents, each flattened, end to end, [1, C, N], with their sizes [T, H, W] as
+`given_shapes` in the .json. A folder of shards:
 
     rank0-000000.tar ...   manifest.json   text_empty.safetensors   tokenizer.safetensors
     .nv-meta/ (Energon)    .dfm/ (records of the preparation)
@@ -18,6 +20,7 @@ import gc
 import io
 import json
 import logging
+import math
 import multiprocessing
 import os
 import pickle
@@ -40,9 +43,11 @@ from dfm_nb.data import tensor_bytes
 from dfm_nb.data.shard_plan import SPLITS
 
 PARTS = ("pth", "pickle", "json")
-"""Of a sample, in the order in which they are written. `_crc32` covers each of them, and `MORE`; no other is read."""
+"""Of a sample, in the order in which they are written. `_crc32` covers them, `MORE` and `GIVEN`; no other is read."""
 MORE = "more.pickle"
 """The part with further captions, if a sample has any: readers that support one caption skip it."""
+GIVEN = "given.pickle"
+"""The part with given pictures, likewise."""
 RECORDS = ".dfm"
 NV_META = [f".nv-meta/{n}" for n in ".info.json index.sqlite index.uuid info.yaml split.yaml dataset.yaml".split()]
 """What `write_energon_metadata` makes."""
@@ -94,9 +99,11 @@ def encode_parts(clip: EncodedClip) -> dict[str, bytes]:
     torch.save(clip.latent.bfloat16().contiguous().clone(), buffer)
     latent, text = buffer.getvalue(), _pickled(clip.text_emb.bfloat16().contiguous().clone())
     more = _pickled(torch.cat(clip.more_text, 1).bfloat16()) if clip.more_text else b""
-    meta = clip.meta | {CHECKSUM: _crc32(latent, text, more, clip.meta)}
+    given = _pickled(torch.cat([z.flatten(2) for z in clip.given], 2).bfloat16()) if clip.given else b""
+    meta = clip.meta | {CHECKSUM: _crc32(latent, text, more + given, clip.meta)}
     said = json.dumps(meta, ensure_ascii=False, sort_keys=True).encode()
-    return dict(zip(PARTS, (latent, text, said), strict=True)) | ({MORE: more} if more else {})
+    parts = dict(zip((*PARTS, MORE, GIVEN), (latent, text, said, more, given), strict=True))
+    return {part: data for part, data in parts.items() if data}
 
 
 def _crc32(latent: bytes, text: bytes, more: bytes, meta: dict) -> int:
@@ -154,8 +161,15 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
             said = f"of {list(joined.shape)} where its .json says {lengths} tokens of width {text.shape[2]}"
             raise SampleError("wrong_text", f"sample {key} has further captions {said}")
         clip.more_text = list(joined.bfloat16().split(lengths, 1))
+    shapes, given = meta.get("given_shapes"), parts.get(GIVEN, b"")
+    if shapes or given:
+        flat, sizes = decode_tensor(GIVEN, given, key), [math.prod(shape) for shape in shapes or ()]
+        if not sizes or flat.shape != (1, latent.shape[1], sum(sizes)):
+            said = f"of {list(flat.shape)} where its .json says {shapes} in {latent.shape[1]} channels"
+            raise SampleError("wrong_shape", f"sample {key} has given pictures {said}")
+        clip.given = [z.unflatten(2, shape) for z, shape in zip(flat.bfloat16().split(sizes, 2), shapes)]
     _check(clip, fits or Fits())
-    if checksum is not None and checksum != _crc32(parts["pth"], parts["pickle"], more, meta):
+    if checksum is not None and checksum != _crc32(parts["pth"], parts["pickle"], more + given, meta):
         raise SampleError("damaged", f"sample {key} has changed since it was written: its checksum does not match")
     return clip
 
@@ -186,16 +200,18 @@ class Meta(pydantic.BaseModel):
     image_height: int | None = None
     image_width: int | None = None
     latent_shape: Annotated[list[pydantic.PositiveInt], pydantic.Field(min_length=3, max_length=5)] | None = None
+    given_shapes: list[Annotated[list[pydantic.PositiveInt], pydantic.Field(min_length=3, max_length=3)]] | None = None
     attributes: dict | None = None
     crc32: int | None = None
 
 
 class Fits(NamedTuple):
-    """Required sizes of a sample. latent: channels, (T, H, W); text: width. None: unknown."""
+    """Required sizes of a sample. latent: channels, (T, H, W); text: width; given: voxels. None: unknown."""
 
     channels: int | None = None
     text_dim: int | None = None
     grid: tuple[int, int, int] | None = None
+    given: int | None = None
 
 
 def decode_meta(data: bytes | None, key: str) -> dict:
@@ -224,13 +240,16 @@ def _check(clip: EncodedClip, fits: Fits) -> None:
         raise SampleError("wrong_shape", f"sample {key} has a latent of {shape[1:]} where its .json says {stated}")
     if fits.grid not in (None, tuple(shape[2:])):
         raise SampleError("wrong_shape", f"sample {key} has a latent of {shape[2:]} and the index {list(fits.grid)}")
+    if fits.given not in (None, have := sum(z[0, 0].numel() for z in clip.given)):
+        raise SampleError("wrong_shape", f"sample {key} has {have} voxels of given pictures and the index {fits.given}")
     if fits.channels not in (None, shape[1]):
         raise SampleError("other_channels", f"sample {key} has latents of {shape[1]} channels; not {fits.channels}")
     if fits.text_dim not in (None, clip.text_emb.shape[2]):
         width = clip.text_emb.shape[2]
         raise SampleError("other_text_width", f"sample {key} has text of width {width}; not {fits.text_dim}")
     texts = (("text", text, TEXT_LIMIT) for text in (clip.text_emb, *clip.more_text))
-    for name, tensor, limit in ("latent", clip.latent, LATENT_LIMIT), *texts:
+    latents = (("latent", latent, LATENT_LIMIT) for latent in (clip.latent, *clip.given))
+    for name, tensor, limit in (*latents, *texts):
         low, high = (v.item() for v in torch.aminmax(tensor))
         if not (-limit <= low and high <= limit):  # NaN compares as False
             raise SampleError("not_finite", f"sample {key} holds NaN or Inf in its {name}, or numbers beyond {limit:g}")
@@ -388,7 +407,7 @@ class SampleEntry:
         except Exception as error:  # what tarfile makes of damage
             why = " ".join(str(error).split())[:200]
             raise SampleError("damaged_tar", f"sample {self.key} is not at its place in {self.shard}: {why}") from None
-        return {part: found[part] for part in (*PARTS, MORE) if part in found}
+        return {part: found[part] for part in (*PARTS, MORE, GIVEN) if part in found}
 
     def read(self, fits: Fits | None = None) -> EncodedClip:
         """Decode the sample; SampleError if it cannot be used."""

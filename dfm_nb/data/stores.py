@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -83,7 +84,9 @@ class ShardStore(SampleIndex):
         raise ValueError(f"{self.folder}: no sample of its {self.split!r} split can be used; the first: {first}")
 
     def _read(self, index: int) -> EncodedClip:
-        entry, fits = self.entry(index), Fits(self.channels, self.text_dim, self.grid(index))
+        entry, grid = self.entry(index), self.grid(index)
+        given = int(self.voxels(np.array([index]))[0]) - math.prod(grid)
+        fits = Fits(self.channels, self.text_dim, grid, given)
         if entry.key in self._left_out:
             raise SampleError(LEFT_OUT, f"{entry.key} is set aside in {EDITS}")
         if self._remote is None:
@@ -108,7 +111,7 @@ class ShardStore(SampleIndex):
         if (kept := self._cache.get(index)) is not None:
             return kept
         clip = self._read(index)
-        size = sum(tensor.nbytes for tensor in (clip.latent, clip.text_emb, *clip.more_text))
+        size = sum(tensor.nbytes for tensor in (clip.latent, clip.text_emb, *clip.more_text, *clip.given))
         with self._lock:
             if index not in self._cache and size <= self._cache_room:
                 self._cache[index] = clip

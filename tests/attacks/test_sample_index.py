@@ -9,7 +9,7 @@ import pytest
 from dfm_nb.base.files import listed_as
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.prepared_folder import read_checksums, seal_folder
-from dfm_nb.data.sample_index import SCHEMA, WEIGHTED, SampleIndex, Shard, index_path, write_index
+from dfm_nb.data.sample_index import SampleIndex, Shard, index_path, schema_with, write_index
 from dfm_nb.data.stores import ShardStore
 from tests.conftest import STORED
 
@@ -48,7 +48,7 @@ def rewritten(data, change):
     shards = [shard._asdict() for shard in SampleIndex(data, "train").shards]
     change(columns, shards)
     path.unlink()
-    schema = WEIGHTED if "weight" in columns else SCHEMA
+    schema = schema_with(["weight"] if "weight" in columns else [])
     write_index(path, [pa.table(columns, schema=schema)], [Shard(**s) for s in shards], [])
     sealed(data)
 

@@ -125,3 +125,40 @@ def test_a_number_that_changed_is_found(part, at):
         shards.decode_sample(parts | {part: bytes(data)}, "k")
     unsealed = json.dumps(good.meta | {"caption": "another"}).encode()  # of another writer: none to compare
     assert shards.decode_sample(parts | {"json": unsealed}, "k").meta["caption"] == "another"
+
+
+def paired(key="a-1"):
+    g = torch.Generator().manual_seed(9)
+    given = [torch.randn(1, 16, *shape, generator=g).bfloat16() for shape in ([1, 2, 6], [2, 4, 4])]
+    one = clip(key)
+    meta = one.meta | {"given_shapes": [[1, 2, 6], [2, 4, 4]]}
+    return EncodedClip(key, one.latent, one.text_emb, meta, given=given)
+
+
+def test_given_pictures_are_one_more_part_and_the_others_stay_as_they_are(tmp_path):
+    one, pair = shards.encode_parts(clip()), shards.encode_parts(paired())
+    assert [*pair] == [*shards.PARTS, shards.GIVEN] and all(one[part] == pair[part] for part in ("pth", "pickle"))
+    write_shard(tmp_path / "a.tar", [paired("a-1"), clip("b-1")])
+    first, second = (
+        entry.read(shards.Fits(given=n)) for entry, n in zip(shards.samples_of(tmp_path / "a.tar"), (44, 0))
+    )
+    assert not second.given and all(torch.equal(a, b) for a, b in zip(first.given, paired().given, strict=True))
+
+
+def test_given_pictures_that_do_not_fit_or_changed_are_refused():
+    parts = shards.encode_parts(paired())
+    missing = {part: data for part, data in parts.items() if part != shards.GIVEN}
+    other = parts | {"json": parts["json"].replace(b"[1, 2, 6]", b"[1, 2, 5]")}
+    changed = parts | {
+        shards.GIVEN: parts[shards.GIVEN].replace(
+            paired().given[0][0, 0, 0].view(torch.uint8).numpy().tobytes()[:8], b"0" * 8
+        )
+    }
+    reasons = []
+    for damaged in (missing, other, changed):
+        with pytest.raises(SampleError) as caught:
+            shards.decode_sample(damaged, "a-1")
+        reasons.append(caught.value.reason)
+    assert reasons[1:] == ["wrong_shape", "damaged"]
+    with pytest.raises(SampleError, match="the index"):
+        shards.decode_sample(parts, "a-1", shards.Fits(given=43))

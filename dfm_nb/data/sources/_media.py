@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ IMAGE_SUFFIXES = frozenset(".png .apng .jpg .jpeg .jfif .webp .gif .avif .heic .
 VIDEO_SUFFIXES = frozenset(
     ".mp4 .m4v .webm .mov .mkv .avi .mpg .mpeg .vob .ts .mts .m2ts .wmv .asf .flv .3gp .3g2 .ogv".split()
 )
+MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 UNREAD = {
     "magick IN OUT.png": ".jxl .psd .xcf .tga .exr .ico .ppm .svg .dng .cr2 .cr3 .nef .arw .raf .orf .rw2".split(),
     "ffmpeg -i IN OUT.mp4": ".rm .rmvb .mxf .dv .divx .f4v .y4m .h264 .264 .hevc .265".split(),
@@ -108,6 +109,22 @@ class MediaOptions(Options):
             timed = zip(itertools.accumulate(durations_s, initial=0.0), stills)
             frames = video.held(timed, 1 / durations_s[-1], fps, name)
         yield from self._cut(frames, fps, key, name, lost)
+
+    def beside(self, given: Iterable[video.Media], key: str) -> Callable[[int], list[np.ndarray]]:
+        """What is given beside a clip, by its number in its item: a picture beside each, a video's clips beside theirs.
+
+        Raises
+        ------
+        SampleError : as `clips` does, or a given video has too few clips.
+        """
+        every = [[frames for _, frames, *_ in self.clips(one, key)] for one in given]
+
+        def of(number: int) -> list[np.ndarray]:
+            if any(1 < len(clips) <= number for clips in every):
+                raise SampleError("given_too_short", f"{key} has more clips than the video given beside it; cut it")
+            return [clips[number if len(clips) > 1 else 0] for clips in every]
+
+        return of
 
     def _cut(self, frames: Iterator[np.ndarray], fps: float, key: str, name: object, lost: video.Lost) -> Clips:
         """Windows of `clip_frames` every `stride`; the rest after the last whole window is not used.

@@ -9,6 +9,8 @@ column tags or keywords. A row names a path, absolute or from its list. A bare n
 of that name in the folders below, if that has no caption of its own. Accents may be in either form (NFC, NFD).
 A list's column weight or repeats says how often an epoch uses a file; without one, kohya's folder names do: files of
 `10_cats` are used 10 times.
+`a.source.png` (or `a.source1.png`, `a.source2.png`, ...) is given beside `a.png`: a model makes `a.png` of it and of
+the caption. A list may name such files in a column source, input_image, conditioning_image or the like.
 Folders `validation` (or `val`) and `test` next to `train` are the splits that Hugging Face's datasets make of them.
 The folder may be a .zip or at a URL (`s3://`, `gs://`, `https://`, `hf://datasets/OWNER/NAME`, a chain of fsspec):
 each file is fetched when it is read. Files are read in sorted order, hidden ones are skipped, transparent pixels are
@@ -18,6 +20,7 @@ outside the folder, unless `allow_outside`: the folder's author must not choose 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import posixpath
@@ -44,18 +47,19 @@ from dfm_nb.data.captioning import (
 )
 from dfm_nb.data.sources import table
 from dfm_nb.data.sources._location import Location
-from dfm_nb.data.sources._media import IMAGE_SUFFIXES, UNREAD, VIDEO_SUFFIXES, MediaOptions, key_of, listing_sha256
-from dfm_nb.data.sources.table import CAPTION_COLUMNS, Table, read_rows
+from dfm_nb.data.sources._media import MEDIA_SUFFIXES, UNREAD, MediaOptions, key_of, listing_sha256
+from dfm_nb.data.sources.table import CAPTION_COLUMNS, TARGET_COLUMNS, Table, given_columns, pictures_of, read_rows
 
 Flags = MediaOptions
-MEDIA_SUFFIXES = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 LISTS = ("captions.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
-FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path")
+FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path", *TARGET_COLUMNS)
 KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", ".txt", *(Path(name).suffix for name in LISTS)}
 SPLIT_FOLDERS = {"validation": "val", "val": "val", "test": "test"}
 REPEATS = re.compile(r"([1-9]\d{0,2})_\D")
 """Begins kohya's folder names; not 01_cats nor 2024_cats, which number or date the folder."""
 LARGEST_LIST = 1 << 28  # bytes; a list takes eight times its own in memory
+SOURCE = re.compile(r"(.+)\.source(\d*)")
+"""A file's path, without suffix, that is given beside the file of the path before `.source`."""
 Said = tuple[list[str], list[str]]
 """Captions and tags."""
 
@@ -77,11 +81,12 @@ class Folder(Source):
             by_leaf[_nfc(posixpath.basename(name))].append(name)
         self.listed: dict[str, Said] = {}
         self.weights = dict[str, Any]()  # cells of the lists, by file
+        self.given = dict[str, list[str]]()
         for name in sorted(names, key=lambda name: name.count("/")):  # the nearest list comes last and counts
             folder, file = posixpath.split(name)
             if file.lower() in LISTS:
                 with location.local(name) as path:
-                    rows, weights = _read_captions(path, partial(self._named, folder))
+                    rows, weights, given = _read_captions(path, partial(self._named, folder))
                 for row in [row for row in rows if row not in self.names and posixpath.dirname(row) == folder]:
                     below = [n for n in by_leaf[_nfc(posixpath.basename(row))] if n.startswith(folder and f"{folder}/")]
                     if len(below) == 1 and below[0] not in rows and not self._text_file(below[0]):
@@ -89,7 +94,9 @@ class Folder(Source):
                         weights[below[0]] = weights.pop(row)
                 self.listed |= rows
                 self.weights |= weights
+                self.given |= given
         held_out = SPLIT_FOLDERS if any(name.startswith("train/") for name in names) else {}
+        media -= self._pair(media)
         files = media | self.listed.keys()  # those that are listed and missing are reported when they are read
         split = {name: held_out.get(name.partition("/")[0]) for name in files}
         self.files = sorted(files, key=lambda name: (bool(split[name]), name))  # --limit takes from `train` first
@@ -107,6 +114,17 @@ class Folder(Source):
         if bare:
             said = "%d of %d files in %s have no caption, so their names are used, as for %s; add %s or a .txt for each"
             log.warning(said, len(bare), len(self.files), root, bare[0], LISTS[0])
+
+    def _pair(self, media: set[str]) -> set[str]:
+        """Find what is given by its name; returns all files that are given and thus no items of their own."""
+        own = {stem: name for name in sorted(media) if not SOURCE.fullmatch(stem := posixpath.splitext(name)[0])}
+        found = ((SOURCE.fullmatch(posixpath.splitext(name)[0]), name) for name in media)
+        for place, _, name in sorted((m[1], int(m[2] or 0), name) for m, name in found if m):
+            if (target := own.get(place)) and name not in self.listed:
+                self.given.setdefault(target, []).append(name)
+        if self.given:
+            log.info("%d files have others that are given beside them", len(self.given))
+        return {name for names in self.given.values() for name in names} - self.listed.keys()
 
     def __len__(self) -> int:
         return len(self.files)
@@ -130,9 +148,14 @@ class Folder(Source):
             "captions_sha256": listing_sha256(zip(map(self._listed, self.files), self.location.states(texts))),
             **({"splits": sorted({*filter(None, self.splits)})} if any(self.splits) else {}),
             **({"weights_sha256": listing_sha256(weights)} if any(weights := [*map(self._weight, self.files)]) else {}),
+            **({"given_sha256": listing_sha256(given)} if (given := self._given_states()) else {}),
             **self.reading.identity(),
             "allow_outside": self.reading.allow_outside,
         }
+
+    def _given_states(self) -> list[object]:
+        pairs = [(file, name) for file, names in sorted(self.given.items()) for name in names]
+        return [*pairs, *self.location.states(name for _, name in pairs)]
 
     def _listed(self, name: str) -> Said:
         return self.listed.get(name, ([], []))
@@ -175,16 +198,22 @@ class Folder(Source):
             said = f"{self.location.spec}/{name}, listed with a caption, is neither an image nor a video"
             raise SampleError("unknown_type", said)
         about: dict[str, Any] = {"more_captions": more, "tags": tags, "weight": weight_of(self._weight(name), name)}
-        with self.location.local(name) as path:
-            for key, frames, fps, lost in self.reading.clips(path, self.item_key(index)):
-                yield Clip(key, frames, caption, fps, self.name, lost=lost, **about)
+        if SOURCE.fullmatch(posixpath.splitext(name)[0]) and self.given and name not in self.listed:
+            raise SampleError("no_target", f"{name} is given beside a file that does not exist; add or remove one")
+        with contextlib.ExitStack() as opened:
+            path, *given = (opened.enter_context(self.location.local(n)) for n in (name, *self.given.get(name, ())))
+            beside = self.reading.beside(given, self.item_key(index))
+            for number, (key, frames, fps, lost) in enumerate(self.reading.clips(path, self.item_key(index))):
+                yield Clip(key, frames, caption, fps, self.name, lost=lost, given=beside(number), **about)
 
 
 _nfc = partial(unicodedata.normalize, "NFC")
 
 
-def _read_captions(path: Path, named: Callable[[str], str]) -> tuple[dict[str, Said], dict[str, Any]]:
-    """Captions and tags, and cells of weights, by file from one of `LISTS`.
+def _read_captions(
+    path: Path, named: Callable[[str], str]
+) -> tuple[dict[str, Said], dict[str, Any], dict[str, list[str]]]:
+    """Captions and tags, cells of weights, and files that are given, by file from one of `LISTS`.
 
     Captions of one file add up, its last weight counts, and empty rows are ignored.
 
@@ -198,9 +227,10 @@ def _read_captions(path: Path, named: Callable[[str], str]) -> tuple[dict[str, S
     columns = [next((c for c in names if c in rows), None) for names in kinds]
     if file_column is None or not any(columns[:2]):
         raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows)}")
-    found, weights = dict[str, Said](), dict[str, Any]()
-    for file, caption, tags, weight in zip(
-        rows[file_column], *(rows[c] if c else itertools.repeat(None) for c in columns)
+    found, weights, given = dict[str, Said](), dict[str, Any](), dict[str, list[str]]()
+    beside = [rows[c] for c in given_columns(rows, file_column)]
+    for number, (file, caption, tags, weight) in enumerate(
+        zip(rows[file_column], *(rows[c] if c else itertools.repeat(None) for c in columns))
     ):
         said = texts_of(caption, f"the caption of {file} in {path}"), tags_of(tags)
         if file and any(said):
@@ -208,7 +238,9 @@ def _read_captions(path: Path, named: Callable[[str], str]) -> tuple[dict[str, S
             texts += said[0]
             words += said[1]
             weights[name] = weight
-    return found, weights
+            if files := [named(str(one)) for cells in beside for one in pictures_of(cells[number])]:
+                given[name] = files
+    return found, weights, given
 
 
 def _caption_file(path: Path) -> str:

@@ -7,7 +7,9 @@ table), a file:// URL or an http(s) URL. Of several such columns (`image`, `imag
 that is not empty. A table that you name may hold any path; one that is fetched, only names of files at its own place
 and addresses of the internet, unless `allow_outside`. From Python the table may be a DataFrame, whose media column may
 also hold PIL images and uint8 arrays. A caption is a text or a list of texts; a column `tags` or `keywords` holds tags,
-and `weight` or `repeats` how often an epoch uses the row.
+and `weight` or `repeats` how often an epoch uses the row. Pictures in `source`, `input_image`, `conditioning_image` and
+the like (`GIVEN_COLUMNS`; several columns, or lists) are given beside the row's picture, which may be in
+`edited_image`: a model makes it of them and of the caption. An empty cell there gives none.
 
 An empty cell, a null and a NaN are None. No type is guessed in a text file: the caption 007 stays "007", NA is text.
 A text file is UTF-8, UTF-16 with its mark, or else Windows-1252, as Excel writes; the header of a CSV says which of
@@ -27,7 +29,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -45,7 +47,7 @@ from dfm_nb.base.urls import HTTP, is_public, reported, uses_fsspec
 from dfm_nb.data.captioning import TAG_COLUMNS, WEIGHT_COLUMNS, check_length, tags_of, texts_of, weight_of
 from dfm_nb.data.sources._fetch import fetched
 from dfm_nb.data.sources._location import COMPARED_BYTES, Location, parent
-from dfm_nb.data.sources._media import MediaOptions, key_of, listing_sha256
+from dfm_nb.data.sources._media import MEDIA_SUFFIXES, MediaOptions, key_of, listing_sha256
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,8 +58,19 @@ class Flags(MediaOptions):
     caption_column: str | None = option(None, "table: column with captions")
 
 
-MEDIA_COLUMNS = "image video image_path video_path path file file_name filename image_url video_url url".split()
-CAPTION_COLUMNS = ("caption", "text", "prompt", "name")
+TARGET_COLUMNS = (
+    "edited_image target_image target_img edited_img output_image output_file_name target_file_name".split()
+)
+"""As data sets of edits call the picture that is to be made."""
+GIVEN_COLUMNS = (
+    "source source_image source_img src_img original_image input_image conditioning_image control_image "
+    "source_file_name input_file_name"
+).split()
+MEDIA_COLUMNS = [
+    *"image video image_path video_path path file file_name filename image_url video_url url".split(),
+    *TARGET_COLUMNS,
+]
+CAPTION_COLUMNS = ("caption", "text", "prompt", "name", "edit_prompt", "instruction", "edit")
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 BINARY = (pa.binary(), pa.large_binary())
 GROUPS_HELD = 2  # row groups of a parquet column of pictures that are in memory
@@ -255,6 +268,7 @@ class Table(Source):
         this machine's network.
     media : columns with images or videos, in order of preference.
     splits : of each row, where the names of the table's files say it.
+    given : columns with what is given beside the row's picture.
     """
 
     name: str
@@ -266,6 +280,7 @@ class Table(Source):
     splits: Sequence[str | None] = ()
     tag_column: str | None = None
     weight_column: str | None = None
+    given: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.tagged = self.tag_column is not None
@@ -286,12 +301,13 @@ class Table(Source):
 
     def identity(self) -> dict:
         """Captions, paths, URLs and pictures are hashed: see `Location.states` and `StoredPictures.state`."""
-        columns = {name: self.rows[name] for name in self.media}
+        columns = {name: self.rows[name] for name in (*self.media, *self.given)}
         texts = ((name, *values) for name, values in columns.items() if not _holds_pictures(values))
         said = [self.rows[name] for name in (self.caption_column, self.tag_column) if name]
         captions = (values for values in said if not _holds_pictures(values))
         stored = [values for values in columns.values() if isinstance(values, StoredPictures)]
-        cells = (_picture(v) for values in columns.values() if not isinstance(values, StoredPictures) for v in values)
+        loose = (v for values in columns.values() if not isinstance(values, StoredPictures) for v in values)
+        cells = (picture for v in loose for picture in pictures_of(v) or [None])
         media = (_path(cell) if isinstance(cell, str) else cell for cell in cells)
         contents = itertools.chain(self.location.states(media), (values.state for values in stored))
         return {
@@ -304,6 +320,7 @@ class Table(Source):
             "contents_sha256": listing_sha256(contents),
             "captions_sha256": listing_sha256(itertools.chain.from_iterable(captions)),
             **({"weights_sha256": listing_sha256(self.rows[self.weight_column])} if self.weight_column else {}),
+            **({"given_columns": list(self.given)} if self.given else {}),
             **self.reading.identity(),
         }
 
@@ -312,14 +329,15 @@ class Table(Source):
         try:
             (caption, *more), tags = self.captions(index)
             value = self._value(index)
-            if isinstance(value, str):
-                if len(value) > LONGEST_NAME:
-                    raise SampleError("too_large", f"a path or URL must have at most {LONGEST_NAME} characters")
-                where, value = f"{where} ({value})", self._file(value)
+            if isinstance(value, str) and len(value) <= LONGEST_NAME:
+                where = f"{where} ({value})"
+            value = self._media(value)
+            given = [self._media(v) for name in self.given for v in pictures_of(self.rows[name][index])]
+            beside = self.reading.beside(given, self.item_key(index))
             about: dict[str, Any] = {"more_captions": more, "tags": tags}
             about["weight"] = weight_of(self.rows[self.weight_column][index] if self.weight_column else None, "it")
-            for key, frames, fps, lost in self.reading.clips(value, self.item_key(index)):
-                yield Clip(key, frames, caption, fps, self.name, lost=lost, **about)
+            for number, (key, frames, fps, lost) in enumerate(self.reading.clips(value, self.item_key(index))):
+                yield Clip(key, frames, caption, fps, self.name, lost=lost, given=beside(number), **about)
         except SampleError as error:
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
 
@@ -335,13 +353,21 @@ class Table(Source):
     def _value(self, index: int) -> Any:
         """The row's picture: bytes, a PIL image, an array, or a path or URL."""
         for column in self.media:
-            value = _picture(self.rows[column][index])
+            value = next(iter(pictures_of(self.rows[column][index])), None)
             if isinstance(value, (str, bytes, Image.Image, np.ndarray)):
                 return value
             if value is not None:
                 kind = type(value).__name__
                 raise SampleError("no_media", f"{column!r} must hold a picture, a path or a URL; it holds a {kind}")
         raise SampleError("no_media", f"it has neither bytes, a path nor a URL in {' or '.join(self.media)}")
+
+    def _media(self, value: Any) -> Any:
+        """What `MediaOptions.clips` reads, of a cell's picture."""
+        if not isinstance(value, str):
+            return value
+        if len(value) > LONGEST_NAME:
+            raise SampleError("too_large", f"a path or URL must have at most {LONGEST_NAME} characters")
+        return self._file(value)
 
     def _file(self, reference: str) -> Path | bytes:
         """The file of a path, or the content of a URL."""
@@ -369,10 +395,25 @@ def _path(reference: str) -> Path:
     return Path(os.path.expanduser(url2pathname(urlsplit(reference).path) if "://" in reference else reference))
 
 
+def pictures_of(value: Any) -> list[Any]:
+    """What a cell holds, each a path or URL, bytes, an image or array."""
+    several = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
+    return [found for v in (value if several else [value]) if (found := _picture(v)) is not None]
+
+
+def given_columns(rows: Rows, *others: str) -> list[str]:
+    """Columns with what is given: of a usual name, and with pictures or paths. A `source` may also say who made it."""
+
+    def has_media(values: Sequence[Any]) -> bool:
+        said = next((found[0] for v in values if (found := pictures_of(v))), "")
+        return not isinstance(said, str) or PurePosixPath(urlsplit(said).path).suffix.lower() in MEDIA_SUFFIXES
+
+    usual = (name for name in GIVEN_COLUMNS if name in rows and name not in others)
+    return [name for name in usual if isinstance(rows[name], StoredPictures) or has_media(rows[name])]
+
+
 def _picture(value: Any) -> Any:
-    """What a cell holds: a path or URL, bytes, an image or array; of several the first; None where there is none."""
-    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object):
-        value = next((v for v in value if v is not None), None)
+    """A path or URL, bytes, an image or array; None where there is none."""
     if isinstance(value, Mapping):  # the hub's struct is its bytes, or its path when it has none
         value = value.get("bytes") or value.get("path") or None
     if isinstance(value, (bytearray, memoryview)):
@@ -482,4 +523,5 @@ def build(
         if values.lists if isinstance(values, StoredPictures) else any(isinstance(v, (list, tuple)) for v in values):
             said = "%s has lists of pictures in %s: the first of each row is used; give others rows of their own"
             log.warning(said, label, name)
-    return Table("table", rows, label, location, media, caption, splits, tags, weight)
+    given = given_columns(rows, *media, caption)
+    return Table("table", rows, label, location, media, caption, splits, tags, weight, given)

@@ -335,3 +335,53 @@ def test_bad_folders_are_refused(tmp_path):
     (tmp_path / "captions.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="captions.csv"):
         folder.build(str(tmp_path))
+
+
+def given_sizes(clip):
+    return [frames.shape for frames in clip.given]
+
+
+def test_files_named_source_are_given_beside_theirs_and_are_no_items(tmp_path):
+    picture(tmp_path / "a.png")
+    picture(tmp_path / "a.source.png", "blue", (16, 48))
+    for number in (10, 2):
+        picture(tmp_path / f"b.source{number}.jpg", size=(number * 8, 16))
+    picture(tmp_path / "b.png")
+    picture(tmp_path / "lost.source.png")
+    source = folder.build(str(tmp_path))
+    assert source.files == ["a.png", "b.png", "lost.source.png"]
+    assert given_sizes(*read(source, 0)) == [(1, 48, 16, 3)]
+    assert given_sizes(*read(source, 1)) == [(1, 16, 16, 3), (1, 16, 80, 3)]
+    assert fault(source, 2).reason == "no_target"
+    before = source.identity()
+    picture(tmp_path / "a.source.png", "green", (16, 48))
+    assert folder.build(str(tmp_path)).identity() != before
+    (tmp_path / "a.source.png").write_bytes(b"damaged")
+    assert fault(folder.build(str(tmp_path)), 0).reason == "unreadable_image"
+
+
+def test_a_list_names_what_is_given_and_a_source_may_also_be_an_author(tmp_path):
+    for name in ("out.png", "in.png"):
+        picture(tmp_path / name)
+    for column, given in (("input_image", ["in.png"]), ("source", ["in.png"]), ("source", [])):
+        cell = given[0] if given else "the museum"
+        rows = {"file_name": "out.png", "caption": "make it red", column: cell}
+        (tmp_path / "metadata.jsonl").write_text(json.dumps(rows))
+        source = folder.build(str(tmp_path))
+        assert source.files == (["out.png"] if given else ["in.png", "out.png"])
+        assert len(read(source, len(source) - 1)[0].given) == len(given)
+    (tmp_path / "metadata.jsonl").write_text(json.dumps({"file_name": "out.png", "text": "b", "source": "none.png"}))
+    assert fault(folder.build(str(tmp_path)), 1).reason in ("missing_file", "unreadable_image")
+
+
+def test_a_picture_is_given_beside_every_clip_and_a_video_beside_its_own(tmp_path):
+    for name in ("a", "a.source"):
+        video.write_mp4(tmp_path / f"{name}.mp4", counting_clip(10), 8)
+    source = folder.build(str(tmp_path), clip_frames=5)
+    clips = read(source)
+    assert [frame_numbers(c) for c in clips] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert all(np.array_equal(c.video, c.given[0]) for c in clips)
+    video.write_mp4(tmp_path / "a.source.mp4", counting_clip(10), 8)
+    (tmp_path / "a.source.mp4").unlink()
+    picture(tmp_path / "a.source.png")
+    assert [given_sizes(c) for c in read(folder.build(str(tmp_path), clip_frames=5))] == [[(1, 32, 24, 3)]] * 2

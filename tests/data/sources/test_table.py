@@ -423,3 +423,20 @@ def test_missing_tables_are_refused(tmp_path):
     for name in ("none.csv", ""):
         with pytest.raises(FileNotFoundError, match=tmp_path.name):
             table.build(str(tmp_path / name))
+
+
+def test_columns_of_edit_data_sets_give_a_picture_beside_the_row_s_own():
+    frame = pd.DataFrame(
+        {
+            "input_image": [{"bytes": png("blue")}, None],
+            "edit_prompt": ["make it red", "a red square"],
+            "edited_image": [{"bytes": png("red")}, {"bytes": png("red")}],
+            "conditioning_image": [[{"bytes": png("green")}, {"bytes": png("white")}], None],
+        }
+    )
+    source = table.build(frame)
+    (pair,), (plain,) = read(source, 0), read(source, 1)
+    assert colour_of(pair) == (255, 0, 0) and pair.caption == "make it red" and plain.given == []
+    assert [tuple(v[0, 0, 0]) for v in pair.given] == [(0, 0, 255), (0, 128, 0), (255, 255, 255)]
+    frame["input_image"] = [{"bytes": b"damaged"}, None]
+    assert table.build(frame).identity() != source.identity() and fault(table.build(frame)).reason == "unreadable_image"
