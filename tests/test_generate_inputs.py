@@ -18,7 +18,7 @@ FAST = {"height": 32, "width": 48, "num_steps": 4, "guidance": 3.0, "num_video_f
 @pytest.fixture(scope="module")
 def conditioned_checkpoint(tiny_data, tmp_path_factory):
     run = tmp_path_factory.mktemp("conditioned") / "run"
-    return tiny_run.train(tiny_data, run, "dataset.condition_frames_prob=0.5", "rng.seed=3")
+    return tiny_run.train(tiny_data, run, "dataset.condition_frames_prob=0.5", "generation.given=true", "rng.seed=3")
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +134,28 @@ def test_autoguidance_moves_away_from_the_weaker_model(conditioned, conditioned_
 
     with pytest.raises(ValueError, match="--autoguidance-checkpoint"):
         estimate(tiny_pipe, 1.5, autoguidance=2.0)
+
+
+def test_a_given_picture_acts_and_its_guidance_is_the_published_sum(conditioned, picture):
+    """Brooks et al. 2023, Eq. 3, from three estimates that are each made alone; the size follows the picture's."""
+    size = {"height": 32, "width": 48}
+    request = Request("a", given=[picture], given_guidance=1.7, guidance=3.0, num_video_frames=1)
+    done = request.completed(conditioned.config)
+    assert (done.height, done.width) == (32, 48)
+    x = torch.randn(1, 16, 1, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    level = torch.tensor(1.0, dtype=torch.float64)
+    alone = [
+        conditioned.denoiser([Request(prompt, given=given, guidance=1, num_video_frames=1, fps=done.fps, **size)])(
+            x, level
+        )
+        for prompt, given in (("a", [picture]), ("", [picture]), ("", []))
+    ]
+    words, pictures, neither = alone
+    assert (pictures - neither).abs().max() > 1e-3
+    want = neither + 1.7 * (pictures - neither) + 3.0 * (words - pictures)
+    torch.testing.assert_close(conditioned.denoiser([done])(x, level), want, rtol=1e-4, atol=1e-4)
+
+
+def test_given_needs_a_model_trained_with_such(tiny_pipe, picture):
+    with pytest.raises(ValueError, match="--given"):
+        list(tiny_pipe.run([Request("a", given=[picture])]))

@@ -54,7 +54,9 @@ def word_attention(pipe: Pipeline, clip: Generated, num_noises: int = 4) -> list
         assert (again - theirs).norm() < 0.01 * theirs.norm(), "these are not the weights that made the output"
         found.append(weights.mean(0))
 
-    plain = clip.request.replace(guidance=1.0, negative_prompt="", init_image=None, init_video=None, mask=None)
+    plain = clip.request.replace(
+        guidance=1.0, negative_prompt="", init_image=None, init_video=None, mask=None, given=(), given_guidance=1.0
+    )
     clean, level = clip.latent.double().to(pipe.device), 2 * pipe.sigma_data
     denoiser = pipe.denoiser([plain]).cond
     network: Any = pipe.chunks[0]

@@ -286,6 +286,7 @@ class GenerationConfig(TrainedSize):
     # 160 times the sigma_data of latents: the first state is noise, whatever the picture (Karras et al. 2022, Table 1)
     sigma_max: float = option(80.0, "noise level of the start", gt=0)
     other: TrainedSize = TrainedSize()
+    given: bool | None = option(None, "whether pictures can be given; null: as training had such", network=False)
 
 
 class ValidationConfig(Group):

@@ -172,7 +172,7 @@ def read_clip(path: Path) -> Generated:
 
 def settings_of(request: Request) -> dict:
     """The request as in its sidecar: its fields, and the hashes of the files that it starts from."""
-    hashes = [sha256(Path(path)) for path in request.given.values()]
+    hashes = [sha256(Path(path)) for path in request.inputs]
     return {**request.model_dump(), "init_sha256": " ".join(hashes) or None}
 
 
@@ -194,7 +194,7 @@ def check_replay(sidecar: Path, request: Request, made_by: Mapping[str, Any]) ->
         "checkpoint": "--checkpoint-path",
         "ema": "--ema",
         "autoguidance_checkpoint": "--autoguidance-checkpoint",
-        "init_sha256": f"the file {' '.join(request.given.values())}",
+        "init_sha256": f"the file {' '.join(request.inputs)}",
     }
     for name, what in given.items():
         was, is_ = (v.get("sha256") if isinstance(v, dict) else v for v in (record.get(name, now[name]), now[name]))

@@ -352,19 +352,22 @@ class Pipeline:
     # ---- memory -----------------------------------------------------------------------------------------------
 
     def _halves(self, request: Request) -> int:
-        """Forwards of the network for one estimate: with and without the prompt, unless guidance is 1."""
+        """Forwards of the network for one estimate: with and without the prompt, unless guidance is 1; and without
+        what is given, unless its guidance is 1."""
+        if request.given_guidance != 1:
+            return 3
         return 1 if request.weights(self.guide is not None)[0] == 1 else 2
 
     def flops(self, request: Request) -> int:
         """FLOPs of the network for one clip; text encoder and decoding are not counted."""
         m, halves = self.config.model, self._halves(request)
-        each = counts.forward_flops(m, [clip_tokens(m, request.latent_grid)] * halves, [TEXT_TOKENS] * halves)
+        each = counts.forward_flops(m, [clip_tokens(m, request.work_grid)] * halves, [TEXT_TOKENS] * halves)
         return each * samplers.evaluations(request.sampler, len(request.sigmas(self.sigma_data)) - 1)
 
     def needed_bytes(self, requests: Sequence[Request]) -> int:
         """Estimated memory of a batch on this process, without the weights."""
         first, number = requests[0], 4 if self.config.mixed_precision == "fp32" else 2
-        shape = len(requests), first.latent_grid, self._halves(first)
+        shape = len(requests), first.work_grid, self._halves(first)
         parts = sampling_bytes(self.config.model, *shape, bytes_per_number=number)
         return sum(parts.values())
 
@@ -413,15 +416,16 @@ class Pipeline:
         """The denoiser that samplers call for these requests. given : latent [C, t, H, W] of given first frames."""
         first = requests[0]
         cond = self.encode_text([r.prompt for r in requests])
-        given_frames = 0 if given is None else given.shape[1]
+        given_frames, beside = 0 if given is None else given.shape[1], self._given_beside(first)
 
-        def batch(pipe: Pipeline, texts: list[torch.Tensor]) -> BatchDenoiser:
-            model = pipe.config.model
-            return BatchDenoiser(pipe.chunks, model, self.device, texts, first.latent_grid, first.fps, given_frames)
+        def batch(pipe: Pipeline, texts: list[torch.Tensor], without: int = 0) -> BatchDenoiser:
+            shape = first.latent_grid, first.fps, given_frames
+            return BatchDenoiser(pipe.chunks, pipe.config.model, self.device, texts, *shape, beside, without)
 
         both = guide = None
-        if first.weights(self.guide is not None)[0] != 1:
-            both = batch(self, cond + self.encode_text([r.negative_prompt for r in requests]))
+        if (parts := self._halves(first)) > 1:
+            negative = self.encode_text([r.negative_prompt for r in requests])
+            both = batch(self, cond + negative * (parts - 1), len(requests) * (parts - 2))
         if self.guide is not None:
             guide = batch(self.guide, cond)  # one text encoder serves both models
         return GuidedDenoiser(first, batch(self, cond), both, guide, given)
@@ -459,6 +463,15 @@ class Pipeline:
                 "use --init-video with --strength instead"
             )
         return self.encode_pixels(video.resize(video.read_image(request.init_image), request.height, request.width))
+
+    def _given_beside(self, request: Request) -> list[torch.Tensor]:
+        """Latents of --given, [C, t, h, w] each."""
+        if request.given and not self.config.generation.given:
+            raise ValueError(
+                "--given needs a model trained with given pictures, and this one was not; use --init-video with "
+                "--strength instead, or train on pairs (docs/prepare.md)"
+            )
+        return [self.encode_pixels(frames) for frames in request.read_given(min(request.height, request.width))]
 
     # ---- pixels and latents -----------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Options, fields, option
 from dfm_nb.config.schema import GenerationConfig
+from dfm_nb.data.sources._media import MediaOptions
 from dfm_nb.diffusion import samplers
 
 _USUAL = GenerationConfig()
@@ -90,7 +91,7 @@ def usual(config: cfg.Config, num_video_frames: int | None = None, prompt: str =
     the kind that most samples have. A kind that training lacked has those of the other one. Where training had several
     sizes, a prompt gets that of the training caption most like it, if one is.
     """
-    own, found = config.generation, config.generation.model_dump(exclude={"other", "sizes", "captions"})
+    own, found = config.generation, config.generation.model_dump(exclude={"other", "sizes", "captions", "given"})
     still = (num_video_frames or own.num_video_frames or 1) == 1
     if own.other.fps is not None:
         found |= trained(config, still).model_dump(include={"height", "width", "fps"})
@@ -197,6 +198,10 @@ class Request(Sampling):
     )
     seed: Annotated[int, BeforeValidator(_seed)] = option(1, "sets the starting noise, with the place in the list")
     init_image: InputPath | None = option(None, "first frame (models trained with dataset.condition_frames_prob)")
+    given: tuple[InputPath, ...] = option(
+        (), "picture or clip to make this one of (models trained with such); repeat for several", action="append"
+    )
+    given_guidance: float = option(1.0, "as --guidance, but of --given: 1 is none, 1.5 follows it more")
     init_video: InputPath | None = option(None, "start from this clip or picture, noised")
     strength: float = option(0.6, "share of the steps to run with --init-video; 1 keeps nothing of it", gt=0, le=1)
     mask: InputPath | None = option(None, "picture of the size of --init-video: what is black there is kept")
@@ -211,6 +216,8 @@ class Request(Sampling):
     def _fits_together(self) -> Request:
         if self.init_image and self.init_video:
             raise ValueError("give --init-image or --init-video, not both")
+        if self.given_guidance != 1 and not self.given:
+            raise ValueError("--given-guidance is of --given; give a picture, or leave it out")
         if self.mask and not self.init_video:
             raise ValueError("--mask is of --init-video, which has what is kept; give both")
         if self.negative_prompt and self.guidance == 1:
@@ -220,10 +227,11 @@ class Request(Sampling):
         return self
 
     @property
-    def given(self) -> dict[str, str]:
-        """Paths of the files that it starts from, by flag: its fields of the type `InputPath`."""
+    def inputs(self) -> dict[str, str]:
+        """Flags of the files that it starts from, by path: its fields of the type `InputPath`, and `given`."""
         names = (name for name, field in Request.model_fields.items() if field.annotation == InputPath | None)
-        return {fields(Request)[name].flag: path for name in names if (path := getattr(self, name))}
+        single = {path: fields(Request)[name].flag for name in names if (path := getattr(self, name))}
+        return single | dict.fromkeys(self.given, "--given")
 
     def completed(self, config: cfg.Config) -> Request:
         """With what the checkpoint of this configuration recommends (`usual`) for all settings that were not given.
@@ -238,15 +246,25 @@ class Request(Sampling):
             raise ValueError(
                 f"{flag} is beyond a few-step student, whose one estimate is as if guided; use its teacher"
             )
+        if self.given and not {"height", "width"} & self.chosen.keys():
+            self.check()
+            short_side = min(recommended.get(side, getattr(self, side)) for side in ("height", "width"))
+            recommended["height"], recommended["width"] = self.read_given(short_side)[0].shape[1:3]
         return Request(**{**recommended, **self.chosen})
 
     def variants(self, count: int) -> list[Request]:
         """Itself, and with the seeds that follow its own."""
         return [self, *(self.replace(seed=self.seed + more) for more in range(1, count))]
 
+    def read_given(self, short_side: int) -> list[np.ndarray]:
+        """The frames of `given`, uint8 [T, H, W, 3], fitted to a short side in px as preparation fits them."""
+        firsts = [next(MediaOptions().clips(Path(path), "given"))[1] for path in self.given]
+        sizes = (video.fit_size(*frames.shape[1:3], short_side, upscale=True) for frames in firsts)
+        return [video.resize(frames, *size) for frames, size in zip(firsts, sizes)]
+
     def check(self) -> None:
         """FileNotFoundError if a file that it starts from is missing."""
-        for flag, path in self.given.items():
+        for path, flag in self.inputs.items():
             if not Path(path).is_file():
                 raise FileNotFoundError(f"there is no file {path} ({flag})")
 
@@ -261,6 +279,12 @@ class Request(Sampling):
     def latent_grid(self) -> tuple[int, int, int]:
         """Latent T, H, W."""
         return geometry.latent_size(self.num_video_frames, self.height, self.width)
+
+    @property
+    def work_grid(self) -> tuple[int, int, int]:
+        """`latent_grid` with a frame for each of `given`, for estimates of memory and time."""
+        t, h, w = self.latent_grid
+        return t + len(self.given), h, w
 
     def weights(self, guide: bool) -> tuple[float, float]:
         """Weights of the unconditional estimate and of a weaker model (`guide`: whether there is one); 1 is off.
@@ -292,6 +316,7 @@ class Request(Sampling):
 OF_STUDENTS = {
     "sampler": "consistency",
     "guidance": 1.0,
+    "given_guidance": 1.0,
     "negative_prompt": "",
     "guidance_interval": None,
     "guidance_rescale": 0.0,

@@ -412,6 +412,8 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
     if not (resolved.is_free("generation.height") and resolved.is_free("generation.width")):  # the user recommends one
         usual = {name: value for name, value in usual.items() if not name.endswith("captions")}
     derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim, **usual}
+    if store.any_given:
+        derived["generation.given"] = True
     resolved = resolved.with_derived(derived, "the data set")
     arithmetic = everyones(precision(resolved.config.mixed_precision))[0]  # one for all, whatever their processors
     resolved = resolved.with_derived({"mixed_precision": arithmetic}, "the processor of rank 0")
