@@ -402,14 +402,19 @@ def pictures_of(value: Any) -> list[Any]:
 
 
 def given_columns(rows: Rows, *others: str) -> list[str]:
-    """Columns with what is given: of a usual name, and with pictures or paths. A `source` may also say who made it."""
+    """Columns with what is given: of a usual name, and with pictures or paths.
 
-    def has_media(values: Sequence[Any]) -> bool:
-        said = next((found[0] for v in values if (found := pictures_of(v))), "")
-        return not isinstance(said, str) or PurePosixPath(urlsplit(said).path).suffix.lower() in MEDIA_SUFFIXES
+    A `source` may also say who made a picture, or be the address that it came from.
+    """
+
+    def has_media(name: str) -> bool:
+        said = next((found[0] for v in rows[name] if (found := pictures_of(v))), "")
+        if not isinstance(said, str):
+            return True
+        return PurePosixPath(said).suffix.lower() in MEDIA_SUFFIXES and not (name == "source" and "://" in said)
 
     usual = (name for name in GIVEN_COLUMNS if name in rows and name not in others)
-    return [name for name in usual if isinstance(rows[name], StoredPictures) or has_media(rows[name])]
+    return [name for name in usual if isinstance(rows[name], StoredPictures) or has_media(name)]
 
 
 def _picture(value: Any) -> Any:

@@ -363,8 +363,13 @@ def test_files_named_source_are_given_beside_theirs_and_are_no_items(tmp_path):
 def test_a_list_names_what_is_given_and_a_source_may_also_be_an_author(tmp_path):
     for name in ("out.png", "in.png"):
         picture(tmp_path / name)
-    for column, given in (("input_image", ["in.png"]), ("source", ["in.png"]), ("source", [])):
-        cell = given[0] if given else "the museum"
+    for column, cell in (
+        ("input_image", "in.png"),
+        ("source", "in.png"),
+        ("source", "the museum"),
+        ("source", "https://museum.org/in.png"),
+    ):
+        given = [cell] if cell == "in.png" else []
         rows = {"file_name": "out.png", "caption": "make it red", column: cell}
         (tmp_path / "metadata.jsonl").write_text(json.dumps(rows))
         source = folder.build(str(tmp_path))
