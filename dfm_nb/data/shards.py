@@ -167,7 +167,7 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
         if not sizes or flat.shape != (1, latent.shape[1], sum(sizes)):
             said = f"of {list(flat.shape)} where its .json says {shapes} in {latent.shape[1]} channels"
             raise SampleError("wrong_shape", f"sample {key} has given pictures {said}")
-        clip.given = [z.unflatten(2, shape) for z, shape in zip(flat.bfloat16().split(sizes, 2), shapes)]
+        clip.given = [z.unflatten(2, shape) for z, shape in zip(flat.bfloat16().split(sizes, 2), shapes or ())]
     _check(clip, fits or Fits())
     if checksum is not None and checksum != _crc32(parts["pth"], parts["pickle"], more + given, meta):
         raise SampleError("damaged", f"sample {key} has changed since it was written: its checksum does not match")
