@@ -77,8 +77,10 @@ def load(thing: Any) -> Item:
     if frames.ndim != 4:
         raise ValueError(f"a gallery shows paths, generated clips or uint8 [T, H, W, 3]; got {type(thing).__name__}")
     settings = {"name": getattr(thing, "caption", "clip")} if request is None else request.model_dump()
-    media = thing.encoded() if hasattr(thing, "encoded") else video.compressed(frames, float(settings.get("fps", 12.0)))
-    return Item(*media, settings, video.poster(frames))
+    media_type, data = (
+        thing.encoded() if hasattr(thing, "encoded") else video.compressed(frames, float(settings.get("fps", 12.0)))
+    )
+    return Item(media_type, data, settings, video.poster(frames))
 
 
 def _from_file(path: Path) -> Item:

@@ -10,7 +10,7 @@ import torch
 def save(folder: Path) -> Path:
     """Write all parts of the pipeline as diffusers does; needs `dfm_nb[wan]`."""
     from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
-    from transformers import T5TokenizerFast, UMT5Config, UMT5EncoderModel
+    from transformers import T5TokenizerFast, UMT5Config, UMT5EncoderModel  # type: ignore[attr-defined]  # made at import
 
     torch.manual_seed(0)
     letters = [(letter, -1.0) for letter in "\u2581abcdefghijklmnopqrstuvwxyz.,"]
@@ -23,5 +23,5 @@ def save(folder: Path) -> Path:
         text_encoder=UMT5EncoderModel(text),
         tokenizer=words,
         scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
-    ).save_pretrained(folder)
+    ).save_pretrained(folder)  # type: ignore[attr-defined]  # of a mixin without types
     return folder
