@@ -407,7 +407,7 @@ def convergence(
     usual = {"guidance": 1.0, **settings}
     (reference,) = pipe(prompt, **usual | {"num_steps": reference_steps, "sampler": "heun", "schedule": "focused"})
     figure = _figure(5.0)
-    top, below = np.ravel(figure.subfigures(2, 1, height_ratios=(2, 1.1)))
+    top, below = figure.subfigures(2, 1, height_ratios=(2, 1.1))  # type: ignore[misc]  # an array of two
     axes, names, told = top.subplots(), ("euler", "heun", "dpmpp_2m", "unipc_2"), []
     clips = {f"{reference_steps} steps": reference}
     for name, colour in zip(names, PALETTE):

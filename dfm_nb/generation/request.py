@@ -259,7 +259,7 @@ class Request(Sampling):
     def read_given(self, short_side: int) -> list[np.ndarray]:
         """The frames of `given`, uint8 [T, H, W, 3], fitted to a short side in px as preparation fits them."""
         firsts = [next(MediaOptions().clips(Path(path), "given"))[1] for path in self.given]
-        sizes = (video.fit_size(*frames.shape[1:3], short_side, upscale=True) for frames in firsts)
+        sizes = (video.fit_size(frames.shape[1], frames.shape[2], short_side, upscale=True) for frames in firsts)
         return [video.resize(frames, *size) for frames, size in zip(firsts, sizes)]
 
     def check(self) -> None:
