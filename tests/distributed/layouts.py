@@ -1,5 +1,7 @@
 """One global batch in any layout: the losses of five iterations, and every gradient after the first, gathered whole."""
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
@@ -36,6 +38,26 @@ LAYOUTS = {
 }
 
 
+def with_given(store):
+    """The mock store with a picture of 2 x 4 latent pixels given beside every other sample."""
+    import numpy as np
+
+    from dfm_nb.base.seeds import generator_for
+    from dfm_nb.data.sample_index import Shard
+
+    read, beside = store.read, np.arange(len(store)) % 2 * 8
+    voxels = store.voxels(slice(None)) + beside
+    store._columns["given"] = beside
+    store.shards = [Shard("mock", len(store), int(voxels.sum()), int(voxels.max()))]
+
+    def read_pair(index):
+        given = torch.randn(1, store.channels, 1, 2, 4, generator=generator_for("given", index)).bfloat16()
+        return replace(read(index), given=[given] if beside[index] else [])
+
+    store.read = read_pair
+    return store
+
+
 def make_trainer(overrides: list[str]):
     from dfm_nb import config as cfg
     from dfm_nb import parallel
@@ -46,6 +68,7 @@ def make_trainer(overrides: list[str]):
     config = cfg.resolve(None, overrides=[*BASE, "model.sigma_data=0.5", *overrides]).config
     parallel.init(layout_of(config.model), timeout_s=60, seed=config.rng.seed)
     store = open_store(config)
+    store = with_given(store) if config.generation.given else store
     trainer = Trainer(config, store.empty_text)
     loader = packed_loader(config, store, trainer.dp_rank, trainer.dp_size)
     return trainer, loader

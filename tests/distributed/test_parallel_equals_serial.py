@@ -19,6 +19,7 @@ NETWORKS = {
     # name: (settings, tensors with gradients, layouts)
     "dit": ([], 95, [name for name in LAYOUTS if name not in ("TP2", "CP2", "PP2")]),
     "lora": (["model.lora.rank=3", "model.lora.alpha=6"], 0, ["TP2+SP", "PP2", "DP2 distributed optimizer"]),
+    "given": (["generation.given=true"], 95, ["TP2", "CP2", "PP2", "DP2"]),
     "muon": (MUON, 95, ["TP2+SP", "PP2 virtual", "DP2", "TP2xPP2"]),
 }
 NETWORKS = cases("PARALLEL", NETWORKS)
