@@ -18,6 +18,7 @@ from dfm_nb.data.sample_index import index_dataset
 from dfm_nb.evaluation import reference
 from dfm_nb.generation import run_verdict
 from dfm_nb.generation.pipeline import Pipeline
+from tests import tiny_run
 
 STEPS = ["--num-steps", "2", "--guidance", "2", "--size-px", "32"]
 
@@ -44,6 +45,28 @@ def test_the_command_measures_images_and_clips_against_a_prepared_folder(tiny_ch
     assert {"temporal_consistency", "wing_motion"} <= set(result["clips"]) and "temporal_consistency" not in images
     assert "| 4 images | colour |" in said and "| 2 clips | temporal consistency |" in said
     assert read_image(tmp_path / "e.png").shape[2] > 500
+
+
+@pytest.mark.slow
+def test_a_model_of_pairs_is_asked_with_what_is_given(tmp_path, monkeypatch):
+    """All pairs have one caption; what is given makes a held-out one unseen."""
+    looks = synthetic.seen_combinations()[:24]
+    for i, attributes in enumerate(looks):
+        for suffix, seed in (("", i), (".source", 100 + i)):
+            video.write_png(tmp_path / f"set/{i}{suffix}.png", synthetic.render(attributes, seed, 32, 32)[0])
+        (tmp_path / f"set/{i}.txt").write_text("turn it a little")
+    argv = ["--source", f"folder:{tmp_path / 'set'}", "--tokenizer", "pca", "--output-dir", str(tmp_path / "data")]
+    assert prepare.main([*argv, "--short-side", "32", "--val-fraction", "0.25"]) == 0
+    run = tiny_run.train(tmp_path / "data", tmp_path / "run", "train.eval_interval=3", "validation.num_steps=2")
+    assert list((run / "samples/given").glob("*.png")), "validation gives them too"
+    asked, generate = [], Pipeline.run
+    monkeypatch.setattr(
+        Pipeline, "run", lambda pipe, requests, **kw: generate(pipe, asked.extend(requests) or requests, **kw)
+    )
+    result = evaluate.evaluate_model(run, dataset=tmp_path / "data", num_steps=2)
+    unseen = result.values["images"]["samples"]
+    assert unseen > 1 and not result.values["dataset"]["seen_caption"]
+    assert all(len(request.given) == 1 for request in asked) and len({request.given for request in asked}) == len(asked)
 
 
 @pytest.mark.slow

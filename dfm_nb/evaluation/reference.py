@@ -31,12 +31,16 @@ SEEN = ("seen_caption", "seen_picture")
 
 @dataclass
 class Real:
-    """frames uint8 [T, H, W, 3], T = 1 + 4k and H, W divisible by 16, with what is known of them."""
+    """frames uint8 [T, H, W, 3], T = 1 + 4k and H, W divisible by 16, with what is known of them.
+
+    given : the same of the pictures and clips that are given beside it.
+    """
 
     frames: np.ndarray
     caption: str
     fps: float
     attributes: dict[str, str] = field(default_factory=dict)
+    given: list[np.ndarray] = field(default_factory=list)
 
 
 class Training:
@@ -62,7 +66,8 @@ class Training:
 
     def check(self, clip: EncodedClip, frames: np.ndarray) -> None:
         """SampleError if training has this held-out sample's caption or picture."""
-        if twin := next((self.captions[text] for text in self.texts(clip) if text in self.captions), None):
+        twin = next((self.captions[text] for text in self.texts(clip) if text in self.captions), None)
+        if twin and not clip.given:  # "make it red" beside another picture is another request
             raise SampleError("seen_caption", f"{clip.key} has a caption of {twin}")
         distances = np.linalg.norm(self.thumbnails - thumbnails([frames]), axis=1)
         if distances.min() <= SAME:
@@ -104,7 +109,8 @@ class ShardReference:
         frames = self.decode(clip.latent[0])
         if self.training:
             self.training.check(clip, frames)
-        return Real(frames, meta["caption"], clip.fps, meta.get("attributes") or {})
+        given = [self.decode(z[0]) for z in clip.given]
+        return Real(frames, meta["caption"], clip.fps, meta.get("attributes") or {}, given)
 
 
 class SourceReference:
@@ -129,7 +135,7 @@ class SourceReference:
         frames = clip.video[: geometry.floor_frames(len(clip.video))]
         _, height, width, _ = frames.shape
         height, width = video.fit_size(height, width, self.short_side, upscale=True)
-        return Real(video.resize(frames, height, width), clip.caption, clip.fps, clip.attributes)
+        return Real(video.resize(frames, height, width), clip.caption, clip.fps, clip.attributes, clip.given)
 
 
 def held_out(folder: str) -> str:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,15 @@ def check_sidecar(path: Path) -> None:
     beside = files_of(path, latent=False)[1]
     if os.path.lexists(beside) and "frames_sha256" not in (read_json(beside) or {}):
         raise FileExistsError(f"{beside} is not from dfm generate and is kept; choose another --video-save-path")
+
+
+def write_given(stem: Path, videos: Sequence[np.ndarray], fps: float) -> tuple[str, ...]:
+    """Files of pictures and clips, uint8 [T, H, W, 3], for `Request.given`: STEM-0.png or .mp4, and so on."""
+    paths = [stem.with_name(f"{stem.name}-{i}{'.png' if len(v) == 1 else '.mp4'}") for i, v in enumerate(videos)]
+    for path, frames in zip(paths, videos):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, video.compressed(frames, fps)[1])
+    return tuple(map(str, paths))
 
 
 def read_clip(path: Path) -> Generated:

@@ -4,7 +4,9 @@ a run with a recommended one. They are asked for as `dfm generate` does by defau
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +27,7 @@ from dfm_nb.evaluation.comparison import EvaluationResult, compare
 from dfm_nb.evaluation.diversity import copied, nearness, thumbnails
 from dfm_nb.evaluation.reference import SEEN, Real, ShardReference
 from dfm_nb.evaluation.retrieval import FEWEST_WAYS
-from dfm_nb.generation.clip_files import Generated
+from dfm_nb.generation.clip_files import Generated, write_given
 from dfm_nb.generation.pipeline import ModelOptions, Pipeline
 from dfm_nb.generation.request import Request, Sampling, described
 
@@ -107,7 +109,7 @@ def over_data(
     judge = exam() if exam and any(r.attributes for real in sets.values() for r in real) else None
     for name, real in ((name, real) for name, real in sets.items() if real):
         kind, unseen = name.rpartition(" ")[2], bool(opened.training) and name in SHOWN
-        usual = [{"index": i, "prompt": r.caption, "num_video_frames": len(r.frames)} for i, r in enumerate(real)]
+        usual = [asked_for(pipe, r) | {"index": i, "num_video_frames": len(r.frames)} for i, r in enumerate(real)]
         made = {name: (samples := options.generated(pipe, usual))}
         asked += [s.request for s in samples]
         sizes = [{"fps": r.fps, **dict(zip(("height", "width"), r.frames.shape[1:3]))} for r in real]
@@ -136,6 +138,20 @@ def over_data(
     if opened.training and opened.store.manifest.get("latent_mean") != pipe.manifest.get("latent_mean"):
         about["notes"].append("The checkpoint was trained on other data: `training` and `unseen` are splits of these")
     return result
+
+
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory:
+    """A folder that is removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="dfm_nb-given-")
+
+
+def asked_for(pipe: Pipeline, real: Real) -> dict[str, Any]:
+    """The prompt of a real sample and, for a model that takes them, what is given beside it."""
+    asked: dict[str, Any] = {"prompt": real.caption}
+    if pipe.config.generation.given:
+        asked["given"] = write_given(Path(tempfile.mkdtemp(dir=_scratch().name), "given"), real.given, real.fps)
+    return asked
 
 
 def _about(
@@ -198,7 +214,7 @@ def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
             network = features.Features(parallel.device())
             judge = verdict.Judge(held_out, train, every, training.thumbnails, network, pipe.round_trip)
             base = base_samples(options, pipe)
-        asked = options.generated(pipe, [{"prompt": r.caption, **still} for real in pictures for r in real])
+        asked = options.generated(pipe, [asked_for(pipe, r) | still for real in pictures for r in real])
         made, half, iteration = [sample.frames for sample in asked], len(pictures[0]), iteration_of(folder)
         row = judge.figures(iteration, made[:half], made[half:]) | {"val_loss": losses.get(iteration)}
         if base:

@@ -20,7 +20,7 @@ from dfm_nb.data.loader import build_pack
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.diffusion import edm
-from dfm_nb.generation.clip_files import output_path
+from dfm_nb.generation.clip_files import output_path, write_given
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
 from dfm_nb.packs.packs import LatentStatistics, PackSettings
@@ -120,14 +120,16 @@ class Samples:
         captions = [(store, turn) for turn in range(most) for store in self.stores if turn < len(store)][:most]
         for index in range(self.trainer.dp_rank, max(len(v.prompts) + len(captions), of), of):
             store, turn = captions[(index - len(v.prompts)) % len(captions)]
-            prompt, frames = "", v.frames
+            prompt, frames, given = "", v.frames, ()
             if sample := store.read(turn) if index >= len(v.prompts) else None:
                 prompt = sample.meta.get("caption") or sample.key
                 frames = frames or geometry.pixel_size(*sample.latent.shape[2:])[0]
                 self.pipeline.remember_text(prompt, sample.text_emb[0])
+                shown = [self.pipeline.decode_stored(z[0]) for z in sample.given]
+                given = write_given(self.run.samples / "given" / f"{index}", shown, sample.fps)
             else:
                 self.pipeline.encode_text([prompt := v.prompts[index]])
-            request = Request(prompt, index, num_video_frames=frames, **own).completed(self.config)
+            request = Request(prompt, index, num_video_frames=frames, given=given, **own).completed(self.config)
             self.pipeline.check_memory([request])
             self.requests[request] = store.split if sample else ""
             if sample and is_first_of_model():
