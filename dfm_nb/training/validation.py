@@ -120,7 +120,7 @@ class Samples:
         captions = [(store, turn) for turn in range(most) for store in self.stores if turn < len(store)][:most]
         for index in range(self.trainer.dp_rank, max(len(v.prompts) + len(captions), of), of):
             store, turn = captions[(index - len(v.prompts)) % len(captions)]
-            prompt, frames, given = "", v.frames, ()
+            prompt, frames, given = "", v.frames, tuple[str, ...]()
             if sample := store.read(turn) if index >= len(v.prompts) else None:
                 prompt = sample.meta.get("caption") or sample.key
                 frames = frames or geometry.pixel_size(*sample.latent.shape[2:])[0]
