@@ -27,7 +27,7 @@ import posixpath
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -86,7 +86,7 @@ class Folder(Source):
             folder, file = posixpath.split(name)
             if file.lower() in LISTS:
                 with location.local(name) as path:
-                    rows, weights, given = _read_captions(path, partial(self._named, folder))
+                    rows, weights, given = _read_captions(path, partial(self._named, folder), self.names)
                 for row in [row for row in rows if row not in self.names and posixpath.dirname(row) == folder]:
                     below = [n for n in by_leaf[_nfc(posixpath.basename(row))] if n.startswith(folder and f"{folder}/")]
                     if len(below) == 1 and below[0] not in rows and not self._text_file(below[0]):
@@ -211,7 +211,7 @@ _nfc = partial(unicodedata.normalize, "NFC")
 
 
 def _read_captions(
-    path: Path, named: Callable[[str], str]
+    path: Path, named: Callable[[str], str], files: Container[str]
 ) -> tuple[dict[str, Said], dict[str, Any], dict[str, list[str]]]:
     """Captions and tags, cells of weights, and files that are given, by file from one of `LISTS`.
 
@@ -228,7 +228,7 @@ def _read_captions(
     if file_column is None or not any(columns[:2]):
         raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows)}")
     found, weights, given = dict[str, Said](), dict[str, Any](), dict[str, list[str]]()
-    beside = [rows[c] for c in given_columns(rows, file_column)]
+    beside = [rows[c] for c in given_columns(rows, file_column, exists=lambda said: named(said) in files)]
     for number, (file, caption, tags, weight) in enumerate(
         zip(rows[file_column], *(rows[c] if c else itertools.repeat(None) for c in columns))
     ):
@@ -238,8 +238,8 @@ def _read_captions(
             texts += said[0]
             words += said[1]
             weights[name] = weight
-            if files := [named(str(one)) for cells in beside for one in pictures_of(cells[number])]:
-                given[name] = files
+            if those := [named(str(one)) for cells in beside for one in pictures_of(cells[number])]:
+                given[name] = those
     return found, weights, given
 
 

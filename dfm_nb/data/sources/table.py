@@ -26,9 +26,9 @@ import math
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -70,6 +70,7 @@ MEDIA_COLUMNS = [
     *"image video image_path video_path path file file_name filename image_url video_url url".split(),
     *TARGET_COLUMNS,
 ]
+SOURCES_TRIED = 100  # rows
 CAPTION_COLUMNS = ("caption", "text", "prompt", "name", "edit_prompt", "instruction", "edit")
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 BINARY = (pa.binary(), pa.large_binary())
@@ -395,23 +396,29 @@ def _path(reference: str) -> Path:
     return Path(os.path.expanduser(url2pathname(urlsplit(reference).path) if "://" in reference else reference))
 
 
+def _exists(location: Location, reference: str) -> bool:
+    """Whether a path names a file; False of a URL and of a table on a server, which are not asked."""
+    return location.server is None and "://" not in reference and location.found(_path(reference)).is_file()
+
+
 def pictures_of(value: Any) -> list[Any]:
     """What a cell holds, each a path or URL, bytes, an image or array."""
     several = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
     return [found for v in (value if several else [value]) if (found := _picture(v)) is not None]
 
 
-def given_columns(rows: Rows, *others: str) -> list[str]:
+def given_columns(rows: Rows, *others: str, exists: Callable[[str], bool]) -> list[str]:
     """Columns with what is given: of a usual name, and with pictures or paths.
 
-    A `source` may also say who made a picture, or be the address that it came from.
+    A `source` may also be an author, an address or a name at the place where the picture came from, so its texts count
+    if one of the first names a file here (`exists`).
     """
 
     def has_media(name: str) -> bool:
-        said = next((found[0] for v in rows[name] if (found := pictures_of(v))), "")
-        if not isinstance(said, str):
+        said = [one for v in itertools.islice(rows[name], SOURCES_TRIED) for one in pictures_of(v)[:1]]
+        if not all(isinstance(one, str) for one in said):
             return True
-        return PurePosixPath(said).suffix.lower() in MEDIA_SUFFIXES and not (name == "source" and "://" in said)
+        return any(exists(s) if name == "source" else PurePosixPath(s).suffix.lower() in MEDIA_SUFFIXES for s in said)
 
     usual = (name for name in GIVEN_COLUMNS if name in rows and name not in others)
     return [name for name in usual if isinstance(rows[name], StoredPictures) or has_media(name)]
@@ -528,5 +535,5 @@ def build(
         if values.lists if isinstance(values, StoredPictures) else any(isinstance(v, (list, tuple)) for v in values):
             said = "%s has lists of pictures in %s: the first of each row is used; give others rows of their own"
             log.warning(said, label, name)
-    given = given_columns(rows, *media, caption)
+    given = given_columns(rows, *media, caption, exists=partial(_exists, location))
     return Table("table", rows, label, location, media, caption, splits, tags, weight, given)

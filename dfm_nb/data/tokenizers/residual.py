@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dfm_nb.base.files import write_atomically
-from dfm_nb.data.tokenizers import fitting
+from dfm_nb.data.tokenizers import _fitting
 from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer, read_tensors, sha256_of
 
 CARRIED = True
-tune = fitting.tune
+tune = _fitting.tune
 ASSET = Path(__file__).with_suffix(".safetensors")
 FINE = 4  # pixels a side of the finer of the two grids
 _FORMAT = "dfm_nb.residual.1"

@@ -368,6 +368,7 @@ def test_a_list_names_what_is_given_and_a_source_may_also_be_an_author(tmp_path)
         ("source", "in.png"),
         ("source", "the museum"),
         ("source", "https://museum.org/in.png"),
+        ("source", "museum/of/in.png"),
     ):
         given = [cell] if cell == "in.png" else []
         rows = {"file_name": "out.png", "caption": "make it red", column: cell}
@@ -375,7 +376,9 @@ def test_a_list_names_what_is_given_and_a_source_may_also_be_an_author(tmp_path)
         source = folder.build(str(tmp_path))
         assert source.files == (["out.png"] if given else ["in.png", "out.png"])
         assert len(read(source, len(source) - 1)[0].given) == len(given)
-    (tmp_path / "metadata.jsonl").write_text(json.dumps({"file_name": "out.png", "text": "b", "source": "none.png"}))
+    (tmp_path / "metadata.jsonl").write_text(
+        json.dumps({"file_name": "out.png", "text": "b", "source_image": "none.png"})
+    )
     assert fault(folder.build(str(tmp_path)), 1).reason in ("missing_file", "unreadable_image")
 
 

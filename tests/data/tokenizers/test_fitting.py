@@ -1,7 +1,7 @@
 import torch
 
 from dfm_nb.data.tokenizers import residual
-from dfm_nb.data.tokenizers.fitting import reconstruction_loss, tune, windows
+from dfm_nb.data.tokenizers._fitting import reconstruction_loss, tune, windows
 
 
 def counted(frames, height, width):
