@@ -257,22 +257,24 @@ def text(result: dict) -> str:
         used = f"{r['user_s']:.1f} + {r['system_s']:.1f}"
         cells.append([r["name"], f"{r['wall_s']:.1f}", used, f"{r['cpu_ratio']:.1f}x", f"{r['peak_mb']:.0f}"])
     head = ["", "wall s", "CPU s (user + system)", "CPU ratio", "peak MB"]
+    rounds = f"Medians of {result['rounds']} interleaved rounds" if result["rounds"] > 1 else "One interleaved round"
     parts = [
         f"{result['tokens']:,} tokens of a byte-level BPE with {result['vocab_size']:,} entries, trained on every "
-        "tenth document. Whole processes, with start and imports. Interleaved rounds (medians are shown): "
-        f"{result['rounds']}; one round of Megatron-LM's design and of dfm d6968ba. "
-        "All runs wrote the same .bin and .idx. "
+        f"tenth document. Whole processes, with start and imports. {rounds}; "
+        "Megatron-LM's design and dfm d6968ba ran once. All runs wrote the same .bin and .idx. "
         f"{report.sentence(result['machine'])}.",
         report.table(["text", "documents", "M characters", "ASCII documents"], rows),
         report.table(head, cells),
         "Ratios are to Megatron-LM's design (tools/preprocess_data.py) with the same number of workers. The "
-        "fast tool is tools/preprocess_data_fast.py of d98e8a6, on all cores; its ratio is to 2 workers.",
+        "fast tool is tools/preprocess_data_fast.py of d98e8a6, on all cores; its ratio is to 2 workers. Most of its "
+        "CPU seconds on so little text are imports of torch, transformers and megatron.core; text_fast_path.md gives "
+        "them apart, with larger inputs.",
     ]
     rows = [
         [r["input_mb"], *(f"{r['peak_mb']:.0f} {r['wall_s']:.1f} {r['cpu_s']:.1f}".split())] for r in result["memory"]
     ]
     if rows:
-        parts.append("Peak memory by size of the input. An input longer than the corpus repeats it.")
+        parts.append("Memory by the size of the input; one that is longer than the text given repeats it.")
         parts.append(report.table(["input MB, 2 workers", "peak MB", "s", "CPU s"], rows))
     return "\n\n".join(parts)
 

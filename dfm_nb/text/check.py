@@ -193,12 +193,12 @@ def verify_same_tokenizer(prefixes: list[str]) -> Check:
     name = "one tokenizer over the blend"
     hashes = {p: read_meta(p).get("tokenizer_sha256") for p in prefixes}
     known = {h: p for p, h in hashes.items() if h}  # the last corpus of each tokenizer
-    dtypes = sorted({Index.open(p).dtype.name for p in prefixes})
-    if len(known) > 1 or len(dtypes) > 1:
-        differ = " and ".join(known.values() if len(known) > 1 else prefixes)
-        return Check(name, False, f"tokenizers differ in {differ}; dtypes: {', '.join(dtypes)}")
+    dtypes = {Index.open(p).dtype.name: p for p in prefixes}
+    differ = dtypes if len(dtypes) > 1 else {f"tokenizer {h[:8]}": p for h, p in known.items()}
+    if len(differ) > 1:
+        return Check(name, False, " and ".join(f"{what} in {p}" for what, p in differ.items()))
     if unknown := [p for p, h in hashes.items() if not h]:
-        return Check(name, None, f"no .meta.json for {', '.join(unknown)}; only dtypes ({dtypes[0]}) were compared")
+        return Check(name, None, f"no .meta.json for {', '.join(unknown)}; only dtypes ({min(dtypes)}) were compared")
     return Check(name, True, f"{len(prefixes)} corpora, {read_meta(prefixes[0])['tokenizer']}")
 
 
@@ -206,5 +206,5 @@ def require_same_tokenizer(prefixes: list[str]) -> Check:
     """The same check; raises ValueError if it fails."""
     same = verify_same_tokenizer(prefixes)
     if same.passed is False:
-        raise ValueError(f"the corpora need one tokenizer and one dtype; {same.detail}; preprocess them alike")
+        raise ValueError(f"the corpora need one --tokenizer-model and one --dtype; got {same.detail}")
     return same

@@ -399,7 +399,7 @@ def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_
     a, b, c = (f"{tmp_path}/{n}_text_document" for n in "abc")
     preprocess(config(source, tmp_path / "d", folders["gpt2"], append_eod=False))
     d = f"{tmp_path}/d_text_document"
-    faults = (([a, b], "int32, uint16"), ([a, c], "c_text_document"), ([a], "a_text_document"), ([a, d], "append_eod"))
+    faults = (([a, b], "uint16 in .* int32 in"), ([a, c], "c_text_docu"), ([a], "a_text_docu"), ([a, d], "append_eod"))
     for parts, named in faults:
         with pytest.raises(ValueError, match=named):
             merge(parts, a if parts == [a] else str(tmp_path / "m"), progress=False)

@@ -1,7 +1,6 @@
 """gigatoken gives the ids of `tokenizers` for every family in the table, on texts made to break it."""
 
 import dataclasses
-import unicodedata
 
 import numpy as np
 import pytest
@@ -10,27 +9,15 @@ from hypothesis import strategies as st
 
 from dfm_nb.text import encode as text_encode
 from dfm_nb.text.encode import FAMILIES, GigatokenEncoder, OtherIds, choose, encoder, family
-from tests.text.text_tokenizers import FAMILY, FOREIGN, ODD, SPACES, WORDS, build, sample_text, spec_of
+from tests.text.text_tokenizers import FAMILY, FOREIGN, ODD, ODD_TEXTS, SPACES, WORDS, build, sample_text, spec_of
 
 pytest.importorskip("gigatoken")
-OTHERS = ["bpe", "wordpiece", "metaspace"]
+OTHERS = ["bpe", "wordpiece", "metaspace", "unigram"]
 
 
 @pytest.fixture(scope="module")
 def specs():
     return {kind: spec_of(build(kind)) for kind in (*FAMILY, *OTHERS)}
-
-
-ODD_TEXTS = [
-    *(unicodedata.normalize(form, "Äpfel naïve Việt Nam 한국어 が") for form in ("NFC", "NFD")),
-    "👨‍👩‍👧‍👦 👍🏽 🏳️‍🌈 🇩🇪 \U0001f600",
-    "שָׁלוֹם مرحبا हिन्दी ไทย 漢字カナ 123",
-    "a\x00b 'S don't ’s 'ſ x\u2028y\x85z\u00a0w \u200b\ufeff \ue000\U0010ffff",
-    " <|endoftext|> \n<|endoftext|><|endoftext|>x <unk></s> <0x41> ▁a",
-    "x" * 100_000,
-    "\u0c5c\n\u088f a\u09fe\u032c \u0295\u04cb\u034f \U000333a1\u0276",  # where their versions of Unicode differ
-    "",
-]
 
 
 def test_every_family_of_the_table_is_tested(specs):

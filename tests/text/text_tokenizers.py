@@ -3,7 +3,9 @@
 import inspect
 import json
 import random
+import unicodedata
 from pathlib import Path
+from typing import Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -39,6 +41,16 @@ WORDS = "the quick brown fox jumps over a dog while rivers of light don't stop, 
 FOREIGN = ["café", "naïve", "„Zitat“", "東", "Ωmega", "e\u0301", "\u00a0", "😀", "ﬁ", "Straße", "İ", "’s", "\u2028"]
 SPACES = [" ", " ", " ", " ", "  ", "\n", "\n\n", "\t", " \n", "\r\n", "   ", ""]
 ODD = ["...", "--", "'S", "''s", "<b>", "x=1;", "\x0b", "\x0c", "\x1c", "\x00", "\x7f", "[", "<|", "#!", "_a_"]
+ODD_TEXTS = [
+    *(unicodedata.normalize(form, "Äpfel naïve Việt Nam 한국어 が") for form in ("NFC", "NFD")),
+    "👨‍👩‍👧‍👦 👍🏽 🏳️‍🌈 🇩🇪 \U0001f600",
+    "שָׁלוֹם مرحبا हिन्दी ไทย 漢字カナ 123",
+    "a\x00b 'S don't ’s 'ſ x\u2028y\x85z\u00a0w \u200b\ufeff \ue000\U0010ffff",
+    " <|endoftext|> \n<|endoftext|><|endoftext|>x <unk></s> <0x41> ▁a",
+    "x" * 100_000,
+    "\u0c5c\n\u088f a\u09fe\u032c \u0295\u04cb\u034f \U000333a1\u0276",  # where their versions of Unicode differ
+    "",
+]
 
 
 def sample_text(seed: int, words: int = 60, foreign: float = 0.05, odd: float = 0.05) -> str:
@@ -66,8 +78,8 @@ def spec_of(tokenizer: Tokenizer) -> TokenizerSpec:
     return TokenizerSpec("test", tokenizer.to_str(), tokenizer.get_vocab_size(), tokenizer.get_vocab_size() - 1, None)
 
 
-def build(kind: str, vocab_size: int = 600) -> Tokenizer:
-    """`bpe` (words, with an unknown token), `wordpiece` (BERT), `metaspace`, or one of `FAMILY`."""
+def build(kind: str, vocab_size: int = 600, texts: Sequence[str] = ()) -> Tokenizer:
+    """`bpe` (words, with an unknown token), `wordpiece` (BERT), `metaspace`, `unigram`, or one of `FAMILY`."""
     if kind == "wordpiece":
         tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
         tokenizer.normalizer = normalizers.BertNormalizer()
@@ -75,6 +87,16 @@ def build(kind: str, vocab_size: int = 600) -> Tokenizer:
         tokenizer.decoder = decoders.WordPiece()
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False)
+    elif kind == "unigram":
+        tokenizer = Tokenizer(models.Unigram())
+        spaces = normalizers.Replace(Regex(" {2,}"), " ")
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), spaces])
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        special = ["<unk>", "</s>"]
+        trainer = trainers.UnigramTrainer(
+            vocab_size=vocab_size, special_tokens=special, unk_token="<unk>", show_progress=False
+        )
     elif kind in ("bpe", "metaspace"):
         tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace() if kind == "bpe" else pre_tokenizers.Metaspace()
@@ -103,7 +125,7 @@ def build(kind: str, vocab_size: int = 600) -> Tokenizer:
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size + 256, special_tokens=special, max_token_length=16, show_progress=False
         )
-    tokenizer.train_from_iterator(_training_texts(), trainer)
+    tokenizer.train_from_iterator(texts or _training_texts(), trainer)
     if kind == "wordpiece":
         ids = [(t, tokenizer.token_to_id(t)) for t in ("[CLS]", "[SEP]")]
         tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=ids)
