@@ -131,8 +131,9 @@ def over_data(
                 found["copies"] = asdict(copied(near, near_real)) | {"real": copied(near_real, near_real).value}
             lacking = {m: why for m, why in NOT_MEASURED.items() if m not in found and key in SHOWN}
             result.values[key] = found | {"not_measured": lacking}
-        title = f"{'unseen ' * unseen}{name}: yours, and what dfm generate makes of the caption".capitalize()
-        pairs = [([r.frames, s.frames], r.caption) for r, s in zip(real, samples)]
+        beside = "what is given, " * any(r.given for r in real)
+        title = f"{'unseen ' * unseen}{name}: {beside}yours, and what dfm generate makes of the caption".capitalize()
+        pairs = [([*r.given, r.frames, s.frames], r.caption) for r, s in zip(real, samples)]
         result.samples[title] = pairs[: SHOWN[kind]]
     result.values["dataset"] = about = _about(options, opened, faults, asked)
     if opened.training and opened.store.manifest.get("latent_mean") != pipe.manifest.get("latent_mean"):
