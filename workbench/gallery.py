@@ -168,7 +168,8 @@ def download(item: Item) -> str:
     name = "-".join(re.findall("[a-z0-9]+", item.prompt.lower()))[:40] or "clip"
     suffix = next(suffix for suffix, kind in MEDIA.items() if kind == item.media_type)
     seed = f"-seed{item.settings['seed']}" if "seed" in item.settings else ""
-    return f'<a href="#" download="{name}{seed}{suffix}" style="color:inherit" onclick="{DOWNLOAD}">download</a>'
+    style = "color:inherit;text-decoration:underline"
+    return f'<a href="#" download="{name}{seed}{suffix}" style="{style}" onclick="{DOWNLOAD}">download</a>'
 
 
 def grid(pipe: Any, prompt: str | Sequence[str], **settings: Any) -> Gallery:
