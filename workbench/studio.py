@@ -375,9 +375,7 @@ class Studio(Live):
         found: list[Generated] = []
         paths = media_in(self.folder) if self.folder and self.folder.is_dir() else []
         for path in sorted(paths, key=lambda p: p.stat().st_mtime, reverse=True):
-            with contextlib.suppress(
-                Exception
-            ):  # a file of something else, or a damaged one: safetensors has its own error
+            with contextlib.suppress(Exception):  # a damaged file or another one: safetensors has its own error
                 clip = read_clip(path)
                 if all(clip.made_by.get(k) == v for k, v in self.pipe.made_by.items() if k in ("checkpoint", "ema")):
                     found.insert(0, clip)
@@ -502,10 +500,8 @@ class Studio(Live):
         """Show a clip with its estimates, settings and code; returns its settings in words."""
         item = load(clip)
         media = video.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, item.poster)
-        self.clip, self._image.value = (
-            clip,
-            f"<figure style='margin:0'>{pieces.framed(media, clip.frames[0])}{download(item)}</figure>",
-        )
+        framed = pieces.framed(media, clip.frames[0])
+        self.clip, self._image.value = clip, f"<figure style='margin:0'>{framed}{download(item)}</figure>"
         self._strip.value = pieces.strip_html(self.estimates, clip.request)
         self._code.value = "".join(map(copied, ("Python", "shell"), self.code()))
         self.keep()

@@ -412,10 +412,10 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18, co
             container.mux(stream.encode(None))
 
 
-def write_png(path: str | Path, image: np.ndarray, comment: str = "") -> None:
-    """Write uint8 [H, W, 3]. comment : text stored in the file, see `read_comment`."""
+def write_png(path: str | Path, image: np.ndarray) -> None:
+    """Write uint8 [H, W, 3]."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _png(image, comment))
+    write_atomically(path, _png(image))
 
 
 def _png(image: np.ndarray, comment: str = "") -> bytes:
@@ -514,7 +514,10 @@ def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image
 
 
 def compressed(frames: np.ndarray, fps: float, comment: str = "") -> tuple[str, bytes]:
-    """(media type, bytes) of uint8 [T, H, W, 3]: the MP4 of `write_mp4`, or a PNG for one frame."""
+    """(media type, bytes) of uint8 [T, H, W, 3]: the MP4 of `write_mp4`, or a PNG for one frame.
+
+    comment : text stored inside, see `read_comment`.
+    """
     if len(frames) == 1:
         return "image/png", _png(frames[0], comment)
     with tempfile.TemporaryDirectory(prefix="dfm-") as folder:

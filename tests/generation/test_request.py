@@ -88,7 +88,8 @@ def test_text_file_has_a_prompt_a_line_and_a_sidecar_is_a_prompts_file(tmp_path)
     (request,) = arguments("--prompts-file", tmp_path / "c.mp4.json").requests()
     assert (request.prompt, request.index, request.seed) == ("a", 7, 3)
     video.write_mp4(tmp_path / "c.mp4", np.zeros((1, 32, 32, 3), np.uint8), 8, comment=json.dumps(sidecar))
-    video.write_png(tmp_path / "c.png", np.zeros((32, 32, 3), np.uint8), comment=json.dumps(sidecar))
+    _, data = video.compressed(np.zeros((1, 32, 32, 3), np.uint8), 1, json.dumps(sidecar))
+    (tmp_path / "c.png").write_bytes(data)
     assert [arguments("--prompts-file", tmp_path / f"c.{end}").requests() for end in ("mp4", "png")] == [[request]] * 2
 
 

@@ -117,10 +117,11 @@ class Folder(Source):
 
     def _pair(self, media: set[str]) -> set[str]:
         """Find what is given by its name; returns all files that are given and thus no items of their own."""
-        own = {stem: name for name in sorted(media) if not SOURCE.fullmatch(stem := posixpath.splitext(name)[0])}
-        found = ((SOURCE.fullmatch(posixpath.splitext(name)[0]), name) for name in media)
-        for place, _, name in sorted((m[1], int(m[2] or 0), name) for m, name in found if m):
-            if (target := own.get(place)) and name not in self.listed:
+        stems = {name: posixpath.splitext(name)[0] for name in sorted(media)}
+        sources = {name: match for name, stem in stems.items() if (match := SOURCE.fullmatch(stem))}
+        targets = {stem: name for name, stem in stems.items() if name not in sources}
+        for place, _, name in sorted((match[1], int(match[2] or 0), name) for name, match in sources.items()):
+            if (target := targets.get(place)) and name not in self.listed:
                 self.given.setdefault(target, []).append(name)
         if self.given:
             log.info("%d files have others that are given beside them", len(self.given))

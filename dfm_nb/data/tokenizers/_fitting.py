@@ -72,13 +72,10 @@ def tune(tokenizer: ResidualTokenizer, videos: list[Tensor], minutes: float) -> 
             for count, frames, source in parts:
                 wanted = windows(source, count, frames, generator).to(device)
                 z = tokenizer.encode(wanted)
-                amount = (
-                    NOISE
-                    * z.std((0, 2, 3, 4), keepdim=True)
-                    * torch.rand(count, 1, 1, 1, 1, generator=generator).to(device)
-                )
+                amount = torch.rand(count, 1, 1, 1, 1, generator=generator).to(device)
                 noise = torch.randn(z.shape, generator=generator).to(device)
-                reconstruction_loss(tokenizer.decode(z + amount * noise), wanted).backward()
+                noise = noise * (NOISE * z.std((0, 2, 3, 4), keepdim=True) * amount)
+                reconstruction_loss(tokenizer.decode(z + noise), wanted).backward()
             torch.nn.utils.clip_grad_norm_(decoder.parameters(), 0.5)
             optimizer.step()
             step, seconds = step + 1, time.monotonic() - begun
