@@ -213,7 +213,7 @@ def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> La
     for kind in different:
         if trainer.config.model.student:
             raise ValueError(
-                f"a student learns on data of its teacher's {kind}, and {dataset} has another: prepare it anew"
+                f"a student learns on data of its teacher's {kind}, and {dataset} has another: prepare it again"
             )
         log.warning("%s was trained with another %s; the network must relearn it", path, kind)
     source.load(trainer.chunks)

@@ -121,7 +121,7 @@ class MediaOptions(Options):
 
         def of(number: int) -> list[np.ndarray]:
             if any(1 < len(clips) <= number for clips in every):
-                raise SampleError("given_too_short", f"{key} has more clips than the video given beside it; cut it")
+                raise SampleError("given_too_short", f"{key} has more clips than its given video; cut it")
             return [clips[number if len(clips) > 1 else 0] for clips in every]
 
         return of

@@ -124,7 +124,7 @@ class Folder(Source):
             if (target := targets.get(place)) and name not in self.listed:
                 self.given.setdefault(target, []).append(name)
         if self.given:
-            log.info("%d files have others that are given beside them", len(self.given))
+            log.info("%d files have given pictures or clips", len(self.given))
         return {name for names in self.given.values() for name in names} - self.listed.keys()
 
     def __len__(self) -> int:
@@ -200,7 +200,9 @@ class Folder(Source):
             raise SampleError("unknown_type", said)
         about: dict[str, Any] = {"more_captions": more, "tags": tags, "weight": weight_of(self._weight(name), name)}
         if SOURCE.fullmatch(posixpath.splitext(name)[0]) and self.given and name not in self.listed:
-            raise SampleError("no_target", f"{name} is given beside a file that does not exist; add or remove one")
+            raise SampleError(
+                "no_target", f"the file that {name} is given for does not exist; add that one or remove this one"
+            )
         with contextlib.ExitStack() as opened:
             path, *given = (opened.enter_context(self.location.local(n)) for n in (name, *self.given.get(name, ())))
             beside = self.reading.beside(given, self.item_key(index))
