@@ -200,9 +200,7 @@ class Folder(Source):
             raise SampleError("unknown_type", said)
         about: dict[str, Any] = {"more_captions": more, "tags": tags, "weight": weight_of(self._weight(name), name)}
         if SOURCE.fullmatch(posixpath.splitext(name)[0]) and self.given and name not in self.listed:
-            raise SampleError(
-                "no_target", f"the file that {name} is given for does not exist; add that one or remove this one"
-            )
+            raise SampleError("no_target", f"{name} is given for a file that does not exist; add or remove one")
         with contextlib.ExitStack() as opened:
             path, *given = (opened.enter_context(self.location.local(n)) for n in (name, *self.given.get(name, ())))
             beside = self.reading.beside(given, self.item_key(index))
