@@ -35,7 +35,7 @@ TOGETHER = (
 
 @dataclass(frozen=True)
 class Item:
-    """One clip: media type and bytes, settings (`prompt`, `seed`, ...; {} when unknown), and a poster (PNG).
+    """One clip: media type and bytes, and settings (`prompt`, `seed`, ...; {} when unknown).
 
     real : the data's own clip of its caption.
     """
@@ -43,8 +43,15 @@ class Item:
     media_type: str
     data: bytes
     settings: Mapping[str, Any]
-    poster: bytes = b""
     real: Item | None = None
+
+    @functools.cached_property
+    def begins(self) -> tuple[np.ndarray, float]:
+        """Its first frames, uint8 [T, H, W, 3], and their rate."""
+        if not self.media_type.startswith("video/"):
+            return video.read_image(self.data), 1.0
+        with video.open_video(self.data) as (frames, fps):
+            return np.stack(list(itertools.islice(frames, video.POSTER_FRAMES))), fps
 
     @property
     def prompt(self) -> str:
@@ -80,7 +87,7 @@ def load(thing: Any) -> Item:
     media_type, data = (
         thing.encoded() if hasattr(thing, "encoded") else video.compressed(frames, float(settings.get("fps", 12.0)))
     )
-    return Item(media_type, data, settings, video.poster(frames))
+    return Item(media_type, data, settings)
 
 
 def _from_file(path: Path) -> Item:
@@ -146,7 +153,7 @@ class Gallery:
         detail = item.describe() if self.details else ""
         said = ", ".join(filter(None, (item.prompt, column, detail)))
         together = TOGETHER if column else ""
-        media = video.media_html(item.media_type, item.data, said, self.width_px, item.poster, together)
+        media = video.media_html(item.media_type, item.data, said, self.width_px, item.begins, together)
         if item.real:
             yours = video.media_html(item.real.media_type, item.real.data, f"yours: {item.prompt}", self.width_px)
             media = f'<div style="display:flex;gap:2px;align-items:flex-end">{yours}{media}</div>'
@@ -161,6 +168,10 @@ class Gallery:
 
     def _repr_html_(self) -> str:
         return self.html()
+
+    def _repr_png_(self) -> bytes:
+        shown = {label: [([item.begins[0]], item.prompt) for item in items] for label, items in self.columns.items()}
+        return video.small_png(video.contact_sheet(shown))
 
 
 def download(item: Item) -> str:

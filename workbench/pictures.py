@@ -66,6 +66,9 @@ class Picture:
         width_px = round(self.figure.get_size_inches()[0] * PX_PER_IN)
         return video.media_html("image/png", png(self.figure), self.summary, width_px)
 
+    def _repr_png_(self) -> bytes:
+        return video.small_png(video.read_image(png(self.figure))[0])
+
     def __repr__(self) -> str:
         return self.summary
 

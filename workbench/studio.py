@@ -499,7 +499,7 @@ class Studio(Live):
     def _show(self, clip: Generated) -> str:
         """Show a clip with its estimates, settings and code; returns its settings in words."""
         item = load(clip)
-        media = video.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, item.poster)
+        media = video.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, item.begins)
         framed = pieces.framed(media, clip.frames[0])
         self.clip, self._image.value = clip, f"<figure style='margin:0'>{framed}{download(item)}</figure>"
         self._strip.value = pieces.strip_html(self.estimates, clip.request)

@@ -526,35 +526,62 @@ def compressed(frames: np.ndarray, fps: float, comment: str = "") -> tuple[str, 
         return "video/mp4", path.read_bytes()
 
 
-def poster(frames: np.ndarray) -> bytes:
-    """A PNG of a clip's first frame, for `media_html`; empty for a still."""
-    return _png(frames[0]) if len(frames) > 1 else b""
+POSTER_PX, POSTER_FRAMES = 128, 17
+SHEET_BYTES = 100_000
 
 
-def media_html(kind: str, data: bytes, said: str, width_px: int, poster: bytes = b"", playing: str = "") -> str:
+def small_png(picture: np.ndarray) -> bytes:
+    """A picture, uint8 [H, W, 3], as a PNG of at most `SHEET_BYTES`: with 256 colours, and smaller if it must be.
+
+    For outputs of a notebook where no HTML is shown: some code hosts, and PDF.
+    """
+    image = Image.fromarray(picture)
+    while True:
+        image.quantize(256).save(out := io.BytesIO(), "PNG", optimize=True)
+        if out.tell() <= SHEET_BYTES:
+            return out.getvalue()
+        image = image.resize((max(1, image.width * 4 // 5), max(1, image.height * 4 // 5)))
+
+
+def media_html(
+    kind: str, data: bytes, said: str, width_px: int, begins: tuple[np.ndarray, float] | None = None, playing: str = ""
+) -> str:
     """A picture, or a clip that loops muted like one: `<img>` or `<video>` with its bytes in `src`.
 
     A video's controls appear under the pointer, and browsers pause a muted autoplaying video while it is off screen.
     From untrusted notebooks, such as papermill's, JupyterLab removes a `<source>` inside and the two event handlers;
-    the rest still plays.
+    the rest still plays. Where a code host removes the <video> tag, an animated WebP inside it is left.
 
     Parameters
     ----------
     kind, data : media type and bytes.
     said : alternative text for screen readers; escaped here.
-    poster : PNG that is shown until the clip plays, or if it cannot play.
+    begins : first frames and their rate, for that WebP (`POSTER_FRAMES`) and for a still where the clip cannot play.
     playing : script to run when a clip begins to play; "" for none.
     """
     said = html.escape(said, quote=True)
     src, style = data_url(kind, data), f"width:{width_px}px;max-width:100%;border-radius:6px;display:block"
     if not kind.startswith("video/"):
         return f'<img src="{src}" alt="{said}" style="{style}">'
-    shown = f' poster="{data_url("image/png", poster)}"' if poster else ""
-    shown += f' onplaying="{playing}"' if playing else ""
+    shown, instead = f' onplaying="{playing}"' if playing else "", ""
+    if begins:
+        frames, fps = begins
+        still, moving = _webp_url(frames[:1], fps), _webp_url(frames[:POSTER_FRAMES], fps)
+        shown, instead = f' poster="{still}"{shown}', f'<img src="{moving}" alt="{said}" style="{style}">'
     return (
         f'<video src="{src}" autoplay loop muted playsinline{shown} onmouseenter="this.controls=true" '
-        f'onmouseleave="this.controls=false" aria-label="{said}" style="{style}"></video>'
+        f'onmouseleave="this.controls=false" aria-label="{said}" style="{style}">{instead}</video>'
     )
+
+
+def _webp_url(frames: np.ndarray, fps: float) -> str:
+    """A small WebP of some kB, animated if there are several frames."""
+    first, *rest = (Image.fromarray(frame) for frame in frames)
+    for picture in (first, *rest):
+        picture.thumbnail((POSTER_PX, POSTER_PX))
+    how: dict[str, Any] = {"duration": round(1000 / fps), "loop": 0, "quality": 50}
+    first.save(out := io.BytesIO(), "WEBP", save_all=True, append_images=rest, **how)
+    return data_url("image/webp", out.getvalue())
 
 
 def data_url(kind: str, data: bytes) -> str:
@@ -571,7 +598,7 @@ def inline_html(frames: np.ndarray, fps: float, caption: str) -> str:
     caption : shown below, also as alternative text; escaped here.
     """
     width = max(frames.shape[2], 192)
-    media = media_html(*compressed(frames, fps), caption, width, poster(frames))
+    media = media_html(*compressed(frames, fps), caption, width, (frames, fps))
     text = f'<figcaption style="max-width:{width}px;font-size:13px;margin-top:4px">{html.escape(caption)}</figcaption>'
     return f'<figure style="display:inline-block;margin:8px;vertical-align:top">{media}{text}</figure>'
 
@@ -583,11 +610,9 @@ def row_html(figures: Iterable[str]) -> str:
 
 def show(clips: Iterable[Clip]) -> None:
     """Play clips of a source side by side in the notebook, each with its caption."""
-    show_html(row_html(inline_html(clip.video, clip.fps, clip.caption) for clip in clips))
+    from IPython.display import display
 
-
-def show_html(text: str) -> None:
-    """Display our HTML in the notebook."""
-    from IPython.display import HTML, display
-
-    display(HTML(text))
+    shown = list(clips)
+    page = row_html(inline_html(clip.video, clip.fps, clip.caption) for clip in shown)
+    sheet = small_png(contact_sheet({"": [([clip.video], clip.caption) for clip in shown]}))
+    display({"text/html": page, "image/png": base64.b64encode(sheet).decode(), "text/plain": ""}, raw=True)

@@ -76,6 +76,9 @@ class Generated:
         """Play it in the notebook."""
         Clips([self]).show()
 
+    def _repr_png_(self) -> bytes:
+        return Clips([self])._repr_png_()
+
     def _repr_html_(self) -> str:
         """An inline player (a picture for one frame)."""
         return video.inline_html(self.frames, self.request.fps, self.request.prompt)
@@ -104,10 +107,15 @@ class Clips(list):
 
     def show(self) -> None:
         """Play them in the notebook, each with its prompt."""
-        video.show_html(self._repr_html_())
+        from IPython.display import display
+
+        display(self)
 
     def _repr_html_(self) -> str:
         return video.row_html(clip._repr_html_() for clip in self)
+
+    def _repr_png_(self) -> bytes:
+        return video.small_png(video.contact_sheet({"": [([clip.frames], clip.request.prompt) for clip in self]}))
 
 
 def output_name(path: str | os.PathLike) -> Path:

@@ -385,5 +385,13 @@ def test_inline_html_carries_the_clip_and_escapes_the_caption(tmp_path):
     data = re.search(r'src="data:video/mp4;base64,([^"]+)"', text).group(1)
     (tmp_path / "a.mp4").write_bytes(base64.b64decode(data))
     assert video.read_video(tmp_path / "a.mp4")[0].shape == (5, 48, 64, 3)
-    poster = re.search(r'poster="data:image/png;base64,([^"]+)"', text).group(1)
-    assert np.array_equal(video.read_image(base64.b64decode(poster)), gradient(5)[:1])
+    still, moving = re.findall(r'(?:poster|<img src)="data:image/webp;base64,([^"]+)"', text)
+    assert len(video.read_image(base64.b64decode(still))) == 1
+    assert Image.open(io.BytesIO(base64.b64decode(moving))).n_frames == 5, "where a code host removes <video>"
+
+
+def test_a_png_of_a_notebook_is_bounded():
+    noise = np.random.default_rng(0).integers(0, 256, (400, 900, 3), np.uint8)
+    made = video.small_png(noise)
+    assert len(made) <= video.SHEET_BYTES and 1 < video.read_image(made).shape[2] < 900
+    assert video.read_image(video.small_png(gradient(1)[0])).shape == gradient(1).shape
