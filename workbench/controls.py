@@ -11,9 +11,12 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+import anywidget
 import ipywidgets as w
+import traitlets
 
 from dfm_nb import config as cfg
 from dfm_nb.base.options import Field
@@ -67,6 +70,18 @@ class Control:
 
     def set_fault(self, text: str) -> None:
         self.fault, self._fault.value = text, fault_html(text, INDENT)  # sent only if it differs
+
+
+class Section(anywidget.AnyWidget):
+    """A heading that opens and closes `below`, the widget below it; ipywidgets' Accordion has no keyboard."""
+
+    title = traitlets.Unicode().tag(sync=True)
+    display = traitlets.Unicode().tag(sync=True)  # of the layout of `below`
+    _esm = Path(__file__).with_name("section.js")
+
+    def __init__(self, below: Any, title: str = "", opened: bool = False):
+        super().__init__(title=title, display="" if opened else "none")
+        w.link((self, "display"), (below.layout, "display"))
 
 
 def _widget(field: Field, value: Any) -> tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]:

@@ -25,7 +25,7 @@ from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Field
 from dfm_nb.config import notation, sizes
 from dfm_nb.planning.ranking import training_cost
-from workbench.controls import Control, copied, faults_of
+from workbench.controls import Control, Section, copied, faults_of
 from workbench.live import Live, fault_html
 
 GROUPS = ("model", "train", "optimizer", "dataset")
@@ -59,11 +59,10 @@ class Form(Live):
         for key, control in self.controls.items():
             boxes.setdefault(key.rpartition(".")[0], []).append(control.box)
         alone = boxes.pop("", [])
-        # one Accordion per group, because a single Accordion has at most one open section
-        self._sections = {group: w.Accordion([w.VBox(inside)]) for group, inside in boxes.items()}
-        for section in [*self._sections.values()][:1]:
-            section.selected_index = 0
-        self.widget = w.VBox([*alone, *self._sections.values(), self._message, self._summary, self._copy])
+        parts = {group: w.VBox(inside) for group, inside in boxes.items()}
+        self._sections = {group: Section(part, opened=group == next(iter(parts))) for group, part in parts.items()}
+        folded = [widget for group in parts for widget in (self._sections[group], parts[group])]
+        self.widget = w.VBox([*alone, *folded, self._message, self._summary, self._copy])
         self.widget.add_class("dfm-form")
         self.validate()
 
@@ -145,7 +144,7 @@ class Form(Live):
         for group, section in self._sections.items():
             marks = [f"✖ {wrong[group]} to correct"] * bool(wrong[group])
             marks += [f"{changed[group]} changed"] * bool(changed[group])
-            section.titles = (" · ".join([group, *marks]),)
+            section.title = " · ".join([group, *marks])
 
     def __repr__(self) -> str:
         wrong = "".join(f"\nmust be corrected: {said}" for said in self.faults.values())

@@ -43,7 +43,7 @@ from dfm_nb.generation.request import (
     usual,
 )
 from workbench import studio_html as pieces
-from workbench.controls import copied, faults_of
+from workbench.controls import Section, copied, faults_of
 from workbench.gallery import Gallery, download, load
 from workbench.live import Live, fault_html
 from workbench.slider import Slider
@@ -465,9 +465,9 @@ class Studio(Live):
         controls = w.VBox([*rows, self._sizes, w.HBox([*drawing, upload], layout=flow)], layout=half)
         pictures = w.VBox([self._image, self._note, self._strip], layout=half)
         self._past = w.HBox(layout=flow)
-        folded = w.Accordion([self._code], titles=["Copy as code"], selected_index=None)
+        folded = Section(self._code, "Copy as code")
         top = w.HBox([controls, pictures], layout=flow)
-        self.widget = w.VBox([top, self._past, folded], layout=w.Layout(overflow="visible"))
+        self.widget = w.VBox([top, self._past, folded, self._code], layout=w.Layout(overflow="visible"))
         self.widget.add_class("dfm-studio")
         self._image.value = pieces.EMPTY
         self._say("press Draw, or move a control")
