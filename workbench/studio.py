@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import html
 import itertools
+import json
 import re
 import secrets
 import shlex
@@ -129,7 +130,8 @@ class Studio(Live):
         if now is None:
             raise ValueError("; ".join(self.faults.values()))
         (asked,) = requests_of_keywords([now.prompt if prompt is None else prompt], settings)
-        request = Request(**{**self._own(now), **asked.chosen}).completed(self.pipe.config)
+        place = {"index": now.index} if prompt is None else {}  # of an opened clip that was one of a list
+        request = Request(**{**self._own(now), **asked.chosen, **place}).completed(self.pipe.config)
         request.check()
         self.stop()
         self._fill(request)
@@ -388,15 +390,21 @@ class Studio(Live):
         request, source = self._shown().request, _path_of(self.pipe)
         file = f"clip{'.png' if request.num_video_frames == 1 else '.mp4'}"
         average = "" if self.pipe.ema == "auto" else f", ema={self.pipe.ema!r}"
-        settings = [f"{name}={value!r}" for name, value in self._own(request).items()]
-        python = (
-            f"from dfm_nb import Pipeline\n\npipe = Pipeline.from_pretrained({source!r}{average})\n"
-            f"clip = pipe({', '.join([repr(request.prompt), *settings])})[0]\nclip.save({file!r})"
-        )
+        args = ", ".join([repr(request.prompt), *(f"{name}={value!r}" for name, value in self._own(request).items())])
+        needs, made, written = "", f"pipe({args})[0]", ""
         flags = ["--checkpoint-path", source, *(["--ema", str(self.pipe.ema or "none")] if average else [])]
-        recommended = usual(self.pipe.config, request.num_video_frames, request.prompt)
-        flags += [*request.replace(index=0).words(recommended), "--video-save-path", file]
-        return python, shlex.join(["dfm", "generate", *flags])
+        words = request.replace(index=0).words(usual(self.pipe.config, request.num_video_frames, request.prompt))
+        if request.index:  # it was one of a list, and its place determines its noise
+            needs = "from dfm_nb.generation.request import Request\n"
+            made = f"next(pipe.run([Request({args}, index={request.index})]))[1]"
+            line = json.dumps({"prompt": request.prompt, "index": request.index}, ensure_ascii=False)
+            written = f"printf %s {shlex.quote(line)} > clip.jsonl\n"
+            words = ["--prompts-file", "clip.jsonl", *(word for word in words if not word.startswith("--prompt="))]
+        python = (
+            f"from dfm_nb import Pipeline\n{needs}\npipe = Pipeline.from_pretrained({source!r}{average})\n"
+            f"clip = {made}\nclip.save({file!r})"
+        )
+        return python, written + shlex.join(["dfm", "generate", *flags, *words, "--video-save-path", file])
 
     def _shown(self) -> Generated:
         if self.clip is None:

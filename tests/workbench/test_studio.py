@@ -9,6 +9,7 @@ import base64
 import json
 import re
 import shlex
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -324,3 +325,19 @@ def test_the_code_makes_the_same_clip_again(tiny_pipe, tmp_path, monkeypatch):
     program, verb, *words = shlex.split(shell)
     (request,) = GenerateOptions.parse(words).requests(tiny_pipe.config)
     assert (program, verb) == ("dfm", "generate") and request == clip.request
+
+
+@pytest.mark.slow
+def test_the_code_of_one_of_a_list_has_its_place(tiny_pipe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clips = tiny_pipe(["a moth", "a 'red' moth"], height=32, width=48, num_steps=3)
+    studio = Studio(tiny_pipe, folder=None)
+    studio.open(clips[1].save("second.png"))
+    python, shell = studio.draw() and studio.code()
+    names: dict = {}
+    exec(python, names)
+    torch.testing.assert_close(names["clip"].latent, clips[1].latent, rtol=1e-4, atol=1e-4)
+    written, command = shell.splitlines()
+    subprocess.run(written, shell=True, check=True)
+    (request,) = GenerateOptions.parse(shlex.split(command)[2:]).requests(tiny_pipe.config)
+    assert request == clips[1].request and request.index == 1
