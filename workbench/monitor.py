@@ -30,7 +30,7 @@ from workbench.gallery import Gallery
 from workbench.job import Job
 from workbench.live import Live
 from workbench.metrics_reader import MetricsReader
-from workbench.plot import LinePlot, Series, draw_png
+from workbench.plot import LinePlot, Series, draw_png, without_spikes
 from workbench.slider import Slider
 
 REPAINT_S = 0.25
@@ -269,6 +269,8 @@ class Monitor(Live):
         x, y = points("loss", self.axis.value)
         smoothing = self.smoothing.value if len(y) * self.smoothing.value >= 2 else 0.0
         out = [Series("each step", x, y, "faint")] if smoothing else []
+        if smoothing:
+            x, y = without_spikes(x, y)  # "each step" has them
         out += [Series("training", x, y, smoothing=smoothing)] if len(y) else []
         names = {k: f"averaged weights ({k[13:]})" for k in watched.reader.keys() if k.startswith("val_loss_ema_")}
         for colour, (key, name) in enumerate({"val_loss": "validation", **names}.items(), 1):
@@ -342,11 +344,11 @@ class Monitor(Live):
             self._text, self._media, self._picker = widgets.HTML(), widgets.HTML(), widgets.HBox(layout=flow)
             self.smoothing.layout = widgets.Layout(flex="0 1 24em", overflow="visible")
             self.when.layout = widgets.Layout(display="none", width="min(40em, 100%)")
-            for i, plot in enumerate(self.plots):  # two wide ones, and below them as many as have room
-                basis = f"1 1 {420 if i < 2 else 300}px"
-                plot.layout = widgets.Layout(flex=basis, min_width="260px", overflow="visible")
-            rows = [[self.axis, self.smoothing], self.plots[:2], self.plots[2:]]
-            rows = [widgets.HBox(row, layout=flow) for row in rows]
+            for plot in self.plots:  # two wide ones, and below them as many as have room
+                plot.layout = widgets.Layout(flex="1 1 420px", min_width="260px", overflow="visible")
+            small = widgets.Layout(grid_template_columns="repeat(auto-fill, minmax(300px, 1fr))", width="100%")
+            rows = [widgets.HBox(row, layout=flow) for row in ([self.axis, self.smoothing], self.plots[:2])]
+            rows.append(widgets.GridBox(self.plots[2:], layout=small))
             self._box = widgets.VBox([self._bar, self._text, self._picker, *rows, self.when, self._media])
             self._box.add_class("dfm-monitor")
             self.refresh()

@@ -86,6 +86,14 @@ def averaged(x: np.ndarray, y: np.ndarray, share: float, limit: int = MAX_POINTS
     return x.tolist(), smooth(y.tolist(), max(1, int(share * len(y))))
 
 
+def without_spikes(x: np.ndarray, y: np.ndarray, block: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """The points without those above three times the mean of their block: one of them lifts a running mean for long."""
+    begin = np.arange(0, len(y), block)
+    sizes = np.diff(np.append(begin, len(y)))
+    kept = y <= np.repeat(3 * np.add.reduceat(y, begin) / sizes, sizes)
+    return x[kept], y[kept]
+
+
 def finite(x: Any, y: Any, log_x: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """The points that can be plotted: finite, and positive on a log axis."""
     x, y = np.asarray(x, float), np.asarray(y, float)  # None becomes NaN

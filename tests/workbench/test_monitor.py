@@ -16,7 +16,7 @@ from dfm_nb.base.video import write_png
 from tests.processes import wait_until
 from workbench.metrics_reader import MetricsReader
 from workbench.monitor import Monitor
-from workbench.plot import LinePlot, Series, averaged, downsample, draw_png
+from workbench.plot import LinePlot, Series, averaged, downsample, draw_png, without_spikes
 
 
 def record(i: int, **more) -> dict:
@@ -304,6 +304,8 @@ def test_a_few_spikes_are_cut_off_and_marked():
     faint, mean = plot.data
     assert max(faint["y"]) < 1.5 and [faint["x"][i] for i in faint["cut"]] == list(range(500, 10_000, 1000))
     assert mean["cut"] == [] and y.max() == 8.0
+    x, kept = without_spikes(np.arange(10_000.0), y)
+    assert kept.max() < 1.5 and len(kept) == 9_990 and not set(x) & set(range(500, 10_000, 1000))
 
 
 def test_a_running_mean_of_many_points_is_that_of_the_points():
