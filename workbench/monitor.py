@@ -184,6 +184,10 @@ class Monitor(Live):
             "grad_norm": LinePlot("Gradient norm", "iteration", "L2 norm"),
             "tokens_per_s": LinePlot("Speed", "iteration", "tokens/s"),
             "tflops_per_s": LinePlot("Arithmetic of the model", "iteration", "TFLOP/s"),
+            "data_share": LinePlot("Waiting for data", "iteration", "share of a step"),
+            "cpu_cores": LinePlot("CPU", "iteration", "cores of a process"),
+            "memory_gib": LinePlot("Memory", "iteration", "GiB of a process"),
+            "gpu_memory_gib": LinePlot("GPU memory", "iteration", "GiB, the most so far"),
         }
         self.plots = [self.loss, self.validation, self.by_sigma, *self.rates.values()]
         self.axis = widgets.Dropdown(options=AXES, description="x axis", layout=widgets.Layout(width="14em"))

@@ -273,15 +273,20 @@ class Training:
         ------
         ValueError : more than `train.max_skipped_steps` steps in a row had NaN or Inf, or too many samples are bad.
         """
-        started = time.monotonic()
+        started, cpu_s = time.monotonic(), time.process_time()
         self._beat("loading data", watched=not first)
         packs = self.loader.next_step()
+        waited_s = time.monotonic() - started
         self._beat("in a step", watched=not first)
         result = self.trainer.step(packs)
         self._beat("between steps", watched=False)
         self.iteration += 1
         duration_s = time.monotonic() - started
-        counts = {"samples": self.loader.state()["samples"]}
+        counts = {
+            "samples": self.loader.state()["samples"],
+            "data_share": waited_s / duration_s,
+            "cpu_cores": (time.process_time() - cpu_s) / duration_s,
+        }
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if result.skipped else 0
         if result.skipped:
             self.skipped += 1

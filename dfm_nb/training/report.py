@@ -7,11 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import torch
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.log import log
+from dfm_nb.base.memory import GIB
 from dfm_nb.base.metrics import Metrics, read_metrics
 from dfm_nb.base.plots import plot_loss
 from dfm_nb.base.run import Run
@@ -47,7 +49,9 @@ class Report:
     ) -> None:
         """A training step.
 
-        result, counts : over all ranks; counts are further entries of the record (samples and skipped steps so far).
+        result : over all ranks.
+        counts : further entries of the record: samples and skipped steps so far, over all ranks; and of this process
+            the share of the step that it waited for data, and the CPU cores that it used.
         packs : this rank's own, so sums over them are its share.
         """
         record = {
@@ -58,6 +62,7 @@ class Report:
             "tokens_per_s": result.tokens / duration_s,
             "elapsed_s": time.monotonic() - self.begun,
             **_speed(self.config, packs, duration_s),
+            **_memory(),
             **counts,
         }
         if dropped := sum(len(p.dropped) for p in packs):
@@ -119,4 +124,12 @@ def _speed(config: cfg.Config, packs: Sequence[Pack], duration_s: float) -> dict
     out = {"tflops_per_s": per_s / 1e12}
     if parallel.device().type == "cuda" and (peak := sizes.peak_flops(torch.cuda.get_device_name())):
         out["mfu"] = per_s / peak
+    return out
+
+
+def _memory() -> dict[str, float]:
+    """Memory of this process, and on a GPU the most that its tensors have taken so far."""
+    out = {"memory_gib": psutil.Process().memory_info().rss / GIB}
+    if parallel.device().type == "cuda":
+        out["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / GIB
     return out
