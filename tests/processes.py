@@ -26,6 +26,7 @@ from typing import Callable, Iterable
 import psutil
 
 import dfm_nb
+from dfm_nb.base.process import PARENT
 
 PRELOAD = """
 tests.conftest torch._dynamo torch.distributed.run torch.utils.tensorboard megatron.energon pandas workbench.form
@@ -35,6 +36,7 @@ transformers.models.bert.modeling_bert transformers.models.t5.modeling_t5
 CLIENT = """#!{python} -SE
 import json, os, signal, socket, sys
 words = {words!r} + sys.argv[1:]
+del words[: words[:2] == ["-P", "-m"]]
 if not words or words[0] not in ("-c", "-m", "-u") and not words[0].endswith(".py"):
     os.execv({python!r}, [{python!r}, *words])  # what is asked of the real one: --version, an isolated supervisor
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
@@ -147,6 +149,7 @@ def _become(connection: socket.socket) -> None:
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)
     os.environ.clear()
     os.environ.update(ask["env"])
+    os.environ.pop(PARENT, None)  # the server is its parent
     os.chdir(ask["cwd"])
     sys.executable = ask["executable"]
     code: object = 0

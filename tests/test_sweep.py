@@ -1,5 +1,7 @@
 """`dfm sweep`, `sweep` and `compare`: one folder a combination, and a second call does only what is left."""
 
+import sys
+
 import pytest
 
 from dfm_nb import compare, sweep
@@ -11,6 +13,7 @@ from dfm_nb.config import ConfigError
 from dfm_nb.runs import run_page
 from dfm_nb.sweep_ import SweepOptions, run_all
 from tests import tiny_run
+from tests.processes import commands
 
 TINY = ["--mock", "--recipe", "demo", *tiny_run.SIZE, "validation.samples=false", "train.eval_interval=2"]
 
@@ -54,7 +57,8 @@ def test_every_combination_is_checked_before_the_first_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_second_sweep_does_what_is_left_and_a_failed_run_is_a_row(tmp_path, capfd):
+def test_a_second_sweep_does_what_is_left_and_a_failed_run_is_a_row(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(commands().path / "python"))
     folder = tmp_path / "s"
     words = ["sweep", "--run-dir", str(folder), *TINY, "--jobs", "2", "--grid", "optimizer.lr=1e-3,3e-3"]
     assert guard(main, words) == 0
