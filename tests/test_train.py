@@ -1,4 +1,6 @@
-"""The training driver on two processes: logs, metrics, checkpoints, exact resume after kills, elastic layouts."""
+"""The training driver on two processes: logs, metrics, checkpoints, exact resume after kills, elastic layouts, and what
+ends a run from outside.
+"""
 
 import os
 import re
@@ -13,7 +15,7 @@ import pytest
 from dfm_nb import train
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.process import send
-from dfm_nb.base.torchrun import torchrun_argv
+from dfm_nb.base.torchrun import HUNG, torchrun_argv
 from dfm_nb.checkpoints import folders, saving
 from tests import tiny_run
 from tests.attacks.checkpoint_files import reseal
@@ -36,9 +38,8 @@ def torchrun(*words, **environment):
     return done.stdout + done.stderr
 
 
-def pretrain(run_dir, *extra, processes=2):
-    launch = ["--standalone", f"--nproc-per-node={processes}", "-m", "dfm_nb.train"]
-    return torchrun(*launch, *SMALL, "--run-dir", run_dir, *extra)
+def pretrain(run_dir, *extra):
+    return torchrun("--standalone", "--nproc-per-node=2", "-m", "dfm_nb.train", *SMALL, "--run-dir", run_dir, *extra)
 
 
 def losses(run_dir):
@@ -77,14 +78,8 @@ def test_killed_run_goes_on_bit_for_bit(clean, tmp_path):
     output = pretrain(run)
     assert "Resumed from" in output and "Done: iteration 12" in output
     assert losses(run) == losses(clean[0])
-    assert "Nothing left to do" in pretrain(run)
-
-
-def test_settings_changed_before_resuming_are_said(clean, tmp_path):
-    shutil.copytree(clean[0], tmp_path / "run")
-    output = pretrain(tmp_path / "run", "train.train_iters=13", "optimizer.lr=0.0007", processes=1)
-    assert "optimizer.lr is 0.0007" in output and "train.train_iters is 13" in output
-    assert 13 in losses(tmp_path / "run")
+    output = pretrain(run, "train.train_iters=13", "optimizer.lr=0.0007")
+    assert "optimizer.lr is 0.0007" in output and "train.train_iters is 13" in output and 13 in losses(run)
 
 
 def test_torchruns_restart_goes_on_from_the_last_checkpoint(clean, tmp_path):
@@ -123,6 +118,44 @@ def test_sigterm_saves_and_ends_cleanly(tmp_path):
     assert "Stopped by SIGTERM at iteration" in output
     last = max(losses(moved))
     assert saving.read_state(folders.find(run))["iteration"] == last
+
+
+def faulty(fault, *words, **environment):
+    """A run under torchrun whose rank 1, or disk, has this fault; in forks."""
+    env = commands().environment(FAULT=fault, **environment)
+    return commands().run("python", *torchrun_argv(FAULTY, [*SMALL, *map(str, words)], 2)[1:], env=env)
+
+
+@pytest.mark.parametrize("fault, where", [("stop", "no heartbeats"), ("hang", Path(FAULTY).name)])
+def test_rank_that_hangs_or_stops_is_named_and_the_job_ends(tmp_path, fault, where):
+    """One that hangs with its line of code."""
+    done = faulty(fault, "--run-dir", tmp_path / "run", "train.train_iters=100000", "dist.hang_timeout_s=6")
+    output = done.stdout + done.stderr
+    lines = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, output[-3000:]
+    assert "rank 1 (" in lines[0] and "rank 0 (" not in lines[0] and where in lines[0]
+    assert done.returncode == HUNG and max(losses(tmp_path / "run")) == 4
+
+
+def test_rank_that_is_killed_is_one_sentence_and_the_job_ends(tmp_path):
+    done = faulty("die", "--run-dir", tmp_path / "run")
+    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 128 + signal.SIGKILL and len(said) == 1, done.stderr[-3000:]
+    assert "rank 1 " in said[0] and "SIGKILL" in said[0] and "torch/distributed/run.py" not in done.stderr
+
+
+def test_full_disk_is_one_sentence_and_the_last_checkpoint_stays_good(clean, tmp_path):
+    """The optimizer's file does not fit any more."""
+    run = shutil.copytree(clean[0], tmp_path / "run")
+    good = folders.whole_checkpoints(run / "checkpoints")
+    largest = max(f.stat().st_size for f in good[-1].rglob("*") if f.is_file())
+    more = ("train.train_iters=16", "checkpoint.async_save=true")
+    done = faulty("full disk", "--run-dir", run, *more, FILE_BYTES=str(largest // 2))
+    (line,) = (x for x in (done.stdout + done.stderr).splitlines() if x.startswith("error: the checkpoint"))
+    assert done.returncode and "iter_0000016" in line and "iter_0000012" in line
+    assert folders.whole_checkpoints(run / "checkpoints") == good
+    assert (run / "checkpoints" / folders.TRACKER).read_text() == "12"
+    folders.verify(good[-1])
 
 
 def test_validation_changes_nothing_of_training(tiny_data, tiny_checkpoint, tmp_path):
