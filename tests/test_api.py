@@ -20,17 +20,11 @@ from tests.processes import commands
 OVERRIDES = {key: notation.read(value) for key, _, value in (word.partition("=") for word in tiny_run.SIZE)}
 
 
-@pytest.mark.parametrize(
-    "call, near",
-    [
-        (lambda: prepare_dataset(output_dir="d", num_imags=3), "num_images"),
-        (lambda: plan_layouts("DiT-S", gpu=2), "gpus"),
-        (lambda: requests_of_keywords(["a"], {"num_inference_step": 3}), "num_inference_steps"),
-    ],
-)
-def test_unknown_keywords_name_the_nearest(call, near):
-    with pytest.raises(ValueError, match=f"'{near}'"):
-        call()
+def test_unknown_keywords_name_the_nearest():
+    with pytest.raises(ValueError, match="'gpus'"):
+        plan_layouts("DiT-S", gpu=2)
+    with pytest.raises(ValueError, match="'num_inference_steps'"):
+        requests_of_keywords(["a"], {"num_inference_step": 3})
 
 
 # ---- requests -----------------------------------------------------------------------------------------------------

@@ -308,23 +308,6 @@ def test_a_picture_that_unpacks_to_gigabytes_is_refused():
 # ---- sizes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "given_size, short, upscale, expected",
-    [
-        ((768, 1024), 512, False, (512, 688)),
-        ((1024, 768), 512, False, (688, 512)),
-        ((64, 96), 64, False, (64, 96)),
-        ((50, 70), 64, False, (48, 64)),
-        ((46, 50), 64, False, (48, 48)),
-        ((50, 70), 64, True, (64, 96)),
-        ((100, 100), 64, False, (64, 64)),
-        ((16, 128), 64, False, (16, 128)),
-    ],
-)
-def test_fit_size_matches_worked_examples(given_size, short, upscale, expected):
-    assert video.fit_size(*given_size, short, upscale=upscale) == expected
-
-
 @given(st.integers(1, 4000), st.integers(1, 4000), st.sampled_from([16, 64, 256, 500]), st.booleans())
 def test_fit_size_is_the_nearest_multiple_and_crops_little(h, w, short, upscale):
     try:

@@ -240,6 +240,7 @@ FAULTS = [
     ("validation.prompts=[a", "validation.prompts"),
     ("model.lora.alpha=4", "model.lora.rank"),
     ("model.variant=none", "model.variant"),
+    ("optimizer.optimizer=muon optimizer.use_distributed_optimizer=true", "optimizer.use_distributed_optimizer"),
     *cases("REFUSED", {}).values(),
 ]
 

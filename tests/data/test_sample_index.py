@@ -13,7 +13,6 @@ from dfm_nb.config import Config
 from dfm_nb.data import sample_index
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.sample_index import SampleIndex, index_dataset
-from dfm_nb.data.shards import samples_of
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.index import main
 from dfm_nb.inspect import inspect_dataset
@@ -71,21 +70,6 @@ def test_writing_it_again_changes_nothing(data):
     whole = [(data / name).read_bytes() for name in ("checksums.json", *names)]
     assert index_dataset(data) == {"train": 11, "val": 1}
     assert [(data / name).read_bytes() for name in ("checksums.json", *names)] == whole
-
-
-def test_a_damaged_header_is_told_by_shard_and_last_good_sample_and_the_old_index_stays(data, capsys):
-    before, shard = (
-        (data / "train.index.arrow").read_bytes(),
-        max(data.glob("*.tar"), key=lambda tar: tar.stat().st_size),
-    )
-    first, second, *_ = samples_of(shard)
-    with shard.open("r+b") as file:
-        file.seek(second.offset)
-        file.write(b"x" * 100)
-    assert guard(main, [str(data)]) == 2
-    error = capsys.readouterr().err
-    assert str(shard) in error and first.key in error and str(second.offset) in error
-    assert (data / "train.index.arrow").read_bytes() == before
 
 
 def test_fingerprint_follows_the_shards_content(data):

@@ -8,10 +8,6 @@ from dfm_nb.data.shard_plan import ShardPlans
 KEYS = [f"k{i}" for i in range(101)]
 
 
-def test_reference_split_of_834_over_4():
-    assert shard_plan.balanced_ranges(834, 4) == [(0, 208), (208, 416), (416, 625), (625, 834)]
-
-
 @pytest.mark.parametrize("count, parts", [(0, 3), (1, 4), (1000, 6)])
 def test_ranges_are_contiguous_and_balanced(count, parts):
     ranges = shard_plan.balanced_ranges(count, parts)
@@ -53,14 +49,6 @@ def test_split_of_an_item_stays_when_the_source_grows():
     for split in shard_plan.SPLITS:
         assert few.items_of(split).tolist() == [i for i in many.items_of(split) if i < 101]
     assert 25 < len(many.items_of("val")) < 75
-
-
-def test_twenty_items_always_have_a_validation_item():
-    training = ShardPlans(KEYS, 0.02, 0).items_of("train")
-    keys = [KEYS[i] for i in training][:20]
-    assert len(ShardPlans(keys, 0.02, 0).items_of("val")) == 1
-    assert not len(ShardPlans(keys[:19], 0.02, 0).items_of("val"))
-    assert not len(ShardPlans(keys, 0.0, 0).items_of("val"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import math
 import sys
 import types
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -57,35 +58,12 @@ def test_tensorboard_has_scalars_and_samples(run):
     assert any("samples/0" in t for t in tags["tensors"])
 
 
-class FakeWandb(types.ModuleType):
-    """Weights & Biases as `Loggers` calls it; keeps what it was told."""
-
-    class Error(Exception):
-        pass
-
-    def __init__(self):
-        super().__init__("wandb")
-        self.Image = lambda path, caption: ("image", path, caption)
-        self.Video = lambda path, caption: ("video", path, caption)
-        self.begun, self.logged, self.steps, self.refusal = [], {}, set(), None
-
-    def init(self, **settings):
-        if self.refusal:
-            raise self.refusal
-        self.begun.append(settings)
-        return self
-
-    def log(self, values, step):
-        self.logged |= values
-        self.steps.add(step)
-
-    def finish(self):
-        self.begun[-1]["finished"] = True
-
-
 @pytest.fixture
 def wandb(monkeypatch):
-    fake = FakeWandb()
+    """A stand-in for the package; `init` returns it too."""
+    fake = Mock(Error=type("Error", (Exception,), {}))
+    fake.Image, fake.Video = (lambda path, caption, kind=kind: (kind, path, caption) for kind in ("image", "video"))
+    fake.init.return_value = fake
     monkeypatch.setitem(sys.modules, "wandb", fake)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: fake)
     return fake
@@ -93,13 +71,13 @@ def wandb(monkeypatch):
 
 def test_wandb_has_scalars_settings_and_media(run, wandb):
     log_everything(run, report_to=["wandb"], wandb_project="butterflies", wandb_mode="offline")
-    media = {f"samples/{i}": wandb.logged.pop(f"samples/{i}") for i in (0, 1)}
-    assert wandb.logged == WANTED and wandb.steps == {3}
-    assert media["samples/0"] == ("video", str(run.samples / "clip.mp4"), "a blue morpho")
-    assert media["samples/1"] == ("image", str(run.samples / "still.png"), "a monarch")
-    (begun,) = wandb.begun
+    logged = {name: value for call in wandb.log.call_args_list for name, value in call.args[0].items()}
+    media = {"samples/0": ("video", str(run.samples / "clip.mp4"), "a blue morpho")}
+    media["samples/1"] = ("image", str(run.samples / "still.png"), "a monarch")
+    assert logged == WANTED | media and {call.kwargs["step"] for call in wandb.log.call_args_list} == {3}
+    begun = wandb.init.call_args.kwargs
     assert (begun["project"], begun["name"], begun["mode"]) == ("butterflies", "run", "offline")
-    assert begun["config"] == {"config": "model: {}"} and begun["finished"]
+    assert begun["config"] == {"config": "model: {}"} and wandb.finish.called
     assert not (run.path / "tensorboard").exists()
 
 
@@ -116,14 +94,14 @@ def test_wandb_run_of_a_folder_goes_on_and_is_not_shared(tmp_path, wandb):
         run.claim()
         Loggers(LoggerConfig(report_to=["wandb"], wandb_project="p"), run, {}).close()
         run.release()
-    ids = [begun["id"] for begun in wandb.begun]
+    ids = [call.kwargs["id"] for call in wandb.init.call_args_list]
     assert ids[0] == ids[1] != ids[2] and None not in ids
 
 
 def test_wandb_that_is_missing_or_refuses_is_said_and_left_out(run, monkeypatch, caplog, wandb):
     assert Loggers(LoggerConfig(report_to=[]), run, {})._open == [] and not caplog.text
     for refusal in (wandb.Error("no key"), ValueError("no text as id"), OSError("name too long")):
-        wandb.refusal = refusal
+        wandb.init.side_effect = refusal
         assert Loggers(LoggerConfig(report_to=["wandb"], wandb_project="p"), run, {})._open == []
         assert str(refusal) in caplog.text
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -80,11 +80,6 @@ def test_a_step_is_that_of_torchs_muon(one_rank, dtype):
         assert (p - q).norm() < 0.03 * (q - start).norm()
 
 
-def test_a_shared_state_is_refused_with_the_fix():
-    with pytest.raises(ValueError, match="use_distributed_optimizer"):
-        cfg.resolve(None, overrides=[*MUON[:1], "optimizer.use_distributed_optimizer=true"])
-
-
 def test_low_rank_updates_are_adamws(one_rank):
     trainer, loader = make_trainer([*MUON, "model.lora.rank=2", "model.lora.alpha=2"])
     assert not isinstance(trainer.optimizer.chained_optimizers[0].optimizer, Muon)

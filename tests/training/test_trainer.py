@@ -92,34 +92,30 @@ def test_weights_follow_adamw(one_rank):
         torch.testing.assert_close(p1, expected, atol=2e-6, rtol=1e-4)
 
 
-def test_skipped_steps_are_listed_and_too_many_end_the_run(tmp_path, one_rank):
+def begun(folder, *overrides):
+    """A run that has not made a step yet."""
     from dfm_nb.base.run import Run
     from dfm_nb.training.loop import Training
 
-    overrides = [*BASE, *SMALL, "model.sigma_data=0.5", "train.max_skipped_steps=1", "logger.report_to=[]"]
-    resolved = cfg.resolve(None, overrides=overrides)
-    run = Run.create(tmp_path / "run")
-    training = Training(resolved, run, open_store(resolved.config))
+    resolved = cfg.resolve(None, overrides=[*BASE, *SMALL, "model.sigma_data=0.5", "logger.report_to=[]", *overrides])
+    training = Training(resolved, Run.create(folder), open_store(resolved.config))
     training.resume()
+    return training
+
+
+def test_skipped_steps_are_listed_and_too_many_end_the_run(tmp_path, one_rank):
+    training = begun(tmp_path, "train.max_skipped_steps=1")
     with torch.no_grad():
         training.trainer.chunks[0].x_embedder.weight[0, 0] = float("nan")
     with pytest.raises(ValueError, match="skipped.jsonl"):
         training.run()
-    assert (run.path / "skipped.jsonl").read_text().count("mock") > 2
-    assert [r["skipped"] for r in read_metrics(run.metrics_file)] == [1, 2]
+    assert (tmp_path / "skipped.jsonl").read_text().count("mock") > 2
+    assert [r["skipped"] for r in read_metrics(tmp_path)] == [1, 2]
 
 
 def test_checkpoints_of_skipped_steps_replace_none(tmp_path, one_rank):
     """Steps 3 to 5 are NaN, and the run ends in them: no save is made on the way, and the last one removes none."""
-    from dfm_nb.base.run import Run
-    from dfm_nb.training.loop import Training
-
-    own = ["model.sigma_data=0.5", "train.train_iters=5", "logger.report_to=[]", "train.eval_interval=0"]
-    own += ["checkpoint.save_interval=1", "checkpoint.keep_last=1"]
-    resolved = cfg.resolve(None, overrides=[*BASE, *SMALL, *own])
-    run = Run.create(tmp_path / "run")
-    training = Training(resolved, run, open_store(resolved.config))
-    training.resume()
+    training = begun(tmp_path, "train.eval_interval=0", "checkpoint.save_interval=1", "checkpoint.keep_last=1")
     step = training.trainer.step
 
     def failing(packs):
@@ -129,7 +125,7 @@ def test_checkpoints_of_skipped_steps_replace_none(tmp_path, one_rank):
 
     training.trainer.step = failing
     training.run()
-    assert [path.name for path in checkpoints_of(run.path)] == ["iter_0000002", "iter_0000005"]
+    assert [path.name for path in checkpoints_of(tmp_path)] == ["iter_0000002", "iter_0000005"]
     training._compare({"val_loss": float("nan")})
     assert training.best is None
 

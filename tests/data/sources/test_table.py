@@ -37,42 +37,38 @@ def colour_of(clip):
 # ---- a server -----------------------------------------------------------------------------------------------------
 
 
+ANSWERS = {
+    "good": {"body": png("lime")},
+    "missing": {"body": b"no", "status": 404, "kind": "text/html"},
+    "private": {"body": b"no", "status": 403, "kind": "text/html"},
+    "garbage": {"body": b"these are no pixels"},
+    "truncated": {"body": png("red")[:-20], "length": len(png("red"))},
+    "huge": {"body": png(), "length": 3 << 30},
+    "moved": {"status": 302, "Location": "/good.png"},
+    "loop": {"status": 302, "Location": "/loop"},
+    "inside": {"status": 302, "Location": "http://127.0.0.1:%d/good.png"},
+    "inside_by_uri": {"status": 301, "Location": "", "URI": "http://127.0.0.1:%d/good.png"},  # as aiohttp
+}
+
+
 class Handler(Quiet):
     """Answers by path; `server.seen` counts the requests for each."""
 
     def do_GET(self):
         name = self.path.lstrip("/").partition("?")[0]
         self.server.seen[name] = self.server.seen.get(name, 0) + 1
-        getattr(self, name.partition(".")[0].partition("%")[0])()
+        kind = name.partition(".")[0].partition("%")[0]
+        self.answer(**ANSWERS[kind]) if kind in ANSWERS else getattr(self, kind)()
 
     def answer(self, body=b"", status=200, kind="image/png", length=None, **headers):
-        size = str(len(body) if length is None else length)
-        self.begin(status, Content_Type=kind, Content_Length=size, **headers)
+        self.begin(status, Content_Type=kind, Content_Length=str(len(body) if length is None else length), **headers)
         self.wfile.write(body)
 
     def begin(self, status=200, **headers):
         self.send_response(status)
         for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
+            self.send_header(name.replace("_", "-"), value.replace("%d", str(self.server.server_port)))
         self.end_headers()
-
-    def good(self):
-        self.answer(png("lime"))
-
-    def missing(self):
-        self.answer(b"no", 404, "text/html")
-
-    def private(self):
-        self.answer(b"no", 403, "text/html")
-
-    def garbage(self):
-        self.answer(b"these are no pixels")
-
-    def truncated(self):
-        self.answer(png("red")[:-20], length=len(png("red")))
-
-    def huge(self):
-        self.answer(png(), length=3 << 30)
 
     def endless(self):
         self.begin()
@@ -93,21 +89,6 @@ class Handler(Quiet):
             self.wfile.flush()
             if self.server.released.wait(0.05):
                 break
-
-    def moved(self):
-        self.answer(status=302, Location="/good.png")
-
-    def loop(self):
-        self.answer(status=302, Location="/loop")
-
-    def inside(self):
-        self.answer(status=302, Location=f"http://127.0.0.1:{self.server.server_port}/good.png")
-
-    def inside_by_uri(self):  # as aiohttp, if there is no Location
-        self.answer(status=301, Location="", URI=f"http://127.0.0.1:{self.server.server_port}/good.png")
-
-    def list(self):
-        self.answer(b"image,caption\nhttp://127.0.0.1:%d/good.png,green\n" % self.server.server_port, kind="text/csv")
 
 
 @pytest.fixture
@@ -193,14 +174,6 @@ def test_a_body_without_length_is_cut_at_the_bound(tmp_path, server, monkeypatch
 def test_a_trickle_ends_with_the_attempt(tmp_path, server, monkeypatch):
     monkeypatch.setattr(urls, "TOTAL_S", 0.3)
     assert fault(served(tmp_path, server, "trickle")).reason == "unreachable"
-
-
-def test_the_table_itself_may_be_a_url(server):
-    assert fault(table.build(f"{server.url}/list.csv")).reason == "refused"  # it names an address of this machine
-    source = table.build(f"{server.url}/list.csv", allow_outside=True)
-    assert source.label == "list.csv" and colour_of(read(source)[0]) == (0, 255, 0)
-    with pytest.raises(ValueError, match="missing.csv"):
-        table.build(f"{server.url}/missing.csv")
 
 
 # ---- kinds of table -----------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 import torch
 
-from dfm_nb.data.tokenizers import residual
-from dfm_nb.data.tokenizers._fitting import reconstruction_loss, tune, windows
+from dfm_nb.data.tokenizers._fitting import reconstruction_loss, windows
 
 
 def counted(frames, height, width):
@@ -24,15 +23,3 @@ def test_error_counts_more_where_a_picture_is_flat():
     error = 0.1 * torch.randn(flat.shape, generator=torch.Generator().manual_seed(1))
     assert reconstruction_loss(flat + error, flat) > 2 * reconstruction_loss(busy + error, busy)
     assert reconstruction_loss(busy, busy) < 0.01
-
-
-def test_only_the_decoder_changes_and_clips_come_back_better():
-    tokenizer, packaged = residual.build(), residual.build()
-    magenta = torch.tensor([255, 0, 255], dtype=torch.uint8)[:, None, None, None].expand(3, 5, 32, 32)
-    tune(tokenizer, [magenta], 0.05)
-    video = magenta[None].float() / 127.5 - 1
-    z = tokenizer.encode(video)
-    assert torch.equal(z, packaged.encode(video))
-    errors = [(t.decode(z) - video).square().mean() for t in (packaged, tokenizer)]
-    assert errors[1] < 0.7 * errors[0]
-    assert tokenizer.identity()["latents"] == packaged.identity()["sha256"] != tokenizer.identity()["sha256"]
