@@ -23,17 +23,7 @@ from dfm_nb.base.files import sha256
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import generated_with
 from dfm_nb.base.pretrained import weights_path
-from dfm_nb.checkpoints import exported
-from dfm_nb.checkpoints.folders import (
-    CHECKSUMS,
-    ENCODERS,
-    MANIFEST,
-    checkpoints_of,
-    find,
-    read_assets,
-    read_manifest,
-    read_statistics,
-)
+from dfm_nb.checkpoints import exported, folders
 from dfm_nb.checkpoints.state import EMA, OPTIMIZER
 from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy, TensorIndex
 from dfm_nb.config import counts
@@ -60,7 +50,7 @@ class Weights:
         """Name and hash, for sidecars; an exported file is hashed once."""
         if self.file is not None:
             return {"file": self.file.name, "sha256": sha256(self.file)}
-        return {"folder": self.folder.name, "sha256": sha256(self.folder / CHECKSUMS)}
+        return {"folder": self.folder.name, "sha256": sha256(self.folder / folders.CHECKSUMS)}
 
     def length(self, ema: float | str | None) -> float | None:
         """`ema` with "auto" replaced by a length; None if no average is stored."""
@@ -115,12 +105,13 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
         tensors, files = exported.read(path)
         if "config.yaml" not in files:
             raise ValueError(f"{path} holds no settings; give the file of the base that dfm export wrote next to it")
-        if MANIFEST not in files:  # the run's shards had none; the user may have put one next to the file
-            files = read_assets(path.parent) | files
+        if folders.MANIFEST not in files:  # the run's shards had none; the user may have put one next to the file
+            files = folders.read_assets(path.parent) | files
         folder = Path(exported.unpacked(tuple(files.items())).name)
         config = cfg.from_yaml(folder / "config.yaml").config
-        return _fitting(Weights(folder if (folder / MANIFEST).is_file() else path.parent, config, path, tensors))
-    return _fitting(weights_in(find(path)))
+        own = (folder / folders.MANIFEST).is_file()
+        return _fitting(Weights(folder if own else path.parent, config, path, tensors))
+    return _fitting(weights_in(folders.find(path)))
 
 
 def _fitting(source: Weights) -> Weights:
@@ -153,7 +144,7 @@ def settings_of(path: str | os.PathLike) -> dict[str, Any]:
     A run's newest checkpoint is not verified here, because that takes long if it is large: loading does it.
     """
     folder = weights_path(path)
-    whole = checkpoints_of(folder)
+    whole = folders.checkpoints_of(folder)
     config = (weights_in(whole[-1]) if whole else find_weights(folder)).config
     lora = bool(config.model.lora.rank)
     return {k: attrgetter(k)(config) for k in marked("network") if lora or not k.startswith(LORA)}
@@ -219,20 +210,20 @@ def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> La
     source.load(trainer.chunks)
     trainer.optimizer.reload_model_params()  # else the first step would write its old float32 copies back
     trainer.ema = PowerEMA(trainer.chunks, trainer.ema.sigma_rels)
-    return None if "tokenizer" in different else read_statistics(source.folder)
+    return None if "tokenizer" in different else folders.read_statistics(source.folder)
 
 
 def different_encoders(source: Path, dataset: Path | None) -> list[str]:
     """Which of tokenizer and text encoder are known to differ between weights and a data set."""
-    if dataset is None or not all((Path(f) / MANIFEST).is_file() for f in (source, dataset)):
+    if dataset is None or not all((Path(f) / folders.MANIFEST).is_file() for f in (source, dataset)):
         return []
 
     def about(folder: Path, kind: str) -> dict:
         """Of a tokenizer with a tuned decoder, the sha256 is that of the one with the same latents."""
-        own = read_manifest(folder)[kind]
+        own = folders.read_manifest(folder)[kind]
         return own | {"sha256": own["latents"]} if "latents" in own else own
 
-    pairs = [(kind, about(source, kind), about(dataset, kind)) for kind in ENCODERS]
+    pairs = [(kind, about(source, kind), about(dataset, kind)) for kind in folders.ENCODERS]
     return [
         kind.replace("_", " ")
         for kind, theirs, ours in pairs

@@ -37,15 +37,7 @@ from dfm_nb.base.version import __version__
 from dfm_nb.data import prepared_folder, shards
 from dfm_nb.data.edits import edits_sha256, read_edits
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, reword_shard, to_pixels
-from dfm_nb.data.prepared_folder import (
-    FORMAT_VERSION,
-    PreparedFolder,
-    kinds_line,
-    psnr_lines,
-    sizes_line,
-    write_empty_text,
-    write_manifest,
-)
+from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.sample_index import SampleIndex, write_indexes
 from dfm_nb.data.shard_plan import SPLITS, VAL_FROM_ITEMS, ShardPlans, evenly
@@ -199,7 +191,7 @@ class PrepareConfig(Verb):
         settings = [name for name, field in fields(PrepareConfig).items() if field.marks.get("plan")]
         of_encoders = (*plugins.flags("tokenizers"), *plugins.flags("text_encoders"))
         plan = {
-            "format": FORMAT_VERSION,
+            "format": prepared_folder.FORMAT_VERSION,
             "source": source.identity(),
             "short_side": self.side_px,
             "ranks": world,
@@ -372,7 +364,7 @@ class Preparation:
         self.config.tokenizer_module.tune(tokenizer, videos, self.config.fit_tokenizer)
         after = self._psnr(tokenizer)
         for when, psnr_db in (("before", before), ("after", after)):
-            log.info("%s tuning, %s", when, "; ".join(psnr_lines(psnr_db)))
+            log.info("%s tuning, %s", when, "; ".join(prepared_folder.psnr_lines(psnr_db)))
         if sum(after[kind] - before[kind] for kind in ("images", "clips") if kind in before) > 0:
             return tokenizer
         log.warning("the tokenizer is used as it is: tuning it brought held-out samples nothing")
@@ -425,7 +417,7 @@ class Preparation:
             first = totals.drops[0]["detail"] if totals.drops else "the source gave no clips"
             dropped = f"{totals.reasons.total()} dropped"
             raise ValueError(f"{self.config.source} gave no usable sample ({dropped}); first: {first}")
-        write_empty_text(self.folder.path, self.text_encoder.encode([""])[0])
+        prepared_folder.write_empty_text(self.folder.path, self.text_encoder.encode([""])[0])
         splits = {split: [r["name"] for r in totals.full if r["split"] == split] for split in SPLITS}
         shards.write_energon_metadata(self.folder.path, splits)
         write_indexes(self.folder.path, splits)
@@ -435,11 +427,12 @@ class Preparation:
         about = {"source": self.plan["source"], **self.identities()}
         manifest = totals.manifest(about, self.plans.num_items, self._psnr(self.tokenizer), own)
         tars = {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in totals.full}
-        write_manifest(self.folder.path, manifest, tars)
+        prepared_folder.write_manifest(self.folder.path, manifest, tars)
         totals.warn_of_drops()
         sizes = sum((SampleIndex(self.folder.path, s).sizes() for s, names in splits.items() if names), Counter())
-        log.info("%s in %d shards; frames x height x width: %s", kinds_line(sizes), len(totals.full), sizes_line(sizes))
-        for line in psnr_lines(manifest["psnr_db"]):
+        told = prepared_folder.kinds_line(sizes), len(totals.full), prepared_folder.sizes_line(sizes)
+        log.info("%s in %d shards; frames x height x width: %s", *told)
+        for line in prepared_folder.psnr_lines(manifest["psnr_db"]):
             log.info(line)
         log.info("Webdataset shards saved to %s/", self.folder.path)
 

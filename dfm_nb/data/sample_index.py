@@ -26,16 +26,8 @@ import pyarrow as pa
 from dfm_nb.base import files, geometry
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError
+from dfm_nb.data import prepared_folder
 from dfm_nb.data.captioning import LEAST_WEIGHT, MOST_WEIGHT, weight_of
-from dfm_nb.data.prepared_folder import (
-    CHECKSUMS,
-    INDEX,
-    MEND,
-    PreparedFolder,
-    read_checksums,
-    read_manifest,
-    seal_folder,
-)
 from dfm_nb.data.shard_plan import SPLITS
 from dfm_nb.data.shards import SampleEntry, how_to_adopt, samples_of, shards_of
 
@@ -132,17 +124,19 @@ def index_dataset(folder: str | Path) -> dict[str, int]:
     ------
     ValueError : wrong input; the message has the fix.
     """
-    place = PreparedFolder(folder)
-    if place.held_plan() is not None and not (place.path / CHECKSUMS).is_file():
+    place = prepared_folder.PreparedFolder(folder)
+    if place.held_plan() is not None and not (place.path / prepared_folder.CHECKSUMS).is_file():
         raise ValueError(f"{place.path} holds an unfinished preparation; finish it: dfm prepare with --resume")
-    if (manifest := read_manifest(place.path, checked=False)) is None:
+    if (manifest := prepared_folder.read_manifest(place.path, checked=False)) is None:
         raise ValueError(f"{place.path} has no manifest.json; {how_to_adopt(place.path)}")
     # those that `dfm adopt` reported; a preparation puts no dropped sample into a tar
     unusable = {drop["key"] for drop in manifest["drops"]}
     with place.turn():
         splits = {split: shards_of(place.path, split) for split in SPLITS}
         write_indexes(place.path, splits, lambda e: None if e.key in unusable else described(e))
-        seal_folder(place.path, {n: files.listed_as(place.path / n) for names in splits.values() for n in names})
+        prepared_folder.seal_folder(
+            place.path, {n: files.listed_as(place.path / n) for names in splits.values() for n in names}
+        )
     return {split: len(SampleIndex(place.path, split)) for split, names in splits.items() if names}
 
 
@@ -220,7 +214,8 @@ class SampleIndex(Sizes):
 
     def __init__(self, folder: str | Path, split: str, here: bool = True):
         self.folder, self.split = Path(folder), split
-        self._listed, path, fix = read_checksums(self.folder), index_path(folder, split), MEND.format(folder)
+        self._listed = prepared_folder.read_checksums(self.folder)
+        path, fix = index_path(folder, split), prepared_folder.MEND.format(folder)
         files.check(self.folder, self._listed, [path.name], fix)
         try:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
@@ -267,4 +262,4 @@ class SampleIndex(Sizes):
 
 
 def index_path(folder: str | Path, split: str) -> Path:
-    return Path(folder) / f"{split}{INDEX}"
+    return Path(folder) / f"{split}{prepared_folder.INDEX}"

@@ -22,22 +22,12 @@ import torch.nn as nn
 import torch.nn.functional as F
 from megatron.core import parallel_state as mpu
 from megatron.core import tensor_parallel
-from megatron.core.transformer.attention import (
-    CrossAttention,
-    CrossAttentionSubmodules,
-    SelfAttention,
-    SelfAttentionSubmodules,
-)
+from megatron.core.transformer import attention, transformer_block
 from megatron.core.transformer.enums import AttnMaskType, ModelType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import (
-    TransformerBlock,
-    TransformerBlockSubmodules,
-    get_num_layers_to_build,
-)
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from megatron.core.utils import make_viewless_tensor
@@ -178,7 +168,7 @@ def rotary_table(angles: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.
     return cos, sin
 
 
-class RotarySelfAttention(SelfAttention):
+class RotarySelfAttention(attention.SelfAttention):
     """Self attention with rotary embeddings, if `LayerContext` sets a `rotary_table`."""
 
     rotary: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -190,7 +180,7 @@ class RotarySelfAttention(SelfAttention):
         return query, key, *rest
 
 
-class TextCrossAttention(CrossAttention):
+class TextCrossAttention(attention.CrossAttention):
     """Cross attention that keeps the text's keys and values in `text_cache`, if `LayerContext` sets one (sampling)."""
 
     text_cache: dict | None = None
@@ -303,7 +293,7 @@ def layer_spec(
             self_attention=ModuleSpec(
                 module=RotarySelfAttention,
                 params={"attn_mask_type": AttnMaskType.padding},
-                submodules=SelfAttentionSubmodules(
+                submodules=attention.SelfAttentionSubmodules(
                     linear_qkv=ColumnLinear,
                     core_attention=PackedAttention,
                     linear_proj=RowLinear,
@@ -314,7 +304,7 @@ def layer_spec(
             cross_attention=ModuleSpec(
                 module=cross_attention,
                 params={"attn_mask_type": AttnMaskType.padding},
-                submodules=CrossAttentionSubmodules(
+                submodules=attention.CrossAttentionSubmodules(
                     linear_q=ColumnLinear, linear_kv=ColumnLinear, core_attention=PackedAttention, linear_proj=RowLinear
                 ),
             ),
@@ -340,10 +330,10 @@ class DiT(MegatronModule):
     ):
         super().__init__(config)
         self.pre_process, self.post_process, self.vp_stage = pre_process, post_process, vp_stage
-        layers = get_num_layers_to_build(config, vp_stage)
-        self.decoder = TransformerBlock(
+        layers = transformer_block.get_num_layers_to_build(config, vp_stage)
+        self.decoder = transformer_block.TransformerBlock(
             config,
-            TransformerBlockSubmodules(layer_specs=[self.spec()] * layers),
+            transformer_block.TransformerBlockSubmodules(layer_specs=[self.spec()] * layers),
             post_layer_norm=False,
             pre_process=pre_process,
             post_process=post_process,

@@ -14,6 +14,8 @@ from dataclasses import dataclass, fields
 
 import torch
 import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
@@ -61,13 +63,6 @@ class Trainer:
     """
 
     def __init__(self, config: cfg.Config, empty_text: torch.Tensor | None = None):
-        from megatron.core.distributed import (
-            DistributedDataParallel,
-            DistributedDataParallelConfig,
-            finalize_model_grads,
-        )
-        from megatron.core.pipeline_parallel import get_forward_backward_func
-
         assert config.model.sigma_data is not None
         self.config, self.device = config, parallel.device()
         self.objective = get_objective(config.model.objective, config.model.sigma_data)

@@ -36,15 +36,7 @@ from dfm_nb.base import video
 from dfm_nb.base.files import read_text
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, SampleError, Source
-from dfm_nb.data.captioning import (
-    LARGEST_CAPTION,
-    TAG_COLUMNS,
-    WEIGHT_COLUMNS,
-    check_length,
-    tags_of,
-    texts_of,
-    weight_of,
-)
+from dfm_nb.data import captioning
 from dfm_nb.data.sources import table
 from dfm_nb.data.sources._location import Location
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, UNREAD, MediaOptions, key_of, listing_sha256
@@ -187,7 +179,7 @@ class Folder(Source):
         if not texts and (name := self._text_file(self.files[index])):
             with self.location.local(name) as file:
                 texts = [_caption_file(file)]
-        check_length([*texts, *tags], path)
+        captioning.check_length([*texts, *tags], path)
         words = ", ".join(tags) or re.sub(r"[_\-.\s]+", " ", path.stem).strip()
         if not (texts or words):
             raise SampleError("no_caption", f"{path} has no caption and no usable name; add {path.stem}.txt")
@@ -198,7 +190,8 @@ class Folder(Source):
         if PurePosixPath(name).suffix.lower() not in MEDIA_SUFFIXES:
             said = f"{self.location.spec}/{name}, listed with a caption, is neither an image nor a video"
             raise SampleError("unknown_type", said)
-        about: dict[str, Any] = {"more_captions": more, "tags": tags, "weight": weight_of(self._weight(name), name)}
+        weight = captioning.weight_of(self._weight(name), name)
+        about: dict[str, Any] = {"more_captions": more, "tags": tags, "weight": weight}
         if SOURCE.fullmatch(posixpath.splitext(name)[0]) and self.given and name not in self.listed:
             raise SampleError("no_target", f"{name} is given for a file that does not exist; add or remove one")
         with contextlib.ExitStack() as opened:
@@ -224,7 +217,7 @@ def _read_captions(
         raise ValueError(f"{path} is over {LARGEST_LIST >> 20} MiB; use it as --source table:FILE.parquet")
     rows = read_rows(path)
     file_column = next((c for c in FILE_COLUMNS if c in rows), None)
-    kinds = CAPTION_COLUMNS, TAG_COLUMNS, WEIGHT_COLUMNS
+    kinds = CAPTION_COLUMNS, captioning.TAG_COLUMNS, captioning.WEIGHT_COLUMNS
     columns = [next((c for c in names if c in rows), None) for names in kinds]
     if file_column is None or not any(columns[:2]):
         raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows)}")
@@ -233,7 +226,7 @@ def _read_captions(
     for number, (file, caption, tags, weight) in enumerate(
         zip(rows[file_column], *(rows[c] if c else itertools.repeat(None) for c in columns))
     ):
-        said = texts_of(caption, f"the caption of {file} in {path}"), tags_of(tags)
+        said = captioning.texts_of(caption, f"the caption of {file} in {path}"), captioning.tags_of(tags)
         if file and any(said):
             texts, words = found.setdefault(name := named(str(file)), ([], []))
             texts += said[0]
@@ -247,8 +240,8 @@ def _read_captions(
 def _caption_file(path: Path) -> str:
     """The text of a .txt, in one line."""
     video.check_regular(path)
-    if (size := path.stat().st_size) > LARGEST_CAPTION:
-        raise SampleError("too_large", f"{path} must have at most {LARGEST_CAPTION} bytes; it has {size}; shorten it")
+    if (size := path.stat().st_size) > (most := captioning.LARGEST_CAPTION):
+        raise SampleError("too_large", f"{path} must have at most {most} bytes; it has {size}; shorten it")
     try:
         text = " ".join(read_text(path).split())
     except UnicodeDecodeError as error:

@@ -16,11 +16,7 @@ from functools import partial
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
-from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
-    reduce_from_tensor_model_parallel_region,
-)
+from megatron.core import tensor_parallel
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayer
@@ -55,15 +51,15 @@ class HeadsRMSNorm(RMSNorm):
     def __init__(self, hidden_size: int, config: DiTConfig, eps: float = 1e-6, **_kwargs):
         self.width, self.tp = config.hidden_size, config.tensor_model_parallel_size
         super().__init__(config.num_attention_heads // self.tp * hidden_size, config, eps)
-        set_tensor_model_parallel_attributes(self.weight, True, 0, 1)
+        tensor_parallel.set_tensor_model_parallel_attributes(self.weight, True, 0, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.tp == 1:
             return super().forward(x.flatten(-2)).view_as(x)
         wide = x.float()
         # Every rank's result depends on the sum over all heads: all-reduce in forward and backward.
-        total = reduce_from_tensor_model_parallel_region(wide.square().sum((-2, -1), keepdim=True))
-        scale = torch.rsqrt(copy_to_tensor_model_parallel_region(total) / self.width + self.eps)
+        total = tensor_parallel.reduce_from_tensor_model_parallel_region(wide.square().sum((-2, -1), keepdim=True))
+        scale = torch.rsqrt(tensor_parallel.copy_to_tensor_model_parallel_region(total) / self.width + self.eps)
         return (wide * scale * self.weight.float().view(x.shape[-2:])).type_as(x)
 
 
