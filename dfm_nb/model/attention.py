@@ -130,18 +130,6 @@ def pick_backend(name: str, device: torch.device, mixed_precision: str = "bf16")
     return name
 
 
-def packed_attention(
-    q_QHD: torch.Tensor,
-    k_KHD: torch.Tensor,
-    v_KHD: torch.Tensor,
-    bounds: SegmentBounds,
-    backend: str = "sdpa",
-    scale: float | None = None,
-) -> torch.Tensor:
-    """softmax(q k^T * scale) v within each segment, [Q, H, D]. `scale` defaults to 1 / sqrt(D)."""
-    return BACKENDS[backend](q_QHD, k_KHD, v_KHD, bounds, scale)
-
-
 def sdpa(q_QHD, k_KHD, v_KHD, bounds, scale):
     """torch's SDPA, batched by `SegmentBounds.calls`."""
     runs, start, index = bounds.calls.runs, bounds.calls.kv_start, bounds.calls.kv_index
@@ -233,7 +221,7 @@ class PackedAttention(MegatronModule):
         if self.cp_group.size() > 1 and self.self_attention:
             kv = _Collect.apply(torch.cat((key, value), -1), self.cp_group)
             key, value = kv.chunk(2, -1)
-        return packed_attention(query, key, value, packed_seq_params.bounds, self.backend, self.scale).flatten(1)
+        return BACKENDS[self.backend](query, key, value, packed_seq_params.bounds, self.scale).flatten(1)
 
 
 class SegmentParams(PackedSeqParams):

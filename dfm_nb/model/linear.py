@@ -13,14 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
-from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
-    gather_from_sequence_parallel_region,
-    reduce_from_tensor_model_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
-)
+from megatron.core import tensor_parallel
 
 A, B = "lora_A", "lora_B"
 
@@ -37,8 +30,12 @@ class _LowRank:
     exchange_sp: Callable
     """Communication of the `rank` channels between A and B over tp, and its replacement with sequence parallelism."""
 
-    def _add_low_rank(self: Any, split: str) -> None:
-        """Create A and B if the configuration has a rank; `split` is the one that tp splits, along its long dim."""
+    split: str
+    """A or B: the one that tp splits, along its long dim."""
+
+    def __init__(self: Any, *args, **kwargs):
+        """Create A and B if the configuration has a rank."""
+        super().__init__(*args, **kwargs)
         rank = self.config.lora_rank
         self.lora_scale = 0.0
         if not rank:
@@ -49,8 +46,8 @@ class _LowRank:
         self.lora_A = torch.nn.Parameter(torch.zeros(rank, inputs, **kind))
         self.lora_B = torch.nn.Parameter(torch.zeros(out, rank, **kind))
         for name, p, dim in ((A, self.lora_A, 1), (B, self.lora_B, 0)):
-            if name == split:
-                set_tensor_model_parallel_attributes(p, True, dim, 1)
+            if name == self.split:
+                tensor_parallel.set_tensor_model_parallel_attributes(p, True, dim, 1)
             else:  # with SP each tp rank sees only its own tokens: sum the gradients over tp
                 p.sequence_parallel = self.config.sequence_parallel
 
@@ -65,15 +62,12 @@ class _LowRank:
         return output + F.linear(inner, self.lora_B) * self.lora_scale
 
 
-class ColumnLinear(_LowRank, ColumnParallelLinear):
+class ColumnLinear(_LowRank, tensor_parallel.ColumnParallelLinear):
     """megatron-core's layer, but bias and product are one operation if there is nothing to communicate."""
 
-    exchange = staticmethod(copy_to_tensor_model_parallel_region)
-    exchange_sp = staticmethod(gather_from_sequence_parallel_region)
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._add_low_rank(split=B)
+    exchange = staticmethod(tensor_parallel.copy_to_tensor_model_parallel_region)
+    exchange_sp = staticmethod(tensor_parallel.gather_from_sequence_parallel_region)
+    split = B
 
     def forward(self, input_, weight=None, runtime_gather_output=None):
         if self.tp_group.size() > 1 or weight is not None:
@@ -83,15 +77,12 @@ class ColumnLinear(_LowRank, ColumnParallelLinear):
         return self._updated(output, input_), bias
 
 
-class RowLinear(_LowRank, RowParallelLinear):
+class RowLinear(_LowRank, tensor_parallel.RowParallelLinear):
     """As `ColumnLinear`."""
 
-    exchange = staticmethod(reduce_from_tensor_model_parallel_region)
-    exchange_sp = staticmethod(reduce_scatter_to_sequence_parallel_region)
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._add_low_rank(split=A)
+    exchange = staticmethod(tensor_parallel.reduce_from_tensor_model_parallel_region)
+    exchange_sp = staticmethod(tensor_parallel.reduce_scatter_to_sequence_parallel_region)
+    split = A
 
     def forward(self, input_):
         alone = self.tp_group.size() == 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dfm_nb.model import attention
-from dfm_nb.model.attention import SegmentBounds, cumulative, deal, packed_attention, pick_backend
+from dfm_nb.model.attention import BACKENDS, SegmentBounds, cumulative, deal, pick_backend, sdpa
 
 CASES = {
     "equal": ([4, 4, 4], [5, 5, 5]),
@@ -34,7 +34,7 @@ def test_a_back_end_equals_the_formula_with_gradients(case, backend):
     q_lens, kv_lens = CASES[case]
     bounds = SegmentBounds(cumulative(q_lens), cumulative(kv_lens))
     q, k, v = tensors(q_lens, kv_lens)
-    out, want = packed_attention(q, k, v, bounds, backend), reference(q, k, v, bounds)
+    out, want = BACKENDS[backend](q, k, v, bounds, None), reference(q, k, v, bounds)
     torch.testing.assert_close(out, want)
     probe = torch.randn_like(out)
     for got, expected in zip(torch.autograd.grad(out, (q, k, v), probe), torch.autograd.grad(want, (q, k, v), probe)):
@@ -47,7 +47,7 @@ def test_bfloat16_is_computed_in_float32_on_cpu():
     bounds = SegmentBounds(cumulative(q_lens), cumulative(kv_lens))
     narrow = [t.detach().bfloat16().requires_grad_() for t in tensors(q_lens, kv_lens)]
     wide = [t.detach().float().requires_grad_() for t in narrow]
-    out, want = packed_attention(*narrow, bounds), packed_attention(*wide, bounds)
+    out, want = sdpa(*narrow, bounds, None), sdpa(*wide, bounds, None)
     assert out.dtype == torch.bfloat16 and torch.equal(out, want.bfloat16())
     probe = torch.randn_like(out)
     for got, expected in zip(torch.autograd.grad(out, narrow, probe), torch.autograd.grad(want, wide, probe.float())):
@@ -61,7 +61,7 @@ def test_context_parallel_shares_put_together_are_the_whole():
     q, k, v = tensors(q_lens, kv_lens)
     out = torch.empty_like(q)
     for r in range(size):
-        out[deal(r, size)] = packed_attention(q[deal(r, size)], k, v, bounds.dealt(r, size))
+        out[deal(r, size)] = sdpa(q[deal(r, size)], k, v, bounds.dealt(r, size), None)
     torch.testing.assert_close(out, reference(q, k, v, bounds))
 
 
