@@ -85,8 +85,7 @@ def build_datasets(
     assert dist.is_initialized(), "call parallel.init() first"
     tokenizer = tokenizer or TokenizerIds.of_blend(blend)
     for prefix in blend.prefixes():
-        index = Index.open(prefix)
-        index.require_whole_bin()
+        index = Index.open(prefix).whole()
         if not 0 < seq_length < index.num_tokens:
             raise ValueError(
                 f"seq_length must be 1 to below the tokens of each corpus; {prefix} has {index.num_tokens}"

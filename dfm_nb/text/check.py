@@ -38,8 +38,7 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
     dict, ready for JSON. `length_percentiles` are document lengths in tokens; `frequent_tokens` are rows of id, text,
     count and share, from the first 20 million tokens. A `text` is None if the tokenizer is unknown.
     """
-    index, meta = Index.open(prefix), read_meta(prefix)
-    index.require_whole_bin()
+    index, meta = Index.open(prefix).whole(), read_meta(prefix)
     spec = _tokenizer(prefix, tokenizer_model)
     backend = spec.backend() if spec else None
 

@@ -125,7 +125,7 @@ class BlendOptions(Verb):
     config: str | None = option(None, "rows of dataset_prefix, dataset_weight, dataset_split", metavar="YAML")
     strategy: str | None = option(None, "proportional, equal, upweight:NAME=0.6 or token-balanced")
     normalize: bool = option(False, "divide the weights by their sum")
-    token_budget: float | None = option(None, "training tokens; default: the sum of all corpora")
+    token_budget: float | None = option(None, "training tokens; default: the sum of all corpora", gt=0)
     max_epochs: float = option(4.0, "warn when a corpus is seen more often")
     output: str | None = option(None, "write the blend here", metavar="YAML", output=True)
 

@@ -195,7 +195,7 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
     if Path(output).absolute() in {Path(p).absolute() for p in prefixes}:
         raise ValueError(f"the output must have a new name; {output} is one of the inputs")
     for prefix in prefixes:
-        Index.open(prefix).require_whole_bin()
+        Index.open(prefix).whole()
     require_same_tokenizer(prefixes)
     metas = [read_meta(p) for p in prefixes]
     for setting in ("append_eod", "tokenizer_backend"):

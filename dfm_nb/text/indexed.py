@@ -100,14 +100,15 @@ class Index:
     def num_tokens(self) -> int:
         return int(self.lengths.sum(dtype=np.int64))
 
-    def require_whole_bin(self) -> None:
-        """Raise ValueError unless `.bin` has the size that the index gives, and its documents are its sequences."""
+    def whole(self) -> Index:
+        """Itself; ValueError unless `.bin` has the size that the index gives, and its documents are its sequences."""
         want, have = self.num_tokens * self.dtype.itemsize, bin_path(self.prefix).stat().st_size
         if want != have:
             raise ValueError(f"{self.prefix}.bin must have {want} bytes by its index; it has {have}; copy it again")
         ends = self.documents[[0, -1]].tolist() if len(self.documents) else []
         if ends != [0, len(self.lengths)] or (np.diff(self.documents) < 0).any() or (self.lengths < 0).any():
             raise ValueError(f"{self.prefix}.idx must have rising documents of all its sequences; copy it again")
+        return self
 
     def tokens(self) -> np.ndarray:
         """All tokens, mapped read-only, shape [bytes of .bin // itemsize]."""
