@@ -24,17 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import (
-    ExifTags,
-    Image,
-    ImageCms,
-    ImageDraw,
-    ImageFont,
-    ImageOps,
-    ImageSequence,
-    PngImagePlugin,
-    UnidentifiedImageError,
-)
+from PIL import ExifTags, Image, ImageCms, ImageDraw, ImageFont, ImageOps, ImageSequence, PngImagePlugin
 
 from dfm_nb.base.files import replacing, write_atomically
 from dfm_nb.base.geometry import SIDE_MULTIPLE
@@ -109,7 +99,7 @@ def _opened(source: Media) -> Iterator[Image.Image]:
     except SampleError:
         raise
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, EOFError, ...
-        unknown = isinstance(error, UnidentifiedImageError)  # its text contains an object's address
+        unknown = isinstance(error, Image.UnidentifiedImageError)  # its text contains an object's address
         said = "no known format" if unknown else " ".join(str(error).split())
         reason = "too_large" if isinstance(error, Image.DecompressionBombError) else "unreadable_image"
         raise SampleError(reason, f"{_name(source)} is not a readable image ({said})") from None
@@ -362,7 +352,6 @@ def resize(video: np.ndarray, height: int, width: int, fit: str = "crop") -> np.
     ----------
     fit : one of `PLACES`, or pad: the whole picture in the middle, its outermost pixels repeated around it.
     """
-    _check(video)
     h, w = height, width
     if fit == "pad":
         scale = min(height / video.shape[1], width / video.shape[2])
@@ -371,12 +360,6 @@ def resize(video: np.ndarray, height: int, width: int, fit: str = "crop") -> np.
     fitted = np.stack([np.asarray(ImageOps.fit(Image.fromarray(frame), *how)) for frame in video])
     around = [((size - side) // 2, (size - side + 1) // 2) for size, side in ((height, h), (width, w))]
     return np.pad(fitted, ((0, 0), *around, (0, 0)), mode="edge") if fit == "pad" else fitted
-
-
-def _check(video: np.ndarray) -> None:
-    shape = np.shape(video)
-    if getattr(video, "dtype", None) != np.uint8 or len(shape) != 4 or shape[-1] != 3 or 0 in shape:
-        raise ValueError(f"a video must be a uint8 array [T, H, W, 3] with pixels; got {type(video).__name__} {shape}")
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
@@ -392,7 +375,6 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18, co
     """
     import av
 
-    _check(video)
     _, h, w, _ = video.shape
     video = np.pad(video, ((0, 0), (0, h % 2), (0, w % 2), (0, 0)), mode="edge")  # halved colour planes: no odd sides
     Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -419,7 +401,6 @@ def write_png(path: str | Path, image: np.ndarray) -> None:
 
 
 def _png(image: np.ndarray, comment: str = "") -> bytes:
-    _check(image[None])
     out, notes = io.BytesIO(), PngImagePlugin.PngInfo()
     if comment:
         notes.add_itxt("Comment", comment)
@@ -496,7 +477,6 @@ def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image
     """Stills in squares side by side, on their lower edges; clips as strips below one another; their caption below."""
     strips = list[list[Image.Image]]()
     for video in videos:
-        _check(video)
         frames = video[np.linspace(0, len(video) - 1, FILM_FRAMES).round().astype(int)] if len(video) > 1 else video
         strips.append([ImageOps.contain(Image.fromarray(frame), (cell, cell)) for frame in frames])
     if all(len(strip) == 1 for strip in strips):

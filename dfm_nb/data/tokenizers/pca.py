@@ -102,8 +102,6 @@ class PCATokenizer:
                 moments["image"].add(_blocks(video[:, :, t : t + 1], "image"))
             if video.shape[2] > 1:
                 moments["video"].add(_blocks(video[:, :, 1:], "video"))
-        if moments["image"].count == 0:
-            raise ValueError("the pca tokenizer needs at least one image for fitting; the source has none")
         mean, basis, scale = image = moments["image"].principal()
         if moments["video"].count:
             clip = moments["video"].principal()
