@@ -94,13 +94,12 @@ class TrainOptions(Verb):
         named: dict[str, Any] = {"model.size": self.model, "dataset.path": self.dataset_path}
         named |= {"dataset.mock": self.mock or None, "train.minutes": self.minutes}
         words = [f"{key}={write_value(value)}" for key, value in named.items() if value is not None]
-        training, world = (False, None) if self.print_config else (True, world_size)
         return cfg.resolve(
             self.recipe or ("own" if self.minutes else "default"),
             self.config_file,
             [*words, *self.overrides],
-            training=training,
-            world_size=world,
+            training=not self.print_config,
+            world_size=None if self.print_config else world_size,
             settings_of=_settings_of,
             run_dir=self.run_dir,
         )

@@ -35,8 +35,9 @@ class ArgumentParser(argparse.ArgumentParser):
     """argparse with `--num_steps` accepted for `--num-steps`, and errors that are raised."""
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
-        args = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args([_dashed(a) for a in args], namespace)
+        args = sys.argv[1:] if args is None else args
+        dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), arg) for arg in args]
+        return super().parse_known_args(dashed, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise ValueError, which `guard` prints as one sentence; for an unknown flag, with the closest one."""
@@ -46,17 +47,7 @@ class ArgumentParser(argparse.ArgumentParser):
         raise ValueError(f"{self.prog}: {message}; {fix}")
 
 
-def _dashed(arg: str) -> str:
-    if not arg.startswith("--"):
-        return arg
-    flag, eq, value = arg.partition("=")
-    return flag.replace("_", "-") + eq + value
-
-
-Command = Callable[[list[str]], int]
-
-
-def run_command(prog: str, commands: Mapping[str, tuple[Command, str]], argv: list[str] | None) -> int:
+def run_command(prog: str, commands: Mapping[str, tuple[Callable[..., int], str]], argv: list[str] | None) -> int:
     """Run `prog COMMAND ...` of a verb with several commands; `commands` maps names to (command, help)."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):

@@ -27,9 +27,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     temporary = temporary_of(path)
     # created here to get the umask's mode without setting the umask, which threads share
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    mode = os.fstat(descriptor).st_mode & 0o777
-    os.close(descriptor)
+    temporary.touch(exist_ok=False)
+    mode = temporary.stat().st_mode & 0o777
     try:
         yield temporary
         os.chmod(temporary, mode)  # safetensors replaces it by a file of mode 0600

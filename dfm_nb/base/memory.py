@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,9 @@ def available_bytes(device: torch.device) -> int:
     import psutil
 
     free, group = psutil.virtual_memory().available, Path("/sys/fs/cgroup")
-    try:
+    with contextlib.suppress(OSError, ValueError):  # no control group, or no limit ("max")
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())
         kept = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         free = min(free, limit - used + int(kept.get("inactive_file", 0)))
-    except (OSError, ValueError):  # no control group, or no limit ("max")
-        pass
     return free

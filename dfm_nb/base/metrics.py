@@ -62,15 +62,14 @@ class Metrics:
             self._file.truncate(self.path.stat().st_size - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
-    def truncate(self, iteration: int) -> int:
-        """Keep the records up to and including `iteration`; returns how many later ones were dropped."""
+    def truncate(self, iteration: int) -> None:
+        """Keep the records up to and including `iteration`."""
         records = read_metrics(self.path)
         kept = [r for r in records if r["iteration"] <= iteration]
         if len(kept) < len(records):
             self.close()
             write_atomically(self.path, b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in kept))
             self._file = self.path.open("ab", buffering=0)
-        return len(records) - len(kept)
 
     def close(self) -> None:
         self._file.close()

@@ -63,8 +63,7 @@ def _rebuilt(source: loading.Weights, sigma_rel: float) -> Mapping[str, Tensor]:
             return averages[0][name]
         # float64, as the weights of a combination can be large and of both signs
         total = sum(float(w) * s[name].double() for w, s in zip(weights, averages))
-        assert isinstance(total, Tensor)
-        return total.float()
+        return torch.as_tensor(total, dtype=torch.float32)
 
     return Lazy(averages[0], combined)
 

@@ -105,6 +105,8 @@ class Writer:
             return
         outcomes = everyones(self._child.outcome())
         if any(outcomes):
+            self._child.end()
+            self._child = None
             self._give_up(next(filter(None, outcomes)))
         if None not in outcomes:
             self._child = None
@@ -121,9 +123,6 @@ class Writer:
 
     def _give_up(self, cause: str) -> None:
         """Rank 0 reports a disk error in one line; complete checkpoints are kept."""
-        assert self._child is not None
-        self._child.end()
-        self._child = None
         if dist.get_rank() != 0:
             raise SystemExit(2)
         whole = whole_checkpoints(self.root)

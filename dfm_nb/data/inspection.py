@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ class InspectedShards:
             grids = {index.entry(i): index.grid(i) for i in range(len(index))}
             tars = {self.folder / shard.name for shard in index.shards}
             own = [e for e in self.entries if e.shard in tars and e.key not in self._dropped]
-            right = [e for e in own if (grid := grids.get(e)) and list(grid) == _grid_of(e, grid)]
+            right = [e for e in own if (g := grids.get(e)) and [*g] == list((e.meta.get("latent_shape") or g)[-3:])]
             if wrong := len(own) - len(right) - len(index.dropped) or len(grids) - len(right):
                 path = index_path(self.folder, index.split)
                 yield f"{path} is wrong for {wrong} samples; write it again: dfm index {self.folder}"
@@ -159,21 +159,13 @@ class InspectedShards:
 
     def sheet(self, count: int, tokenizer: Tokenizer | None) -> np.ndarray | None:
         """Samples evenly over the shards with their captions; in false colours without a tokenizer."""
-        chosen = (self.entries[i] for i in evenly(range(len(self.entries)), count))
-        clips = list(_readable(chosen, self.fits))
+        clips = []
+        for i in evenly(range(len(self.entries)), count):
+            with contextlib.suppress(SampleError):  # counted and named by --verify
+                clips.append(self.entries[i].read(self.fits))
         videos = [false_colours(c) if tokenizer is None else decoded(c, tokenizer) for c in clips]
         captions = [c.meta.get("caption") or c.key for c in clips]
         return video.contact_sheet({"": [([v], caption) for v, caption in zip(videos, captions)]}) if clips else None
-
-
-def _readable(entries: Iterable[SampleEntry], fits: Fits | None = None) -> Iterator[EncodedClip]:
-    for entry in entries:
-        with contextlib.suppress(SampleError):  # counted and named by --verify
-            yield entry.read(fits)
-
-
-def _grid_of(entry: SampleEntry, default: tuple[int, int, int]) -> list[int]:
-    return list((entry.meta.get("latent_shape") or default)[-3:])
 
 
 def size_of(meta: dict) -> str:

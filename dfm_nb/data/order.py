@@ -23,6 +23,7 @@ import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -62,6 +63,7 @@ def deal_shards(weights: np.ndarray, lanes: int) -> list[np.ndarray]:
     return [heaviest_first[turn == lane] for lane in range(lanes)]
 
 
+@dataclass(eq=False)
 class SampleOrder:
     """The order of a lane's samples, a window at a time: a function of (seed, lane, epoch, window).
 
@@ -72,17 +74,12 @@ class SampleOrder:
     weights : of every sample of the store, above 0; None: 1.
     """
 
-    def __init__(
-        self,
-        ranges_R2: np.ndarray,
-        window: int,
-        seed: int,
-        lane: int | None,
-        shuffle: bool = True,
-        weights: np.ndarray | None = None,
-    ):
-        self.ranges_R2, self.window, self.seed, self.lane, self.shuffle = ranges_R2, window, seed, lane, shuffle
-        self.weights = weights
+    ranges_R2: np.ndarray
+    window: int
+    seed: int
+    lane: int | None
+    shuffle: bool = True
+    weights: np.ndarray | None = None
 
     def size(self, epoch: int) -> int:
         """Uses in an epoch."""

@@ -385,8 +385,7 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
     try:
         stop = _train(resolved, folder)
     finally:
-        if rank == 0:
-            folder.release()
+        folder.release()
     if stop == signal.SIGINT:
         raise KeyboardInterrupt
     return 0

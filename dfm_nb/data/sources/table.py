@@ -284,11 +284,7 @@ class Table(Source):
     given: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self.tagged = self.tag_column is not None
-
-    @property
-    def reading(self) -> MediaOptions:
-        return self.location.reading
+        self.tagged, self.reading = self.tag_column is not None, self.location.reading
 
     def __len__(self) -> int:
         return len(self.rows[self.caption_column])
@@ -363,31 +359,27 @@ class Table(Source):
         raise SampleError("no_media", f"it has neither bytes, a path nor a URL in {' or '.join(self.media)}")
 
     def _media(self, value: Any) -> Any:
-        """What `MediaOptions.clips` reads, of a cell's picture."""
+        """What `MediaOptions.clips` reads, of a cell's picture: the file of a path, or the content of a URL."""
         if not isinstance(value, str):
             return value
         if len(value) > LONGEST_NAME:
             raise SampleError("too_large", f"a path or URL must have at most {LONGEST_NAME} characters")
-        return self._file(value)
-
-    def _file(self, reference: str) -> Path | bytes:
-        """The file of a path, or the content of a URL."""
-        parts = urlsplit(reference if "://" in reference else "")
+        parts = urlsplit(value if "://" in value else "")
         if parts.scheme in ("http", "https"):
-            if not (self.reading.allow_outside or is_public(reference)):
+            if not (self.reading.allow_outside or is_public(value)):
                 raise SampleError("refused", "it is an address of this machine or its network; see --allow-outside")
-            with fetched(reference) as copy:
+            with fetched(value) as copy:
                 return copy.read_bytes()
         if parts.scheme not in ("", "file"):
             raise SampleError("bad_url", f"it must be a path or a file, http or https URL; got {parts.scheme}")
-        path = _path(reference)
+        path = _path(value)
         if self.location.server is None:
             return self.reading.inside(self.location.found(path), self.location.folder)
         if path.is_absolute():
             if not self.reading.allow_outside:
                 raise SampleError("outside", f"{path} is of this machine, and the table is not; see --allow-outside")
             return path
-        with self.location.local(reference) as copy:
+        with self.location.local(value) as copy:
             return copy.read_bytes()
 
 
