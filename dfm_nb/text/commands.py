@@ -168,13 +168,8 @@ class BlendOptions(Verb):
         return Report(result, "\n".join(lines))
 
 
-COMMANDS = {
-    "preprocess": (PreprocessOptions.main, "JSONL -> .bin/.idx"),
-    "merge": (MergeOptions.main, "join the parts of a partitioned run, or any corpora"),
-    "inspect": (InspectOptions.main, "counts, lengths, first documents, frequent tokens"),
-    "verify": (VerifyOptions.main, "the checklist; exits with 1 if a check fails"),
-    "blend": (BlendOptions.main, "weights, strategies and epochs of a blend"),
-}
+VERBS = (PreprocessOptions, MergeOptions, InspectOptions, VerifyOptions, BlendOptions)
+COMMANDS = {verb.prog.rpartition(" ")[2]: (verb.main, str(verb.__doc__)) for verb in VERBS}
 
 
 def main(argv: list[str] | None = None) -> int:
