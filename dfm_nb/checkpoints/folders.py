@@ -132,9 +132,8 @@ def usable(root: Path) -> Path | None:
     return None
 
 
-def read_assets(dataset: str | Path) -> dict[str, bytes]:
+def read_assets(root: Path) -> dict[str, bytes]:
     """The `ASSETS` of a data set or checkpoint: name -> content."""
-    root = Path(dataset)
     return {name: (root / name).read_bytes() for name in ASSETS if (root / name).is_file()}
 
 

@@ -63,8 +63,6 @@ def adopt_dataset(
     if place.held_plan() is not None:
         fix = "it needs no adopting" if (place.path / CHECKSUMS).is_file() else "finish it with --resume"
         raise ValueError(f"{place.path} was made by dfm prepare: {fix}")
-    if not 0 <= val_fraction < 1:
-        raise ValueError(f"--val-fraction must be at least 0 and below 1; got {val_fraction}")
     # a wrong path fails now, not after all tars were read
     about = {"tokenizer": {"name": tokenizer}, "text_encoder": {"name": text_encoder}}
     paths = {"tokenizer": tokenizer_path, "text_encoder": text_encoder_path}
@@ -177,9 +175,8 @@ def _splits(folder: Path, tars: list[Path], val_fraction: float) -> dict[str, li
         splits = {split: shards.shards_of(folder, split) for split in SPLITS}
         if missing := sorted(set(names).difference(*splits.values())):
             log.warning(
-                "%s/.nv-meta leaves out %d of the tars, which training will not see (%s ...); remove .nv-meta and give "
-                "the command again to write it for all",
-                *(folder, len(missing), missing[0]),
+                f"{folder}/.nv-meta leaves out {len(missing)} of the tars, which training will not see ({missing[0]} "
+                "...); remove .nv-meta and give the command again to write it for all"
             )
         if val_fraction and not splits["val"]:
             raise ValueError(f"--val-fraction: {folder}/.nv-meta has no validation split; remove it to get one")

@@ -350,9 +350,8 @@ class Preparation:
             return None
         if not any(len(self.plans.items_of(split)) for split in ("val", "test")):
             log.warning(
-                "the tokenizer is used as it is: tuning is judged on held-out samples, and there are none; prepare %d "
-                "pictures or more, with --val-fraction above 0",
-                VAL_FROM_ITEMS,
+                "the tokenizer is used as it is: tuning is judged on held-out samples, and there are none; prepare "
+                f"{VAL_FROM_ITEMS} pictures or more, with --val-fraction above 0"
             )
             return None
         tokenizer = self._build("tokenizers", self.config.tokenizer, self.config.tokenizer_path)

@@ -72,7 +72,7 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
-def init(layout: Layout | None = None, timeout_s: float = 600, seed: int = 1) -> Layout:
+def init(layout: Layout | None = None, timeout_s: float = 600, seed: int = 1) -> None:
     """Start the process group (NCCL on CUDA, gloo elsewhere) and megatron-core's model-parallel groups.
 
     It works under torchrun and, without its environment, as a group of one. It can be called again with another layout.
@@ -94,7 +94,6 @@ def init(layout: Layout | None = None, timeout_s: float = 600, seed: int = 1) ->
     )
     # megatron-core creates and recomputes layers within its RNG tracker, which needs a state; we draw by `base.seeds`.
     tensor_parallel.model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
-    return layout
 
 
 def _start_process_group(timeout_s: float) -> None:

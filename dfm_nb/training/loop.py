@@ -333,11 +333,8 @@ class Training:
                 self.save()
         elif self.iteration - self.best[1] == RISEN_ROUNDS * self.config.train.eval_interval:
             log.warning(
-                "Validation loss was best at iteration %d (%.4f) and has been higher for %d rounds: the network now "
-                "memorizes its training samples",
-                self.best[1],
-                self.best[0],
-                RISEN_ROUNDS,
+                f"Validation loss was best at iteration {self.best[1]} ({self.best[0]:.4f}) and has been higher for "
+                f"{RISEN_ROUNDS} rounds: the network now memorizes its training samples"
             )
 
     def save(self) -> None:
@@ -400,12 +397,9 @@ def _warn_of_large_steps(config: cfg.Config, store: SampleStore) -> None:
     held = int(store.voxels(np.arange(len(store))).sum()) // (m.patch_temporal * m.patch_spatial**2)
     if held < step:
         log.warning(
-            "A step takes %d packs of %d tokens, and all %d samples have %d tokens: lower train.global_batch_size or "
-            "dataset.task_encoder_seq_length, or let --minutes choose them",
-            t.global_batch_size,
-            config.dataset.task_encoder_seq_length,
-            len(store),
-            held,
+            f"A step takes {t.global_batch_size} packs of {config.dataset.task_encoder_seq_length} tokens, and all "
+            f"{len(store)} samples have {held} tokens: lower train.global_batch_size or "
+            "dataset.task_encoder_seq_length, or let --minutes choose them"
         )
 
 
