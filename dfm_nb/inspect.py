@@ -58,6 +58,8 @@ def figures(d: dict[str, Any]) -> dict[str, str]:
     """Sizes, captions and splits in words."""
     found = {"kinds": kinds_line(d["sizes"]), "frames x height x width": sizes_line(d["sizes"])}
     found["different captions"] = f"{d['captions']:,}"
+    if d["given"]:
+        found["with given pictures"] = f"{d['given']:,}"
     if "text_tokens" in d:
         found["text tokens"] = "{min} to {max}, median {median}".format(**d["text_tokens"])
     if "counts" in d:

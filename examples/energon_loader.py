@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dfm_nb.base.records import EncodedClip
 from dfm_nb.config import Config
-from dfm_nb.data.shards import MORE, PARTS, decode_sample
+from dfm_nb.data.shards import GIVEN, MORE, PARTS, decode_sample
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.packs.packer import fill
 from dfm_nb.packs.packs import Pack, PackSettings, draw_sample, pack_draws
@@ -48,7 +48,7 @@ def cook_clip(raw: dict) -> ClipSample:
         __key__=raw["__key__"],
         __restore_key__=raw["__restore_key__"],
         __subflavors__=raw.get("__subflavors__"),
-        clip=decode_sample({part: raw[part] for part in (*PARTS, MORE) if part in raw}, raw["__key__"]),
+        clip=decode_sample({part: raw[part] for part in (*PARTS, MORE, GIVEN) if part in raw}, raw["__key__"]),
     )
 
 
@@ -71,7 +71,7 @@ class PackEncoder(DefaultTaskEncoder):
         self.empty_text = store.empty_text
 
     def _tokens(self, sample: ClipSample) -> int:
-        return sample.clip.latent[0, 0].numel() // self.settings.patch_volume
+        return sum(z[0, 0].numel() for z in (sample.clip.latent, *sample.clip.given)) // self.settings.patch_volume
 
     @stateless
     def encode_sample(self, sample: ClipSample) -> ClipSample:

@@ -111,6 +111,14 @@ def tiny_data(make_once):
     return make_once("tiny-data", tiny_run.prepare)
 
 
+@pytest.fixture(scope="session")
+def tiny_edits(make_once):
+    """A prepared folder of pairs."""
+    from tests import tiny_run
+
+    return make_once("tiny-edits", lambda folder: tiny_run.prepare(folder, "synthetic:edits", 12))
+
+
 @pytest.fixture
 def data(tmp_path) -> Path:
     """A copy of the stored data, to be damaged."""

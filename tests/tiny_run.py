@@ -16,14 +16,12 @@ SIZE = [
 ]
 
 
-def prepare(folder: Path) -> Path:
-    """30 pictures and 4 clips of short side 32 px."""
+def prepare(folder: Path, source: str = "synthetic", num_images: int = 30) -> Path:
+    """Pictures and 4 clips of short side 32 px."""
     from dfm_nb.prepare import main
 
-    argv = (
-        "--source synthetic --tokenizer pca --num-images 30 --num-clips 4 --short-side 32 --val-fraction 0.05".split()
-    )
-    assert main([*argv, "--output-dir", str(folder)]) == 0
+    argv = "--tokenizer pca --num-clips 4 --short-side 32 --val-fraction 0.05".split()
+    assert main(["--source", source, "--num-images", str(num_images), *argv, "--output-dir", str(folder)]) == 0
     return folder
 
 

@@ -20,7 +20,7 @@ from dfm_nb.base import video
 from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
-from dfm_nb.data.inspection import InspectedShards, decoded, false_colours, size_of
+from dfm_nb.data.inspection import InspectedShards, pictures, size_of
 from dfm_nb.data.shard_plan import evenly
 from dfm_nb.data.shards import Fits, how_to_adopt
 from dfm_nb.inspect import figures
@@ -28,7 +28,7 @@ from workbench.controls import table_html
 from workbench.gallery import Gallery, Item
 from workbench.live import Live, fault_html
 
-PAGE, SIDE_PX = 12, 160
+PAGE, SIDE_PX, GAP_PX = 12, 160, 12
 DROPS_SHOWN = 20
 KINDS = {"pictures": lambda frames: frames == 1, "clips": lambda frames: frames > 1}
 LEGEND = (
@@ -119,7 +119,7 @@ class DatasetBrowser(Live):
         ]
 
     def figure(self, index: int, latent: bool = False) -> str:
-        """One sample as HTML: clip or picture, caption, sizes; or why it cannot be read.
+        """One sample as HTML: what is given, clip or picture, caption, sizes; or why it cannot be read.
 
         latent : the latent in false colours instead of the picture that it decodes to.
         """
@@ -128,17 +128,18 @@ class DatasetBrowser(Live):
             clip = entry.read(self.fits)
         except SampleError as error:
             return fault_html(str(error), what="Damaged")
-        tokenizer = None if latent else self._decoder[0]
-        frames = false_colours(clip) if tokenizer is None else decoded(clip, tokenizer)
-        kind, data = video.compressed(frames, clip.fps)
+        shown = pictures(clip, None if latent else self._decoder[0])
         caption, aside = self.caption(index) or entry.key, self.is_set_aside(index)
         shape = "x".join(map(str, clip.latent.shape[1:]))
         about = f"{'set aside · ' * aside}{entry.key} · latent {shape} · {clip.text_emb.shape[1]} text tokens"
         about = " · or: ".join([about, *self.more_captions(index)])
-        width = round(SIDE_PX * min(1, frames.shape[2] / frames.shape[1]))  # the longer side fits its place
-        shown = Gallery([Item(kind, data, {"name": caption})], width_px=width, details=False).html()
+        named = zip([*["given"] * len(clip.given), caption], shown)
+        items = [Item(*video.compressed(frames, clip.fps), {"name": name}) for name, frames in named]
+        side, (_, height, width, _) = SIDE_PX // len(items) - GAP_PX * (len(items) > 1), shown[-1].shape
+        width = round(side * min(1, width / height))  # the longer side fits its place
+        gallery = Gallery(items, width_px=width, details=False).html()
         small = f'<div style="font-size:11px;line-height:1.35;opacity:.75">{html.escape(about)}</div>'
-        return f'<div style="opacity:{0.4 if aside else 1}">{shown}{small}</div>'
+        return f'<div style="opacity:{0.4 if aside else 1}">{gallery}{small}</div>'
 
     @functools.cached_property
     def _decoder(self) -> tuple[Any, str]:

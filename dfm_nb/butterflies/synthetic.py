@@ -6,6 +6,9 @@ pure function of (seed, index), so growing the source changes no earlier image.
 A quarter of the (colour, pattern) pairs and a fifth of the other (colour, pattern, background) triples never occur
 but in `synthetic:unseen`, which draws only those: they measure whether a model composes or recalls. Half of each are
 for choosing settings (`development`), half for the final report (`test`).
+
+In `synthetic:edits` the same scene with another value of one attribute is given beside each item; the caption names the
+change alone, and `changed` in `attributes` the attribute.
 """
 
 from __future__ import annotations
@@ -64,6 +67,7 @@ CLIP_SHAPES = (((1, 1), 0.8), ((1, 1.25), 0.1), ((1.25, 1), 0.1))
 WINGS_WORDS, PLACE_WORDS = captions.WORDS["plain"]["wings"], captions.WORDS["plain"]["places"]
 POSTURE_WORDS, TEMPLATES = captions.WORDS["plain"]["postures"], captions.WORDS["plain"]["templates"]
 NUM_TEMPLATES = len(TEMPLATES["still"])
+EDITS = captions.WORDS["edits"]
 
 
 def _combinations() -> Iterator[tuple[str | None, str | None, dict[str, str]]]:
@@ -174,6 +178,7 @@ class Synthetic(Source):
     unseen: bool
     square: bool
     varied: bool
+    edits: bool
     name = "synthetic"
 
     def __post_init__(self) -> None:
@@ -211,11 +216,21 @@ class Synthetic(Source):
         caption = caption_for(attributes, int(rng.integers(NUM_TEMPLATES)))
         if self.varied and (rng.random() >= PLAIN_SHARE or attributes.get("size") == "small"):
             caption = with_articles(captions.spoken(_checked(attributes), rng))
-        pixels = render(attributes, int(rng.integers(2**63)), height, width, frames)
-        yield Clip(self.item_key(index), pixels, caption, fps, self.name, attributes)
+        scene, given = (int(rng.integers(2**63)), height, width, frames), []
+        pixels, said = render(attributes, *scene), dict(attributes)
+        if self.edits:
+            changed, triples = str(rng.choice(list(EDITS))), self._combinations
+            others = [attributes | {changed: value} for value in ATTRIBUTES[changed] if value != attributes[changed]]
+            if not self.unseen:  # training may show the given one, too
+                others = [a for a in others if {name: a[name] for name in triples[0]} in triples]
+            given = [render(others[rng.integers(len(others))], *scene)]
+            caption = with_articles(str(rng.choice(EDITS[changed])).format(**words_of(attributes)))
+            said["changed"] = changed
+        yield Clip(self.item_key(index), pixels, caption, fps, self.name, said, given=given)
 
     def identity(self) -> dict:
-        return {"name": self.name, **asdict(self), "drawing": DRAWING, "held_out": HELD_OUT}
+        own = {name: value for name, value in asdict(self).items() if name != "edits" or value}  # or old data are new
+        return {"name": self.name, **own, "drawing": DRAWING, "held_out": HELD_OUT}
 
 
 def build(
@@ -230,10 +245,11 @@ def build(
         square : every side is `size_px`; the rest of an item is the same as without.
         varied : captions in many wordings, a fifth of the butterflies small and anywhere in the picture, and 15 % of
             the items at twice the size.
+        edits : pairs: beside each item the same scene is given with one attribute changed (module docstring).
     num_images, num_clips : items; clips have 9 or 17 frames at 8 or 12 fps.
     size_px : base size, a multiple of 16; sides are 0.75 to 1.5 times it, rounded to multiples of 16.
     """
-    words, known = set(spec.split(",")) if spec else set(), ("unseen", "square", "varied")
+    words, known = set(spec.split(",")) if spec else set(), ("unseen", "square", "varied", "edits")
     if not words <= set(known):
-        raise ValueError(f"--source synthetic accepts unseen, square and varied, with commas; got {spec!r}")
+        raise ValueError(f"--source synthetic accepts unseen, square, varied and edits, with commas; got {spec!r}")
     return Synthetic(num_images, num_clips, size_px, seed, **{name: name in words for name in known})

@@ -74,6 +74,7 @@ class InspectedShards:
             "bytes": sum(t.stat().st_size for t in self.tars),
             "sizes": dict(Counter(map(size_of, metas)).most_common()),
             "parts": dict(Counter("+".join(sorted(e.extensions)) for e in self.entries)),
+            "given": sum(bool(m.get("given_shapes")) for m in metas),
             "captions": len({c for m in metas for c in (m.get("caption"), *(m.get("more_captions") or ())) if c}),
             "duplicate_keys": [k for k, n in Counter(e.key for e in self.entries).items() if n > 1][:NAMED],
         }
@@ -159,13 +160,12 @@ class InspectedShards:
 
     def sheet(self, count: int, tokenizer: Tokenizer | None) -> np.ndarray | None:
         """Samples evenly over the shards with their captions; in false colours without a tokenizer."""
-        clips = []
+        shown = []
         for i in evenly(range(len(self.entries)), count):
             with contextlib.suppress(SampleError):  # counted and named by --verify
-                clips.append(self.entries[i].read(self.fits))
-        videos = [false_colours(c) if tokenizer is None else decoded(c, tokenizer) for c in clips]
-        captions = [c.meta.get("caption") or c.key for c in clips]
-        return video.contact_sheet({"": [([v], caption) for v, caption in zip(videos, captions)]}) if clips else None
+                clip = self.entries[i].read(self.fits)
+                shown.append((pictures(clip, tokenizer), clip.meta.get("caption") or clip.key))
+        return video.contact_sheet({"": shown}) if shown else None
 
 
 def size_of(meta: dict) -> str:
@@ -174,14 +174,16 @@ def size_of(meta: dict) -> str:
 
 
 @torch.no_grad()
-def decoded(clip: EncodedClip, tokenizer: Tokenizer) -> np.ndarray:
-    """uint8 [T, H, W, 3]."""
-    return to_frames(tokenizer.decode(clip.latent.float())[0])
+def pictures(clip: EncodedClip, tokenizer: Tokenizer | None) -> list[np.ndarray]:
+    """What is given beside a sample and then the sample, uint8 [T, H, W, 3]; in false colours without a tokenizer."""
+    latents = (*clip.given, clip.latent)
+    if tokenizer is None:
+        return [false_colours(z[0].float()) for z in latents]
+    return [to_frames(tokenizer.decode(z.float())[0]) for z in latents]
 
 
-def false_colours(clip: EncodedClip) -> np.ndarray:
-    """The latent's three strongest directions as colours, eight pixels a latent pixel; uint8 [T, H, W, 3]."""
-    z = clip.latent[0].float()  # [C, t, h, w]
+def false_colours(z: torch.Tensor) -> np.ndarray:
+    """The three strongest directions of a latent [C, T, H, W] as colours, eight pixels a latent pixel."""
     rows = z.flatten(1).T  # [t h w, C]
     rows = rows - rows.mean(0)
     _, vectors = torch.linalg.eigh(rows.T @ rows)

@@ -34,7 +34,10 @@ class TaskEncoder(energon.DefaultTaskEncoder):
 
 
 @pytest.mark.slow
-def test_task_encoder_of_nemo_dfm_reads_our_folder(tiny_data):
+@pytest.mark.parametrize("folder", ["tiny_data", "tiny_edits"])
+def test_task_encoder_of_nemo_dfm_reads_our_folder(folder, request):
+    """It does not look at what is given beside a sample."""
+    tiny_data = request.getfixturevalue(folder)
     workers = energon.WorkerConfig(rank=0, world_size=1, num_workers=0)
     how = {"shuffle_buffer_size": None, "max_samples_per_sequence": None, "task_encoder": TaskEncoder()}
     data = energon.get_train_dataset(tiny_data, worker_config=workers, batch_size=1, **how)

@@ -14,6 +14,13 @@ def test_energons_own_loader_gives_packs_of_the_same_samples(tiny_data):
     assert sum(len(p.keys) for p in packs) > 8
 
 
+def test_pairs_come_with_what_is_given(tiny_edits):
+    batches = pack_loader(tiny_edits, PackSettings(Config()), 512)
+    (pack,) = next(iter(batches))
+    tokens, targets = pack.lengths()[0], [t * h * w for t, h, w in pack.grids]
+    assert {n / target for n, target in zip(tokens, targets)} == {1, 2}, "some are left out: train.given_dropout"
+
+
 def test_program_names_the_samples_of_each_pack(tiny_data, capsys):
     assert main([str(tiny_data), "--packs", "2", "--capacity", "64"]) == 0
     lines = capsys.readouterr().out.splitlines()

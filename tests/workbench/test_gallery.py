@@ -10,7 +10,7 @@ import pytest
 
 from dfm_nb.base.video import read_image, write_mp4, write_png
 from dfm_nb.data.edits import EDITS, Edit, read_edits
-from dfm_nb.data.inspection import decoded, false_colours
+from dfm_nb.data.inspection import pictures
 from workbench.browser import DatasetBrowser
 from workbench.gallery import Gallery, grid
 
@@ -95,10 +95,19 @@ def test_browser_shows_what_the_tokenizer_decodes_or_the_latent(tiny_data):
     browser = DatasetBrowser(tiny_data)
     index = next(i for i, e in enumerate(browser.entries) if e.meta["num_frames"] == 1)
     sample = browser.entries[index].read()
-    pixels = decoded(sample, browser.found.tokenizer())
-    for latent, expected in ((False, pixels), (True, false_colours(sample))):
+    for latent, tokenizer in ((False, browser.found.tokenizer()), (True, None)):
         shown = re.search(r"data:image/png;base64,([^\"]+)", browser.figure(index, latent=latent))[1]
-        np.testing.assert_array_equal(read_image(base64.b64decode(shown)), expected)
+        np.testing.assert_array_equal(read_image(base64.b64decode(shown)), *pictures(sample, tokenizer))
+
+
+def test_what_is_given_is_shown_before_its_sample_and_counted(tiny_edits):
+    browser = DatasetBrowser(tiny_edits)
+    shown = re.findall(r"data:image/png;base64,([^\"]+)", browser.figure(0))
+    expected = pictures(browser.entries[0].read(), browser.found.tokenizer())
+    assert len(shown) == 2 and (expected[0] != expected[1]).any()
+    for data, frames in zip(shown, expected):
+        np.testing.assert_array_equal(read_image(base64.b64decode(data)), frames)
+    assert browser.about["given"] == len(browser.entries) and "with given pictures" in browser.summary_html()
 
 
 def test_drops_are_told_by_reason(tiny_data):
