@@ -70,7 +70,7 @@ def stored_thresholds(kind: str) -> Sure:
 
 
 def shares(classifier: AttributeClassifier, videos: Videos, wanted: Attributes, sure: Sure) -> dict[str, Any]:
-    """For each attribute, and for `TOGETHER`: {"argmax", "sure"}, each {"share", "low", "high"}, and "wrong".
+    """For each of `_sets`: {"argmax", "sure"}, each {"share", "low", "high"}, "wrong", and the "chance" of a guess.
 
     "wrong" is how often a wrong name passes: each sample is compared with the names requested of another sample, and
     "wrong" is the share that would count as sure.
@@ -78,36 +78,52 @@ def shares(classifier: AttributeClassifier, videos: Videos, wanted: Attributes, 
     return _shares(classifier.probabilities(videos), wanted, sure)
 
 
+def _sets(wanted: Attributes) -> dict[str, np.ndarray]:
+    """bool [N, attributes] by measure, those that must be right: each one, and `TOGETHER`.
+
+    Of edits instead of the latter the `change` that the prompt names, the `rest` that it does not name, and both.
+    """
+    names = np.array(MEASURED)
+    sets = {name: names == name for name in MEASURED}
+    if all("changed" in w for w in wanted):
+        change = names == np.array([[w["changed"]] for w in wanted])
+        sets |= {"change": change, "rest": ~change, "change and rest": names == names}
+    else:
+        sets |= {name: np.isin(names, parts) for name, parts in TOGETHER.items()}
+    return {name: np.broadcast_to(of, (len(wanted), len(names))) for name, of in sets.items()}
+
+
 def _shares(said: Mapping[str, np.ndarray], wanted: Attributes, sure: Sure) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for name, parts in {**{n: (n,) for n in MEASURED}, **TOGETHER}.items():
-        asked, found = _asked(wanted, parts), _sure(said, sure["value"], parts)
-        another = (asked[:, None] != asked[None]).any(2)
-        wrong = (found[:, None] == asked[None]).all(2) & another
+    asked, found, chance = _asked(wanted), _sure(said, sure["value"]), [1 / len(HEADS[n]) for n in MEASURED]
+    for name, of in _sets(wanted).items():
+        another = ((asked[:, None] != asked[None]) & of[:, None]).any(2)
+        wrong = ((found[:, None] == asked[None]) | ~of[:, None]).all(2) & another
         out[name] = {
-            "argmax": share((_sure(said, dict.fromkeys(parts, 0.0), parts) == asked).all(1)),
-            "sure": _sure_share(said, wanted, sure, parts),
+            "argmax": share(((_sure(said) == asked) | ~of).all(1)),
+            "sure": _sure_share(said, wanted, sure, of),
             "wrong": float(wrong.sum() / max(1, another.sum())),
+            "chance": float(np.where(of, chance, 1).prod(1).mean()),
         }
     return out
 
 
-def _asked(wanted: Attributes, parts: Sequence[str]) -> np.ndarray:
-    """int [N, parts], the index of the requested name."""
-    return np.array([[HEADS[n].index(w[n]) for n in parts] for w in wanted])
+def _asked(wanted: Attributes) -> np.ndarray:
+    """int [N, attributes], the index of the requested name."""
+    return np.array([[HEADS[n].index(w[n]) for n in MEASURED] for w in wanted])
 
 
-def _sure(said: Mapping[str, np.ndarray], at: Mapping[str, float], parts: Sequence[str]) -> np.ndarray:
-    """int [N, parts], the index of the likeliest name; -1 where its probability is below `at`."""
-    return np.stack([np.where(said[n].max(1) >= at[n], said[n].argmax(1), -1) for n in parts], 1)
+def _sure(said: Mapping[str, np.ndarray], at: Mapping[str, float] = dict.fromkeys(MEASURED, 0.0)) -> np.ndarray:
+    """int [N, attributes], the index of the likeliest name; -1 where its probability is below `at`."""
+    return np.stack([np.where(said[n].max(1) >= at[n], said[n].argmax(1), -1) for n in MEASURED], 1)
 
 
 def _sure_share(
-    said: Mapping[str, np.ndarray], wanted: Attributes, sure: Sure, parts: Sequence[str], which: Any = slice(None)
+    said: Mapping[str, np.ndarray], wanted: Attributes, sure: Sure, of: np.ndarray, which: Any = slice(None)
 ) -> dict[str, float]:
-    """`share` of all `parts` right and sure; the interval includes the uncertainty of the thresholds."""
-    asked = _asked(wanted, parts)
-    right = {end: (_sure(said, at, parts) == asked).all(1)[which] for end, at in sure.items()}
+    """`share` of all attributes `of` each sample right and sure; the interval includes the thresholds' uncertainty."""
+    asked = _asked(wanted)
+    right = {end: ((_sure(said, at) == asked) | ~of).all(1)[which] for end, at in sure.items()}
     found = share(right["value"])
     low = math.hypot(found["share"] - found["low"], found["share"] - right["high"].mean())
     high = math.hypot(found["high"] - found["share"], right["low"].mean() - found["share"])
@@ -150,11 +166,6 @@ class Renders:
         self.decoded = [round_trip(v) for v in bar]
         self.half = n
 
-    def shares(self, classifier: AttributeClassifier, sure: Sure) -> dict[str, Any]:
-        """`shares` of all, `as_drawn` and `decoded`."""
-        both = {"as_drawn": self.as_drawn, "decoded": self.decoded}
-        return {name: shares(classifier, videos, self.wanted, sure) for name, videos in both.items()}
-
 
 def score(videos: Videos, wanted: Attributes, classifier: AttributeClassifier, sure: Sure) -> dict[str, Any]:
     """`shares` of samples, a table of requested and found names, and the wing motion of clips.
@@ -174,16 +185,15 @@ def score(videos: Videos, wanted: Attributes, classifier: AttributeClassifier, s
         found = [HEADS[name][i] for i in said[name].argmax(1)]
         for (asked, saw), count in sorted(Counter((w[name], f) for f, w in zip(found, wanted)).items()):
             by_value.setdefault(asked, {})[saw] = count
-        out[name] |= {"chance": 1 / len(HEADS[name]), "found": by_value}
-    for name, parts in TOGETHER.items():
-        out[name]["chance"] = float(np.prod([1 / len(HEADS[p]) for p in parts]))
-    pair = np.array([is_pair(w) for w in wanted])
+        out[name]["found"] = by_value
+    pair, core = np.array([is_pair(w) for w in wanted]), np.isin(MEASURED, CORE)
     for name, which in (("pairs", pair), ("triples", ~pair)):
         if pair.any() and which.any():
-            out[name] = {"samples": int(which.sum()), **_sure_share(said, wanted, sure, CORE, which)}
+            out[name] = {"samples": int(which.sum()), **_sure_share(said, wanted, sure, core, which)}
     frames, height, width, _ = videos[0].shape
     if frames > 1:
-        real = [synthetic.render(w, i, height, width, frames) for i, w in enumerate(wanted[:16])]
+        drawn = [{name: w[name] for name in w if name in synthetic.ATTRIBUTES} for w in wanted[:16]]
+        real = [synthetic.render(w, i, height, width, frames) for i, w in enumerate(drawn)]
         out["wing_motion"] = {
             "mean": float(np.mean([wing_motion(v) for v in videos])),
             "real_clips": float(np.mean([wing_motion(v) for v in real])),

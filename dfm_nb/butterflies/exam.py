@@ -26,6 +26,7 @@ ONE_PROMPT, SEEDS = 12, 8
 """Prompts of the scatter, and seeds of each."""
 
 Videos = list[np.ndarray]
+Asked = Sequence[dict[str, str]]
 
 
 class Exam:
@@ -62,7 +63,9 @@ class Exam:
                 wanted = unseen_attributes(count, MOTION[kind], self.part)
                 prompts = [synthetic.caption_for(w, template=i) for i, w in enumerate(wanted)]
                 videos = self.generate(prompts, FRAMES[kind], FPS)
-                found[kind] = self.judged(kind, videos, wanted)
+                renders = self.renders(kind, FRAMES[kind])
+                real = {"as_drawn": renders.as_drawn, "decoded": renders.decoded}
+                found[kind] = self.judged(kind, videos, wanted, real, renders.wanted)
                 if network:
                     found[kind]["distances"] = against_renders(self._sets(kind, videos), network)
                     found[kind]["scatter"] = self._scatter(kind, network)
@@ -71,12 +74,19 @@ class Exam:
             found["wordings"] = {form: self._worded(form, wanted) for form in wordings.forms()}
         return found
 
-    def judged(self, kind: str, videos: Videos, wanted: Sequence[dict[str, str]]) -> dict[str, Any]:
-        """The found attributes of the requested ones; empty if they are not those of a butterfly."""
+    def judged(
+        self, kind: str, videos: Videos, wanted: Asked, real: Mapping[str, Videos], of_real: Asked | None = None
+    ) -> dict[str, Any]:
+        """The found attributes of the requested ones; empty if they are not those of a butterfly.
+
+        real : real ones `as_drawn` and `decoded`, which is through the tokenizer. of_real : their attributes; None:
+        `wanted`.
+        """
         if not all(set(MEASURED) <= set(w) for w in wanted):
             return {}
-        real, sure = self.renders(kind, max(map(len, videos))), stored_thresholds(kind)
-        return score(videos, wanted, self.classifier, sure) | {"real_renders": real.shares(self.classifier, sure)}
+        sure = stored_thresholds(kind)
+        told = {name: shares(self.classifier, some, of_real or wanted, sure) for name, some in real.items()}
+        return score(videos, wanted, self.classifier, sure) | {"real_renders": told}
 
     def _scatter(self, kind: str, network: Features) -> dict[str, float]:
         """How far apart samples of a prompt are with `SEEDS` seeds, and the renders of its attributes."""
@@ -87,7 +97,7 @@ class Exam:
         ours, real = (scatter(network(_stills(videos)).reshape(ONE_PROMPT, SEEDS, -1)) for videos in sets)
         return {"mean": ours, "real": real}
 
-    def _worded(self, form: str, wanted: Sequence[dict[str, str]]) -> dict[str, Any]:
+    def _worded(self, form: str, wanted: Asked) -> dict[str, Any]:
         videos = self.generate([wordings.prompt(form, self.part, w, i) for i, w in enumerate(wanted)], 1, FPS)
         found = shares(self.classifier, videos, wanted, stored_thresholds("images"))
         return {"samples": len(videos), **found["all three"]}

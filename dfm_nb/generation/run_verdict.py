@@ -119,12 +119,13 @@ def over_data(
             made[name + OWN] = [again.get(i, s) for i, s in enumerate(samples)]
         others = sets[f"training {kind}"] if unseen else ()
         of_real, of_others = ([network(r.frames) for r in some] for some in (real, others))
-        coded = [network(pipe.round_trip(r.frames)) for r in real]
+        shown = {"as_drawn": [r.frames for r in real], "decoded": [pipe.round_trip(r.frames) for r in real]}
+        coded = [network(frames) for frames in shown["decoded"]]
         for key, of_key in made.items():
             found: dict[str, Any] = {"samples": len(real), "network": features.NAME, "unseen": unseen}
             frames = [s.frames for s in of_key]
             if judge:
-                found |= judge.judged(kind, frames, [r.attributes for r in real])
+                found |= judge.judged(kind, frames, [r.attributes for r in real], shown)
             found |= compare([network(f) for f in frames], of_real, coded, of_others)
             if opened.training and len(held_out) > 1:
                 near = nearness(thumbnails(frames), opened.training.thumbnails)

@@ -70,6 +70,16 @@ def test_score_counts_what_is_found_and_what_is_found_surely():
     assert sum(sum(saw.values()) for saw in out["colour"]["found"].values()) == 4
 
 
+def test_of_edits_the_change_and_the_rest_are_counted_apart():
+    changed = ("pattern", "pattern", "colour", "colour")
+    wanted = [w | {"changed": name} for w, name in zip(unseen_attributes(4, "flapping"), changed)]
+    judge = Judge(wanted, [{"pattern": 0.1}, {"colour": 0.1}, {"colour": 0.7}, {}])
+    out = score([np.zeros((5, 16, 16, 3), np.uint8)] * 4, wanted, judge, exactly(0.8))
+    found = {name: (out[name]["argmax"]["share"], out[name]["sure"]["share"]) for name in out if "change" in name}
+    assert found == {"change": (0.75, 0.5), "change and rest": (0.5, 0.25)} and out["rest"]["sure"]["share"] == 0.75
+    assert out["change"]["chance"] == (1 / 4 + 1 / 8) / 2 and "all five" not in out
+
+
 def test_a_name_that_is_not_the_likeliest_is_not_sure_however_low_the_threshold():
     wanted = unseen_attributes(4, "still")
     judge, videos = Judge(wanted, [{"species": 0.3}] * 4), [np.zeros((1, 16, 16, 3), np.uint8)] * 4
