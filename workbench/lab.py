@@ -117,7 +117,10 @@ def working_copy(folder: Path) -> Path:
 
 
 def provide(folder: Path) -> int:
-    """Copy the shipped notebooks that the folder lacks, and return how many; a foreign folder is not touched."""
+    """Copy the shipped notebooks that the folder lacks, with their pictures, and return how many.
+
+    A foreign folder is not touched.
+    """
     source = shipped()
     files = sorted(source.glob("*.ipynb")) if source else []
     missing = [file for file in files if not (folder / file.name).exists()]
@@ -126,4 +129,6 @@ def provide(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for file in missing:
         shutil.copyfile(file, folder / file.name)
+    if source and missing:
+        shutil.copytree(source / "images", folder / "images", dirs_exist_ok=True)
     return len(missing)

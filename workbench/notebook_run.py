@@ -149,14 +149,17 @@ def execute(
     page = None
     if report and target.exists():
         try:
-            page = write_report(target)
+            page = write_report(target, source.parent)
         except Exception as failed:  # nbconvert's own: the executed notebook is there
             print(f"no report: {failed}", file=sys.stderr, flush=True)
     return Outcome(page, error, published(target))
 
 
-def write_report(notebook: str | Path) -> Path:
-    """`NAME.html` next to `NAME.ipynb`, without live widgets, which would need a downloaded script."""
+def write_report(notebook: str | Path, pictures: Path | None = None) -> Path:
+    """`NAME.html` next to `NAME.ipynb`, without live widgets, which would need a downloaded script.
+
+    pictures : where the paths of pictures in the text start; default: the notebook's folder.
+    """
     import nbformat
     from nbconvert import HTMLExporter
     from traitlets.config import Config
@@ -169,7 +172,9 @@ def write_report(notebook: str | Path) -> Path:
             data.pop("application/vnd.jupyter.widget-view+json", None)
     own = Config({"CoalesceStreamsPreprocessor": {"enabled": True}})  # one line of a redrawn bar
     exporter = HTMLExporter(config=own, embed_images=True, require_js_url=_NO_SCRIPT, mathjax_url=_NO_SCRIPT)
-    body, _ = exporter.from_notebook_node(executed, {"metadata": {"name": path.stem}})
+    body, _ = exporter.from_notebook_node(
+        executed, {"metadata": {"name": path.stem, "path": str(pictures or path.parent)}}
+    )
     page = path.with_suffix(".html")
     page.write_text(body, encoding="utf-8")
     return page

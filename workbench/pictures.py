@@ -373,7 +373,7 @@ def differences(losses: Mapping[str, Sequence[float]]) -> Picture:
             apart.semilogy(iterations, np.ma.masked_equal(relative, 0), "o-", color=PALETTE[i], label=name)
             worst = max(worst, relative.max())
     apart.axhline(torch.finfo(torch.float32).eps, color=INK, linestyle=(0, (4, 3)), label="float32's last digit")
-    apart.set(ylim=(1e-9, 1e-3), title="relative difference from the first")
+    apart.set(xlim=axes.get_xlim(), ylim=(1e-9, 1e-3), title="relative difference from the first")
     axes.set(title="loss")
     for panel in (axes, apart):
         panel.set_xlabel("iteration")

@@ -174,6 +174,7 @@ def test_checkout_is_worked_on_in_a_copy(tmp_path):
     assert lab.working_copy(root) == root / "my-notebooks" and lab.working_copy(tmp_path) == tmp_path / "notebooks"
     shipped = {p.name for p in lab.shipped().glob("*.ipynb")}
     assert lab.provide(tmp_path / "my-notebooks") == len(shipped) and lab.provide(tmp_path / "my-notebooks") == 0
+    assert (tmp_path / "my-notebooks/images/butterflies.webp").is_file()
     (tmp_path / "my-notebooks/02_train.ipynb").unlink()
     assert lab.provide(tmp_path / "my-notebooks") == 1
     (tmp_path / "other").mkdir()
