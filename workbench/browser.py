@@ -16,7 +16,8 @@ from typing import Any
 
 import ipywidgets as w
 
-from dfm_nb.base import video
+from dfm_nb import prepare_dataset
+from dfm_nb.base import plugins, video
 from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
@@ -35,10 +36,7 @@ LEGEND = (
     "latent: channels x frames x height x width of what the model is trained on; "
     "text tokens: vectors that the caption became"
 )
-FOLLOWS = (
-    "From its next start, training skips samples that are set aside; for changed captions run dfm prepare again with "
-    "--texts-only."
-)
+FOLLOWS = "From its next start, training skips samples that are set aside."
 NO_CAPTION = "<style>.dfm-browser textarea{font-size:12px}.widget-gridbox figcaption{display:none}</style>"
 """Where the caption is a field, the figure shows none."""
 
@@ -58,7 +56,10 @@ class DatasetBrowser(Live):
     """
 
     def __init__(self, data_dir: str | Path):
-        self.found = InspectedShards(Path(data_dir).expanduser())
+        self._read(Path(data_dir).expanduser())
+
+    def _read(self, place: Path) -> None:
+        self.found = InspectedShards(place)
         self.manifest, self.entries = self.found.manifest, self.found.entries
         # what a tokenizer can decode, known without reading a sample
         self.fits = Fits(LATENT_CHANNELS if self.manifest else None)
@@ -96,10 +97,33 @@ class DatasetBrowser(Live):
         self.edits = read_edits(self.found.folder)
 
     def edited(self) -> str:
-        """The number of edits and what to do next; "" without edits."""
+        """The number of edits and what follows; "" without edits."""
         captions = sum(edit.caption is not None for edit in self.edits.values())
         aside = sum(edit.left_out for edit in self.edits.values())
-        return f"captions changed: {captions}; set aside: {aside} ({EDITS}). {FOLLOWS}" if self.edits else ""
+        new = f"; captions not yet encoded: {n}" if (n := self.pending()) else ""
+        return f"captions changed: {captions}; set aside: {aside} ({EDITS}){new}. {FOLLOWS}" if self.edits else ""
+
+    def pending(self) -> int:
+        """The number of changed captions that training does not read yet."""
+        edits = ((self.edits.get(e.key), e.meta.get("caption")) for e in self.entries)
+        return sum(edit is not None and edit.caption not in (None, caption) for edit, caption in edits)
+
+    def encode_captions(self) -> None:
+        """Encode the changed captions: `dfm prepare --texts-only` with the arguments that the shards were made with.
+
+        Raises
+        ------
+        ValueError, OSError : the source has gone; or a plug-in that the shards name is not installed, which as a module
+            of that name would run code.
+        """
+        told = dict((self.manifest or {}).get("arguments", {}))
+        named = {f"{kind}s": str(told.get(kind, "")) for kind in ("source", "tokenizer", "text_encoder")}
+        named["sources"] = plugins.source_and_spec(named["sources"])[0]
+        if strange := [name for kind, name in named.items() if name not in plugins.names(kind)]:
+            raise ValueError(f"{self.found.place} names {strange[0]!r}, no plug-in here; run dfm prepare --texts-only")
+        told |= {"output_dir": self.found.folder, "texts_only": True, "resume": False, "overwrite": False}
+        prepare_dataset(**told)
+        self._read(self.found.place)
 
     # ---- samples --------------------------------------------------------------------------------------------------
 
@@ -213,6 +237,9 @@ class DatasetBrowser(Live):
         self._status, self._told, self._samples = w.HTML(), w.HTML(), w.HTML()
         tip = "Change captions, set samples aside"
         self._editing = w.ToggleButton(description="edit", icon="pencil", tooltip=tip, layout=auto)
+        tip = "dfm prepare --texts-only: training reads changed captions after it"
+        self._encode = w.Button(description="encode changed captions", tooltip=tip, layout=w.Layout(width="auto"))
+        self._encode.on_click(lambda _b: self._pressed_encode())
         columns = f"repeat(auto-fill, {SIDE_PX + 8}px)"  # margins
         self._cells = w.GridBox(layout=w.Layout(grid_template_columns=columns, grid_gap="12px"))
         for control in (self._page, self._looks, self._editing):
@@ -222,7 +249,7 @@ class DatasetBrowser(Live):
         looking = w.HBox([self._search, *self._filters.values(), self._looks, self._editing], layout=flow)
         paging = w.HBox([self._back, self._page, self._on, self._status], layout=flow)
         pages = {
-            "Samples": w.VBox([looking, paging, self._told, self._samples, self._cells]),
+            "Samples": w.VBox([looking, paging, self._told, self._encode, self._samples, self._cells]),
             "Summary": w.HTML(self.summary_html()),
             "Drops": w.HTML(self.drops_html()),
         }
@@ -255,8 +282,19 @@ class DatasetBrowser(Live):
         said = f"of {self._page.max:,} pages; {len(self._found):,} samples"
         self._status.value = f'<span role="status">{said}</span>'
         self._told.value = fault_html(fault, what="Not kept") or f'<div style="font-size:12px">{self.edited()}</div>'
+        self._encode.layout.display = "" if self.pending() else "none"
         self._samples.value = self.grid_html(self._figures, self._looks.value)
         self.keep()
+
+    def _pressed_encode(self) -> None:
+        self._encode.disabled, fault = True, ""  # until it has ended, a few seconds
+        try:
+            self.encode_captions()
+            self._paint()
+        except (ValueError, OSError) as error:
+            fault = str(error)
+        self._encode.disabled = False
+        self._show(fault)
 
     def _cell(self, place: int, index: int) -> Any:
         """A figure of the page with its caption to change, and a box to set it aside."""

@@ -138,6 +138,28 @@ def test_captions_are_edited_and_samples_set_aside(tiny_data, tmp_path):
     assert read_edits(folder) == {} and not again.edited()
 
 
+def test_a_button_encodes_changed_captions(tiny_data, tmp_path):
+    folder = shutil.copytree(tiny_data, tmp_path / "data")
+    browser = DatasetBrowser(folder)
+    browser.widget  # noqa: B018
+    browser._editing.value = True
+    caption = browser._cells.children[0].children[1]
+    assert browser._encode.layout.display == "none"
+    before, caption.value = browser.entries[0].read().text_emb, "a moth at rest"
+    assert browser._encode.layout.display == "" and browser.pending() == 1
+    browser._encode.click()
+    assert browser.pending() == 0 and browser._encode.layout.display == "none" and "alert" not in browser._told.value
+    entry = DatasetBrowser(folder).entries[0]
+    assert entry.meta["caption"] == "a moth at rest" and entry.read().text_emb.shape != before.shape
+
+
+def test_shards_that_name_a_module_are_not_encoded_again(tiny_data, tmp_path):
+    browser = DatasetBrowser(shutil.copytree(tiny_data, tmp_path / "data"))
+    browser.manifest["arguments"]["tokenizer"] = "evil:tokenizer"
+    with pytest.raises(ValueError, match="evil"):
+        browser.encode_captions()
+
+
 def test_an_edit_that_cannot_be_kept_is_told(tiny_data, tmp_path):
     browser = DatasetBrowser(shutil.copytree(tiny_data, tmp_path / "data"))
     browser.widget  # noqa: B018
