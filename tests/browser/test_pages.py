@@ -1,5 +1,6 @@
 """Without JupyterLab in Chromium: the plot's script, the HTML page of a notebook, and clips in a gallery."""
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -9,7 +10,7 @@ from dfm_nb.base import video
 from dfm_nb.butterflies import synthetic
 from tests.browser.lab_page import FLAGS, find_browser
 from tests.processes import wait_until
-from workbench import Gallery
+from workbench import ConfigForm, Gallery
 from workbench.notebook_run import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
@@ -110,6 +111,31 @@ def test_a_plot_has_a_log_axis_and_is_downloaded(plot):
         )
     assert download.value.suggested_filename == "loss.png"
     assert Path(download.value.path()).read_text() == "a,b"
+
+
+def test_a_copy_gives_way_to_its_widget_by_classes_of_our_own(browser, monkeypatch):
+    """As VS Code and Colab show outputs: HTML and widgets in one document, without JupyterLab's classes."""
+    monkeypatch.setenv("DFM_HEADLESS", "0")
+    form = ConfigForm(["train.train_iters"], recipe="demo")
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda bundle, **_: shown.append(bundle))
+    form._ipython_display_()
+    classes = " ".join(form.widget._dom_classes)
+    page = browser.new_page()
+    page.set_content(f'<div id="live" class="{classes}"></div><div>{shown[-1]["text/html"]}</div>')
+    copy = page.get_by_text("dfm pretrain")
+    sync_api.expect(copy).to_be_hidden()
+    page.evaluate("document.getElementById('live').classList.add('jupyter-widgets-disconnected')")
+    sync_api.expect(copy).to_be_visible()
+    page.evaluate("document.getElementById('live').remove()")
+    sync_api.expect(copy).to_be_visible()
+
+
+def test_where_video_tags_are_removed_an_animation_is_left(browser):
+    shown = Gallery([synthetic.render({"colour": "red"}, 0, 64, 64, 9)]).html()
+    page = browser.new_page()
+    page.set_content(re.sub("</?video[^>]*>", "", shown))
+    assert page.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 64
 
 
 def test_a_report_asks_the_network_for_nothing_and_its_clips_play(browser, tmp_path):
