@@ -2,7 +2,8 @@
 
     python scripts/screenshots.py [--demo runs/demo] [--other RUN] [--output docs/images] [--only studio form]
 
-It writes workbench_NAME.png for each part of the workbench in about two minutes, and needs Chromium and playwright.
+It writes workbench_NAME.png, of at most 100 kB, for each part of the workbench in about two minutes, and needs Chromium
+and playwright.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from workbench import Monitor
 Monitor("demo/train").show()
 """,
     "runs": """
-from workbench import Monitor
+from workbench import Monitor, Runs
 
+display(Runs("two"))
 Monitor("two")
 """,
     "gallery": """
@@ -71,6 +73,7 @@ SHOWN = {
 def take(names: list[str], project: Path, private: Path, output: Path) -> None:
     from playwright.sync_api import sync_playwright
 
+    from dfm_nb.base.video import read_image, small_png
     from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
 
     browser = find_browser()
@@ -90,7 +93,7 @@ def take(names: list[str], project: Path, private: Path, output: Path) -> None:
             page.wait_for_timeout(2000)  # until images and videos are decoded
             if errors := notebook.errors():
                 raise SystemExit(errors[0])
-            page.screenshot(path=output / f"workbench_{name}.png")
+            (output / f"workbench_{name}.png").write_bytes(small_png(read_image(page.screenshot())[0]))
             print(output / f"workbench_{name}.png")
             page.close()
         chromium.close()

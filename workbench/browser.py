@@ -11,6 +11,7 @@ import functools
 import html
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -286,14 +287,19 @@ class DatasetBrowser(Live):
         self._samples.value = self.grid_html(self._figures, self._looks.value)
         self.keep()
 
-    def _pressed_encode(self) -> None:
-        self._encode.disabled, fault = True, ""  # until it has ended, a few seconds
+    def _try(self, action: Callable[[], None]) -> str:
+        """Run an edit of a control; the message of its error."""
         try:
-            self.encode_captions()
-            self._paint()
-        except (ValueError, OSError) as error:
-            fault = str(error)
+            action()
+        except (OSError, ValueError) as error:
+            return str(error)
+        return ""
+
+    def _pressed_encode(self) -> None:
+        self._encode.disabled = True  # until it has ended, a few seconds
+        fault = self._try(self.encode_captions)
         self._encode.disabled = False
+        self._paint()
         self._show(fault)
 
     def _cell(self, place: int, index: int) -> Any:
@@ -305,11 +311,7 @@ class DatasetBrowser(Live):
         picture = w.HTML(NO_CAPTION + self._figures[place])
 
         def changed(_change: Any) -> None:
-            fault = ""
-            try:
-                self.edit(index, caption.value, aside.value)
-            except (OSError, ValueError) as error:
-                fault = str(error)
+            fault = self._try(lambda: self.edit(index, caption.value, aside.value))
             caption.value, aside.value = self.caption(index), self.is_set_aside(index)
             self._figures[place] = self.figure(index, self._looks.value)
             picture.value = NO_CAPTION + self._figures[place]
