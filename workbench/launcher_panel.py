@@ -152,7 +152,7 @@ class Panel:
 
 def _log_html(tail: str, failed: bool) -> str:
     """Lines of a log; the reversed column keeps the last line in view, however the lines wrap."""
-    height = "24em" if failed else "15em"
+    height = "24em" if failed else "8em"
     frame = (
         f"display:flex;flex-direction:column-reverse;max-height:{height};overflow:auto;margin:4px 0;padding:6px 10px;"
         "border:1px solid var(--jp-border-color2, #bbb);background:var(--jp-layout-color1, transparent)"
