@@ -590,9 +590,13 @@ def row_html(figures: Iterable[str]) -> str:
 
 def show(clips: Iterable[Clip]) -> None:
     """Play clips of a source side by side in the notebook, each with its caption."""
-    from IPython.display import display
-
     shown = list(clips)
     page = row_html(inline_html(clip.video, clip.fps, clip.caption) for clip in shown)
-    sheet = small_png(contact_sheet({"": [([clip.video], clip.caption) for clip in shown]}))
+    show_output(page, small_png(contact_sheet({"": [([clip.video], clip.caption) for clip in shown]})))
+
+
+def show_output(page: str, sheet: bytes) -> None:
+    """Display our HTML in the notebook, and a PNG for where no HTML is shown."""
+    from IPython.display import display
+
     display({"text/html": page, "image/png": base64.b64encode(sheet).decode(), "text/plain": ""}, raw=True)

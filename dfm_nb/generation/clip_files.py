@@ -107,9 +107,7 @@ class Clips(list):
 
     def show(self) -> None:
         """Play them in the notebook, each with its prompt."""
-        from IPython.display import display
-
-        display(self)
+        video.show_output(self._repr_html_(), self._repr_png_())
 
     def _repr_html_(self) -> str:
         return video.row_html(clip._repr_html_() for clip in self)
