@@ -1,7 +1,5 @@
 """`dfm adopt DIR`: make third-party shards a complete data set; `data.adoption` does the work."""
 
-from __future__ import annotations
-
 from dfm_nb.base import plugins
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb

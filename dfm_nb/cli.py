@@ -6,8 +6,6 @@ Other packages add verbs, as the workbench does, by an entry point that names a 
     workbench = "workbench:VERBS"
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

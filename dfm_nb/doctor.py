@@ -3,8 +3,6 @@
 The exit code is 1 if something required is missing.
 """
 
-from __future__ import annotations
-
 import fcntl
 import importlib
 import os

@@ -17,8 +17,6 @@ Clips add temporal consistency and wing motion, next to those of real ones. The 
 95 % intervals. Choose settings on `--part development`, report `test` once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The one file, `model.safetensors` or `model.pth`, is all that generation needs (
 are merged into the weights, or written to `model.lora.safetensors` next to the base: generation reads either.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, Literal

@@ -5,8 +5,6 @@ starting noise depends only on (seed, prompt index), so batch size, processes an
 rounding.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@
 A network says what it imports (`config.networks`). Only tensors and JSON are read. Unknown and missing keys are errors.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

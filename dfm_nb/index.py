@@ -1,7 +1,5 @@
 """`dfm index DIR`: the index of a data set that was prepared without one; the work is `data.sample_index`'s."""
 
-from __future__ import annotations
-
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb

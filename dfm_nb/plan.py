@@ -1,7 +1,5 @@
 """`dfm plan`: which layouts of a model fit a number of GPUs, what each holds per GPU, whose step is the shortest."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any, Literal

@@ -4,8 +4,6 @@ A driver module has `main(argv: list[str] | None = None) -> int`, which `dfm <ve
 torchrun starts ends with `if __name__ == "__main__": raise SystemExit(guard(main))`.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Features of this machine's processors. torch is imported on the first call."""
 
-from __future__ import annotations
-
 
 def fast_bf16() -> bool:
     """Whether this CPU multiplies bfloat16 in hardware (AVX512-BF16), several times as fast as float32."""

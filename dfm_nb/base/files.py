@@ -1,7 +1,5 @@
 """Files that are whole or absent: atomic writes, checksums, sync to disk."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

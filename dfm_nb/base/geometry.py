@@ -4,8 +4,6 @@ A tokenizer encodes the first frame alone, then every group of 4 frames; 8x8 pix
 clip has 1 + 4k frames, and with the network's patch of 2 latent pixels its sides are multiples of 16 px.
 """
 
-from __future__ import annotations
-
 FRAMES_PER_LATENT = 4
 PX_PER_LATENT = 8
 LATENT_CHANNELS = 16

@@ -3,8 +3,6 @@
 It works in JupyterLab, Voila, papermill, nbconvert, nbmake and plain Python. `DFM_HEADLESS=1` or `0` overrides it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import TextIO

@@ -1,7 +1,5 @@
 """Files of the Hugging Face hub: from the cache on this machine, otherwise downloaded."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Entry points: those of installed packages, and of folders of this one."""
 
-from __future__ import annotations
-
 import functools
 from configparser import ConfigParser
 from importlib import metadata

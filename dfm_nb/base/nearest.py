@@ -1,7 +1,5 @@
 """The closest known name of a misspelt one, and the hint in an error message."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -36,8 +36,6 @@ The module may also have:
   it may download.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

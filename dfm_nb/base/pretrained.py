@@ -3,8 +3,6 @@
 The entry points of `dfm_nb.pretrained` are the folders that have them.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

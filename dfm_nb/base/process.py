@@ -3,8 +3,6 @@
 A record `{"pid", "host", "started_s", "since_boot_s"}` identifies a process permanently: a reused pid starts later.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Progress bars: tqdm's widget in an interactive notebook, its line of text everywhere else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dfm_nb.base.headless import is_headless, message_stream

@@ -4,8 +4,6 @@ A source yields `Clip`; preparation turns it into an `EncodedClip` and writes it
 Nothing else is passed between stages.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from typing import Iterator, Protocol

@@ -1,7 +1,5 @@
 """Random numbers that depend on their purpose, not on process, order or layout."""
 
-from __future__ import annotations
-
 import hashlib
 
 import torch

@@ -8,8 +8,6 @@ the share angle / 180 degrees of their bits, where the angle is that between the
     a red fox in snow | two robots play chess        64 bits, half of all, as for any two captions without a common word
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -7,8 +7,6 @@ set), the workers find each other through a file next to it (`parallel.groups` r
 loopback device. Several nodes need a network: `torchrun` itself, see docs/cluster.md.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

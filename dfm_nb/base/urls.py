@@ -4,8 +4,6 @@ Which driver and which server is asked follows from what the user wrote alone. N
 a place that is open (`files.lies_inside` refuses `..` and `::`), never opened as URLs of their own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import ipaddress

@@ -1,7 +1,5 @@
 """The command of a verb: options that run, and whose result is printed as text or as one JSON object."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -7,8 +7,6 @@ file raises `SampleError` with one sentence, and nothing decodes to more than `M
 `lost`, a dict that the readers fill: what a readable file loses, as a sentence by reason.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import html

@@ -1,7 +1,5 @@
 """Whole weights by name, one in memory at a time: read from a checkpoint of any layout, and written as one file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +9,6 @@ from torch import Tensor
 
 from dfm_nb import config as cfg
 from dfm_nb.checkpoints import exported, folders, loading, saving
-from dfm_nb.checkpoints.exported import as_dtype
 from dfm_nb.checkpoints.tensor_files import Lazy
 from dfm_nb.model import ema
 from dfm_nb.model.linear import is_lora, merged
@@ -78,10 +75,10 @@ def write_weights(
     assets = assets_of(source.folder)
     if source.config.model.lora.rank:
         updates = Lazy(filter(is_lora, tensors), tensors.__getitem__)
-        exported.write(loading.lora_file(output), as_dtype(updates, dtype), {})
+        exported.write(loading.lora_file(output), exported.as_dtype(updates, dtype), {})
         tensors = Lazy((n for n in tensors if not is_lora(n)), tensors.__getitem__)
     resolved = cfg.Resolved(source.config, cfg.from_yaml(source.folder / "config.yaml").provenance)
-    exported.write(output, as_dtype(tensors, dtype), assets | {"config.yaml": cfg.to_yaml(resolved).encode()})
+    exported.write(output, exported.as_dtype(tensors, dtype), assets | {"config.yaml": cfg.to_yaml(resolved).encode()})
 
 
 def without_updates(tensors: Mapping[str, Tensor], model: cfg.ModelConfig) -> Mapping[str, Tensor]:

@@ -9,8 +9,6 @@ It holds tensors and one text, `dfm_nb` (in a `.safetensors`, of its metadata): 
 A small binary file (the tokenizer, the empty caption) is a tensor of bytes, `file.NAME`. Reading runs no code.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -10,8 +10,6 @@ A folder gets this name when all of it is on disk, and `latest_checkpointed_iter
 that does not match its checksum is refused; the error names it. Loading runs no code from a file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

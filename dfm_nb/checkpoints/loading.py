@@ -3,8 +3,6 @@
 `folders` finds and verifies the folder.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -5,8 +5,6 @@ kernel copies a page only when training changes it. A fork cannot read GPU memor
 The child of rank 0 waits for the files of the other ranks and completes the checkpoint.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -28,7 +26,6 @@ from dfm_nb.base.run import iteration_name
 from dfm_nb.checkpoints import tensor_files
 from dfm_nb.checkpoints.folders import CHECKSUMS, TRACKER, iteration_of, read_object, whole_checkpoints
 from dfm_nb.checkpoints.state import LocalPart, Pieces, load_into, local_parts, step_counts
-from dfm_nb.checkpoints.tensor_files import INDEX, NAMES, TensorIndex
 from dfm_nb.parallel.groups import everyones
 
 FILE, NOTE = "rank-{:05d}.safetensors", "rank-{:05d}.json"
@@ -155,7 +152,7 @@ class Writer:
             for name, entry in written["index"].items():
                 index.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
             note.unlink()
-        for name, content in {INDEX: json.dumps(index).encode(), **small}.items():
+        for name, content in {tensor_files.INDEX: json.dumps(index).encode(), **small}.items():
             (temporary / name).write_bytes(content)
             sync(temporary / name)
             listing[name] = listed_as(temporary / name)
@@ -231,7 +228,7 @@ def _write(parts: list[LocalPart], folder: Path, rank: int) -> None:
     sync(file)
     for part in parts:
         piece = {"file": file.name, "offset": part.offset, "shape": part.shape, "elements": [part.first, part.last]}
-        index[part.name] = {"dtype": NAMES[part.values.dtype], "shape": part.whole, "pieces": [piece]}
+        index[part.name] = {"dtype": tensor_files.NAMES[part.values.dtype], "shape": part.whole, "pieces": [piece]}
     write_atomically(folder / NOTE.format(rank), json.dumps({"listed": listed, "index": index}).encode())
 
 
@@ -258,7 +255,7 @@ def load(pieces: Pieces, folder: Path) -> dict[str, Any]:
     Learning rate, weight decay and other optimizer settings remain those of `pieces`.
     """
     state = read_state(folder)
-    load_into(pieces, TensorIndex(folder))
+    load_into(pieces, tensor_files.TensorIndex(folder))
     count = state.pop("optimizer_step")
     for step in step_counts(pieces.optimizer):
         step.fill_(count)

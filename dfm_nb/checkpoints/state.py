@@ -1,7 +1,5 @@
 """This rank's part of a run's state: weights, optimizer state and averages, each a part of a named tensor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ The rules yield a `Fault` for each error; nothing is raised here. There are rule
 that is about to start, and for a number of processes.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import reprlib

@@ -8,8 +8,6 @@ The argument of every function is the model group of a resolved configuration, w
 `text_dim`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Sequence
 

@@ -1,7 +1,5 @@
 """The YAML of settings: `1e-4` is a number, `010` and a date are text; no duplicate keys, aliases or merge keys."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Tables of DiT sizes, with their sources, and of GPU peaks. The cost of a size is in `counts`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dfm_nb.config import networks

@@ -5,8 +5,6 @@ and the files that `dfm prepare` would have written are added: indexes, Energon'
 manifest, and the checksums last.
 """
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A sample's captions, tags and weight, from the cells of a table, and captions built from tags."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from typing import Any

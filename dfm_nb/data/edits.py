@@ -9,8 +9,6 @@ The next preparation of the folder applies all edits. Training skips excluded sa
 other sample keeps its position in the data order.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -11,8 +11,6 @@ Energon's splits are used, but not its loader: that keeps its place inside worke
 packing its place is not exact (docs/decisions/0002). `examples/energon_loader.py` gives it the same samples and packs.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import deque
 from collections.abc import Callable

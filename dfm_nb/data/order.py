@@ -17,8 +17,6 @@ far takes the place of the epoch in its draws, so that each use has its own nois
 Learned from: mosaicml's streaming (canonical nodes, shuffles within blocks).
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections import deque

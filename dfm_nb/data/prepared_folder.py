@@ -3,8 +3,6 @@
 A folder with other files is never written into; only one preparation at a time writes into a folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

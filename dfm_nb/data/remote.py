@@ -6,8 +6,6 @@ machine. A file must have the size and checksum in `checksums.json`; fsspec's ow
 The least recently used shards are evicted.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

@@ -9,8 +9,6 @@ order of the shards and of the samples in them:
 The folder's listing (`prepared_folder`) has its checksum, which is compared once, when the index is opened.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

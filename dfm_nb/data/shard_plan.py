@@ -5,8 +5,6 @@ alone, so it stays the same with other ranks and when the source grows. An item 
 the planned rank.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ an instruction says. Then an `Unpickler` reads it, which knows a few names and o
 are copied once, at the end, from their position in the bytes, so memory stays below four times the bytes.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import pickle

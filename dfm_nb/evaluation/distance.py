@@ -9,8 +9,6 @@ Between sets of one distribution the first order vanishes: intervals are then up
 n, m : samples of two sets. D : features. All sums are float64.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ detect a smudged copy that features miss. The ratio of both is near 1 for a new 
 one, which is near to many; a copy has a ratio below that of 99 % of held-out pictures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

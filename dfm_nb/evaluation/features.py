@@ -5,8 +5,6 @@ EfficientNet-Lite0's pooled last convolution, D = 1280, with ImageNet's weights 
 core with AVX-512. Every frame is resized (antialiased) to the network's own size, real and generated alike.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

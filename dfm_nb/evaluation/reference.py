@@ -5,8 +5,6 @@ network and not the tokenizer. The choice depends only on the seed; unreadable s
 are held-out samples whose caption or picture training has too: they are not unseen.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path

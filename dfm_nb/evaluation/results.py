@@ -1,7 +1,5 @@
 """The result of `dfm evaluate` as rows of a table, and as Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ through the tokenizer. `wrong_passes` is how often another caption's sample coun
 count as right, so read it together with the share of copies (`diversity.copied`), and on unseen captions.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

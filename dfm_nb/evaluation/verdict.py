@@ -12,8 +12,6 @@ Validation loss does not decide: it is lowest early, when samples are still far 
 (`benchmarks/results/verdict.md`). What a copy is stands in `evaluation.diversity`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict

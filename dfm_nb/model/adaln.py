@@ -13,8 +13,6 @@ batch. In a run of rows: r rows, t tokens of each.
     so x[0:6] viewed as [2, 3, h] times scale[0:2, None], then x[6:8] as [1, 2, h] times scale[2:3, None]
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 

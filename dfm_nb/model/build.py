@@ -1,7 +1,5 @@
 """Model chunks of this rank, initialised from (seed, name)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

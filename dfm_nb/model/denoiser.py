@@ -4,8 +4,6 @@ Preconditioning is float32 (in sampling: float64) whatever the network's dtype. 
 slice of the tokens; noise levels and noise are drawn for the complete pack.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Callable, Iterable
 

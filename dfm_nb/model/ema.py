@@ -6,8 +6,6 @@ run. Several lengths are kept, each as a float32 copy of this rank's parameters.
 lengths from stored ones (post-hoc EMA).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

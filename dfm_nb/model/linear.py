@@ -5,8 +5,6 @@ model equals its base. A is `lora_A` [rank, in], B is `lora_B` [out, rank]. A co
 row-parallel one splits A; the other half is replicated, so only `rank` channels are communicated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

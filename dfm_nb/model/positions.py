@@ -1,7 +1,5 @@
 """Embeddings of numbers and positions: sinusoids, factorised sin-cos and rotary angles."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -11,8 +11,6 @@
 Tested with the versions in `TESTED_VERSIONS`; tests/parallel/test_megatron_cpu.py fails if another version differs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -3,8 +3,6 @@
 The denoiser's estimate was 0.98 of a process's measured growth on CPU (float32, 4,096 and 8,192 tokens).
 """
 
-from __future__ import annotations
-
 from dfm_nb.base.geometry import FRAMES_PER_LATENT, PX_PER_LATENT
 from dfm_nb.config import counts
 from dfm_nb.config.schema import ModelConfig

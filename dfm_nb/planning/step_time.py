@@ -3,8 +3,6 @@
 Latency is not counted. Rates are those of data sheets: they give ratios between layouts, not times.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

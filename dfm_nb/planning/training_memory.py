@@ -7,8 +7,6 @@ Letters: t tokens of a pack on a rank, h hidden size, f MLP width, p values in a
 value.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from dfm_nb.config import counts

@@ -4,8 +4,6 @@
 run is reported as such and does not count as passed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +13,13 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.indexed import VERSION, Index, bin_path, idx_path, read_meta
 from dfm_nb.text.input import expand_inputs, open_input
-from dfm_nb.text.tokenizer import TokenizerSpec
 
 _BLOCK_TOKENS = 4 << 20
 _SAMPLE_TOKENS = 20_000_000  # np.unique sorts them: seconds, and some hundred MB
 _PERCENTILES = [0, 1, 5, 25, 50, 75, 95, 99, 100]
 
 
-def _tokenizer(prefix: str | Path, model: str | None) -> TokenizerSpec | None:
+def _tokenizer(prefix: str | Path, model: str | None) -> text_tokenizer.TokenizerSpec | None:
     """The requested tokenizer, or the one that the corpus was written with if it can still be found."""
     if model is not None:
         return text_tokenizer.load(model)

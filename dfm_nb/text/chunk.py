@@ -4,8 +4,6 @@ A line without a document is reported with its reason. As in Megatron-LM's tool,
 an EOD alone), and a list of strings is a document of several sequences.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Literal, Sequence

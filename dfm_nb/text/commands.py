@@ -3,8 +3,6 @@
 The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

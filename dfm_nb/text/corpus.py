@@ -7,8 +7,6 @@ again with the same flags, and the output has the same bytes. Memory is a few ch
 the size of the corpus.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import itertools

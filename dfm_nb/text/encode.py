@@ -7,8 +7,6 @@ goes to `tokenizers`. A run also compares some of its own documents (`GigatokenE
 The ids are those of `Tokenizer.encode(text, add_special_tokens=False)`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -7,8 +7,6 @@ The parts of `partition` i of n, joined in order, are the lines of one run. Memo
 line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import gzip

@@ -5,8 +5,6 @@ weights of a split must sum to 1, unless normalising is requested. Only index he
 torch nor megatron is imported.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path

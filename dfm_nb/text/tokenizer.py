@@ -4,8 +4,6 @@ The ids are those of megatron.core's HuggingFaceTokenizer: no special tokens are
 missing eos.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ halfway through a result, the reader waits forever for the rest, because the oth
 too.) Here a connection closes when its worker ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

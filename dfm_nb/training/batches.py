@@ -1,7 +1,5 @@
 """From settings to packed batches: the store of samples, how packs are made of them, and the loader."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

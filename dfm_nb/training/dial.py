@@ -13,8 +13,6 @@ keeps them: it is then like any other run with these numbers, so it resumes exac
     of_rate -> 9,392 iterations, a validation and a checkpoint every 1,174
 """
 
-from __future__ import annotations
-
 import math
 import time
 

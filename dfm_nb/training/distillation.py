@@ -5,8 +5,6 @@ estimate at the lower level r that the teacher reaches from t in one guided step
 itself, by EDM's c_skip and c_out as by flow matching's t: from there the ends spread to higher levels.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace

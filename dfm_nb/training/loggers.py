@@ -4,8 +4,6 @@ To add one, write one function, a `Logger`: here with its name in `LOGGERS`, or 
 `dfm_nb.loggers`, or anywhere as `logger.report_to='[module:name]'`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import math

@@ -1,7 +1,5 @@
 """One process of a run, from its process groups to its last checkpoint: resume, step, report, validate, save."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -8,8 +8,6 @@ Why not a library's: `torch.optim.Muon` iterates in bfloat16 alone and knows nei
 megatron-core's needs emerging-optimizers, which needs Python 3.12 and imports Triton, so it does not run on a CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a run reports: log lines on every rank; `metrics.jsonl`, TensorBoard and Weights & Biases on rank 0."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The loss is the mean over the tokens of the whole global batch in every layout. 
 weights; validation changes nothing and uses no random numbers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys

@@ -1,7 +1,5 @@
 """Validation between steps: the loss on fixed held-out packs, and samples of fixed captions."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable

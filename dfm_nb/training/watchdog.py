@@ -10,8 +10,6 @@ Nor does a busy machine: a process's clock stops while it cannot run (`Stalled`)
 process use that process's clock from its heartbeat. Where the system does not report this, all time counts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Transient faults (time-outs, 429, 5xx, a body that ends early) are retried with 
 that cannot be fetched is a `SampleError` that has its URL.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 import time

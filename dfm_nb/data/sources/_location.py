@@ -3,8 +3,6 @@
 Names of its files come from data. They are joined to the location, so they cannot choose a driver or a server.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -6,8 +6,6 @@ it, so your own pictures, prepared with `folder:DIR`, take the same path. The co
 domain).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

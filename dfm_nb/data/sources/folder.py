@@ -18,8 +18,6 @@ put on `background`. An unusable or missing file raises a `SampleError` that nam
 outside the folder, unless `allow_outside`: the folder's author must not choose other files of this machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -40,11 +38,10 @@ from dfm_nb.data import captioning
 from dfm_nb.data.sources import table
 from dfm_nb.data.sources._location import Location
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, UNREAD, MediaOptions, key_of, listing_sha256
-from dfm_nb.data.sources.table import CAPTION_COLUMNS, TARGET_COLUMNS, Table, given_columns, pictures_of, read_rows
 
 Flags = MediaOptions
 LISTS = ("captions.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
-FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path", *TARGET_COLUMNS)
+FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path", *table.TARGET_COLUMNS)
 KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", ".txt", *(Path(name).suffix for name in LISTS)}
 SPLIT_FOLDERS = {"validation": "val", "val": "val", "test": "test"}
 REPEATS = re.compile(r"([1-9]\d{0,2})_\D")
@@ -215,14 +212,14 @@ def _read_captions(
     """
     if path.is_file() and path.stat().st_size > LARGEST_LIST:
         raise ValueError(f"{path} is over {LARGEST_LIST >> 20} MiB; use it as --source table:FILE.parquet")
-    rows = read_rows(path)
+    rows = table.read_rows(path)
     file_column = next((c for c in FILE_COLUMNS if c in rows), None)
-    kinds = CAPTION_COLUMNS, captioning.TAG_COLUMNS, captioning.WEIGHT_COLUMNS
+    kinds = table.CAPTION_COLUMNS, captioning.TAG_COLUMNS, captioning.WEIGHT_COLUMNS
     columns = [next((c for c in names if c in rows), None) for names in kinds]
     if file_column is None or not any(columns[:2]):
         raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows)}")
     found, weights, given = dict[str, Said](), dict[str, Any](), dict[str, list[str]]()
-    beside = [rows[c] for c in given_columns(rows, file_column, exists=lambda said: named(said) in files)]
+    beside = [rows[c] for c in table.given_columns(rows, file_column, exists=lambda said: named(said) in files)]
     for number, (file, caption, tags, weight) in enumerate(
         zip(rows[file_column], *(rows[c] if c else itertools.repeat(None) for c in columns))
     ):
@@ -232,7 +229,7 @@ def _read_captions(
             texts += said[0]
             words += said[1]
             weights[name] = weight
-            if those := [named(str(one)) for cells in beside for one in pictures_of(cells[number])]:
+            if those := [named(str(one)) for cells in beside for one in table.pictures_of(cells[number])]:
                 given[name] = those
     return found, weights, given
 
@@ -252,7 +249,7 @@ def _caption_file(path: Path) -> str:
     return text
 
 
-def build(spec: str | None = None, **options: Any) -> Folder | Table:
+def build(spec: str | None = None, **options: Any) -> Folder | table.Table:
     """The source of `folder:DIR`.
 
     Parameters

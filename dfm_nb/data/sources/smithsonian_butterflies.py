@@ -6,8 +6,6 @@ column `name`. The bytes in the column `image` are used where there are any, els
 Source of the data: https://huggingface.co/datasets/huggan/smithsonian_butterflies_subset (Smithsonian Open Access).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

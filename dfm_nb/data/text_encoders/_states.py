@@ -1,7 +1,5 @@
 """How the text encoders turn captions into the states of their tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ It needs no model hub: the weights come from a given folder, else from the data 
 imported). It encodes 50 to 100 captions a second on a CPU core.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from pathlib import Path

@@ -4,8 +4,6 @@ Only the encoder half is loaded. With `accelerate` installed, what does not fit 
 memory; other GPUs are not used, as every process of a preparation has its own.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

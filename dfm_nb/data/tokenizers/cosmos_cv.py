@@ -8,8 +8,6 @@ is short or `tokenizer_window` asks for windows: those overlap, but frames befor
 follows the first window differs from a one-pass result.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Iterator

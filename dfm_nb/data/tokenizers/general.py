@@ -4,8 +4,6 @@
 an 8x8 block of a step of time costs 8 M multiply-adds. Pictures, licences and figures: benchmarks/results/tokenizer.md.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dfm_nb.data.tokenizers import residual

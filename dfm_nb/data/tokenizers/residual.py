@@ -11,8 +11,6 @@ butterflies, the decoder on drawings too. An 8x8 block of a step of time costs a
 grids, encoding and decoding together, and 15 M on the grid of 1/2 (4 M for a lone frame).
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

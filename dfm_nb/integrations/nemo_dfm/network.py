@@ -1,7 +1,5 @@
 """NeMo DFM's DiT among the networks: settings, and the tables that parameters, FLOPs and memory are computed from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from dfm_nb.config.networks import SINUSOID_DIM, Linear, Network, two_layers

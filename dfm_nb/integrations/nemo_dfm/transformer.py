@@ -5,8 +5,6 @@ biases; the text goes directly into the keys and values, padded with zero rows t
 attention normalises queries and keys; sinusoids, widths of the embedders and positions; the output layer has no norm.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -4,8 +4,6 @@ A consolidated `model.pth`, or a `torch_dist` folder of Megatron-Bridge (`iter_*
 only tensors.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

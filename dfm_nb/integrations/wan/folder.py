@@ -4,8 +4,6 @@ Weights are read and written one tensor at a time, by `names`. Updates are writt
 code, which diffusers and ComfyUI load; those and diffusers' are read.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -5,8 +5,6 @@ here, head by head; our rotations act on other pairs of channels; the numbers of
 of this only reorders: a round trip gives the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

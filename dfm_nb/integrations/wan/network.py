@@ -1,7 +1,5 @@
 """Wan 2.1 among the networks: settings, sizes, and the tables that parameters, FLOPs and memory are computed from."""
 
-from __future__ import annotations
-
 from dfm_nb.config.networks import SINUSOID_DIM, Linear, Network, size_row, two_layers
 
 

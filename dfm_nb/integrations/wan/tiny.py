@@ -1,7 +1,5 @@
 """A Wan of 0.2 M random parameters in the files of the published one, to follow every step without a download."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -9,8 +9,6 @@ t = sigma / (1 + sigma), whatever the objective.
 Rotations act on the pairs (i, i + d/2) of a head here, and on (2i, 2i + 1) there; `names` reorders the weights.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

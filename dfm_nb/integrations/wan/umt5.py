@@ -4,8 +4,6 @@ Loaded and run as `t5`, on captions cleaned as Wan's pipeline does. It pads the 
 which its network attends to; here a caption has the states of its own tokens.
 """
 
-from __future__ import annotations
-
 import html
 
 from dfm_nb.data.text_encoders.t5 import T5

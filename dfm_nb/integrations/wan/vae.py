@@ -5,8 +5,6 @@ normalised, as data sets have their own statistics. It is causal, takes four fra
 the past, so a clip of any length is coded as a whole in the memory of a few frames.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
