@@ -14,8 +14,6 @@ one sentence with the closest valid name.
     Export.parse(["runs/a", "--dtype", "bf16"]).words()  # ['runs/a', '--dtype=bf16']
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import os
@@ -125,7 +123,7 @@ class OptionError(ValueError):
         super().__init__("; ".join(faults.values()))
         self.faults = dict(faults)
 
-    def __reduce__(self) -> tuple[type[OptionError], tuple[dict[str, str]]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[dict[str, str]]]:
         return type(self), (self.faults,)
 
 

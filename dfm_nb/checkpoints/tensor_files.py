@@ -12,8 +12,6 @@ because the distributed optimizer splits boxes over data-parallel ranks. In its 
 name and one dim.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -24,7 +22,7 @@ import sys
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, model_validator
@@ -188,7 +186,7 @@ class Entry(BaseModel, strict=True, extra="forbid"):
     pieces: list[Piece]
 
     @model_validator(mode="after")
-    def _pieces_make_it(self) -> Entry:
+    def _pieces_make_it(self) -> Self:
         for p in self.pieces:
             box = zip(p.offset, p.shape, self.shape, strict=True)
             if not all(o + n <= m for o, n, m in box) or not p.elements[0] <= p.elements[1] <= math.prod(p.shape):

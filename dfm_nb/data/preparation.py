@@ -8,8 +8,6 @@
 - The memory of a process does not grow with samples: an item takes some bytes, a shard takes half a KiB on rank 0.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -19,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -114,7 +112,7 @@ class PrepareConfig(Verb):
         return [*super().names(), *plugins.all_flags().model_fields]
 
     @model_validator(mode="after")
-    def _fits_together(self) -> PrepareConfig:
+    def _fits_together(self) -> Self:
         if (VAL_FRACTION if self.val_fraction is None else self.val_fraction) + self.test_fraction >= 1:
             raise ValueError("--val-fraction and --test-fraction leave nothing for training; lower them")
         for kind, name in (("tokenizers", self.tokenizer), ("text_encoders", self.text_encoder)):

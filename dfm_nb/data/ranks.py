@@ -1,13 +1,11 @@
 """The processes of a preparation: rank, devices, and the few points at which they wait for each other."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,12 +27,12 @@ class Ranks:
     local_world: int = 1
 
     @classmethod
-    def from_env(cls) -> Ranks:
+    def from_env(cls) -> Self:
         """From torchrun's environment; one rank without it."""
         names = ("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)
         return cls(*(int(os.environ.get(name, alone)) for name, alone in names))
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> Self:
         if self.world > 1 and not dist.is_initialized():
             dist.init_process_group("gloo", timeout=PATIENCE, **group_of_this_machine(PATIENCE))
         return self

@@ -3,8 +3,6 @@
 A machine without CUDA runs the same megatron-core code (see `megatron_cpu`).
 """
 
-from __future__ import annotations
-
 import datetime
 import gc
 import os
@@ -20,17 +18,6 @@ from megatron.core import tensor_parallel
 from torch.distributed.rendezvous import rendezvous
 
 from dfm_nb.base.torchrun import group_of_this_machine
-
-
-def layout_of(model: Any) -> Layout:
-    """The layout in the settings' group `model`."""
-    return Layout(
-        model.tensor_model_parallel_size,
-        model.pipeline_model_parallel_size,
-        model.context_parallel_size,
-        model.virtual_pipeline_model_parallel_size,
-        model.sequence_parallel,
-    )
 
 
 @dataclass(frozen=True)
@@ -63,6 +50,17 @@ class Layout:
         if self.vpp:
             parts.append(f"VPP{self.vpp}")
         return "x".join(parts) or "DP only"
+
+
+def layout_of(model: Any) -> Layout:
+    """The layout in the settings' group `model`."""
+    return Layout(
+        model.tensor_model_parallel_size,
+        model.pipeline_model_parallel_size,
+        model.context_parallel_size,
+        model.virtual_pipeline_model_parallel_size,
+        model.sequence_parallel,
+    )
 
 
 def device() -> torch.device:

@@ -1,11 +1,9 @@
 """The layout of training over GPUs (`GpuLayout`), and the input of each step (`Load`)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from dfm_nb.base.cpu import precision
 from dfm_nb.config.checks import divisors
@@ -32,7 +30,7 @@ class Load:
     runs: int = 1
 
     @classmethod
-    def of(cls, config: Config, samples: int, text_tokens: int, **more: Any) -> Load:
+    def of(cls, config: Config, samples: int, text_tokens: int, **more: Any) -> Self:
         """The load of these settings. text_tokens : length of a sample's caption if `model.text_padding` is null."""
         return cls(
             tokens=config.train.micro_batch_size * config.dataset.task_encoder_seq_length,
@@ -68,7 +66,7 @@ class GpuLayout:
     recompute: str = "none"
 
     @classmethod
-    def of(cls, config: Config, processes: int) -> GpuLayout:
+    def of(cls, config: Config, processes: int) -> Self:
         """The layout of these settings over a number of processes."""
         m = config.model
         tp, cp, pp = m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size

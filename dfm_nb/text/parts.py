@@ -10,8 +10,6 @@ lost or doubled.
     the next run     truncates it to 4,000 and resumes at byte 9,000
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -19,7 +17,7 @@ import shutil
 import struct
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, Self
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -74,7 +72,7 @@ class Parts:
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, prefix: str, prefixes: dict[str, str], signature: dict) -> Iterator[Parts]:
+    def open(cls, prefix: str, prefixes: dict[str, str], signature: dict) -> Iterator[Self]:
         """Start, or resume a run of the same signature. Creates the prefix's folder."""
         parts = cls(prefix, prefixes, signature)
         parts._check_outputs()
