@@ -26,9 +26,8 @@ from typing import Any, Literal
 import numpy as np
 
 from dfm_nb import parallel
-from dfm_nb.base import plugins, video
+from dfm_nb.base import files, plugins, video
 from dfm_nb.base.argv import NPROC, guard, quietly
-from dfm_nb.base.files import write_atomically
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.evaluation import features
@@ -56,7 +55,7 @@ class EvaluateOptions(MeasurementOptions, Verb):
         if self.contact_sheet:
             video.write_png(self.contact_sheet, result.contact_sheet())
         if self.output:
-            write_atomically(Path(self.output), json.dumps(result.values, indent=1).encode())
+            files.write_atomically(Path(self.output), json.dumps(result.values, indent=1).encode())
         return result
 
     def report(self, result: EvaluationResult) -> Report:

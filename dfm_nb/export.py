@@ -11,8 +11,7 @@ from typing import Any, Literal
 import torch
 
 from dfm_nb import parallel
-from dfm_nb.base import plugins
-from dfm_nb.base.argv import quietly
+from dfm_nb.base import argv, plugins
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.checkpoints import loading
@@ -37,7 +36,7 @@ class ExportOptions(Verb):
     overwrite: bool = option(False, "replace existing files")
     dtype: Literal["fp32", "bf16"] | None = option(None, "of the stored weights; default: fp32, or an exported file's")
 
-    @quietly()
+    @argv.quietly()
     def run(self) -> Path:
         file, dtype = Path(self.output), DTYPES[self.dtype]
         if self.format == "dfm" and file.suffix not in (".safetensors", ".pth"):

@@ -11,10 +11,8 @@ from typing import Any
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base import plugins
-from dfm_nb.base.argv import quietly
+from dfm_nb.base import argv, plugins, pretrained
 from dfm_nb.base.options import option
-from dfm_nb.base.pretrained import EXPORTED
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.checkpoints import exported, loading
 from dfm_nb.checkpoints.consolidated import whole_weights, write_weights
@@ -39,11 +37,11 @@ class ImportOptions(Verb):
     text_encoder: str | None = option(None, "text encoder of the data it was trained on; default: the published one")
     settings: Overrides = option([], "that differ from the published model's", positional=True, metavar="KEY=VALUE")
 
-    @quietly()
+    @argv.quietly()
     def run(self) -> Path:
         read, file = located(self.source), Path(self.output)
         if file.suffix not in (".safetensors", ".pth"):
-            file = file / EXPORTED
+            file = file / pretrained.EXPORTED
         for given in (read, Path(self.base or read)):
             if file.exists() and file.resolve().is_relative_to(given.resolve()):
                 raise ValueError(

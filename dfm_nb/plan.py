@@ -7,8 +7,7 @@ from typing import Any, Literal
 from dfm_nb import config as cfg
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
-from dfm_nb.config import sizes
-from dfm_nb.config.notation import Overrides
+from dfm_nb.config import notation, sizes
 from dfm_nb.planning.layouts import GpuLayout, Load
 from dfm_nb.planning.ranking import MARGIN, Ranking, fed, rank
 from dfm_nb.planning.step_time import MACHINES, Machine
@@ -31,7 +30,7 @@ class PlanOptions(Verb):
     global_batch_size: int = option(_USUAL.train.global_batch_size, "packs of a step")
     samples: int = option(Load.samples, "samples in a pack", gt=0)
     text_tokens: int = option(Load.text_tokens, "of a caption, without model.text_padding", gt=0)
-    overrides: Overrides = option([], "as for dfm pretrain", positional=True, metavar="group.key=value")
+    overrides: notation.Overrides = option([], "as for dfm pretrain", positional=True, metavar="group.key=value")
 
     def hardware(self) -> Machine:
         machine = MACHINES[self.machine]

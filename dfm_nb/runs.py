@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dfm_nb import config as cfg
-from dfm_nb.base import video
+from dfm_nb.base import plots, video
 from dfm_nb.base.files import plain, read_json
 from dfm_nb.base.metrics import compared_loss, damage_of, series
-from dfm_nb.base.plots import curves_png
 from dfm_nb.base.run import MEDIA, Run, media_in
 from dfm_nb.config import notation
 
@@ -174,7 +173,7 @@ def page(
     for key, name in CURVES.items():
         curves = {label: points for label, r in records.items() if (points := series(r, key))[0]}
         if curves:
-            picture = video.data_url("image/png", curves_png(curves, name))
+            picture = video.data_url("image/png", plots.curves_png(curves, name))
             said = "; ".join(f"{label} {y[-1]:.4g} at {x[-1]}" for label, (x, y) in curves.items())
             parts.append(f'<p><img src="{picture}" alt="{html.escape(f"{name}: {said}")}"></p>')
     if samples is None:

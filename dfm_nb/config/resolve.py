@@ -16,13 +16,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dfm_nb.base import plugins
+from dfm_nb.base import options, plugins, pretrained, run
 from dfm_nb.base.files import plain
 from dfm_nb.base.log import log
 from dfm_nb.base.nearest import meant, nearest
-from dfm_nb.base.options import Field
-from dfm_nb.base.pretrained import weights_path
-from dfm_nb.base.run import written_path
 from dfm_nb.config import networks, notation, sizes
 from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
 from dfm_nb.config.schema import FIELDS, CheckpointConfig, Config, ModelConfig
@@ -349,7 +346,7 @@ def resolve(
     # a user's recipe is above the rest, and that of a student above its teacher
     own = recipe not in recipes() or "model.student" in layers.get(f"recipe {recipe}", {})
     below = {} if own else {f"recipe {recipe}": layers.pop(f"recipe {recipe}")}
-    if settings_of and isinstance(start, str) and weights_path(start).exists():
+    if settings_of and isinstance(start, str) and pretrained.weights_path(start).exists():
         given = set().union(*layers.values())
         below[f"{WEIGHTS} {start}"] = _without_modules(settings_of(start), start, given)
     layers = below | layers
@@ -378,7 +375,7 @@ def _without_modules(settings: dict[str, Any], origin: str, given: Iterable[str]
 
 def _begun(start: CheckpointConfig, run_dir: str | Path | None) -> Path | None:
     """The configuration of the run to resume, if there is one."""
-    places = [written_path(p) for p in (start.load_checkpoint, start.load, run_dir) if p]
+    places = [run.written_path(p) for p in (start.load_checkpoint, start.load, run_dir) if p]
     files = [f / "config.yaml" for p in places for f in (p, *sorted(p.glob("iter_*"), reverse=True))]
     return next((f for f in files if f.is_file()), None)
 
@@ -500,7 +497,7 @@ def print_config(resolved: Resolved) -> str:
     return "\n".join("  ".join([*(c.ljust(w) for c, w in zip(row, widths)), row[-1]]) for row in rows)
 
 
-def describe_limits(f: Field) -> str:
+def describe_limits(f: options.Field) -> str:
     """The type and limits of a key in words: `int, >= 1`."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "a multiple of"}
     parts = [f.type_name, *(f"{sign} {f.limits[name]}" for name, sign in signs.items() if name in f.limits)]

@@ -16,12 +16,9 @@ from dfm_nb.base.files import listed_as
 from dfm_nb.base.geometry import LATENT_CHANNELS, PX_PER_LATENT, SIDE_MULTIPLE
 from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError
-from dfm_nb.data import shards
+from dfm_nb.data import preparation, sample_index, shard_plan, shards
 from dfm_nb.data.encoding import latent_sums
-from dfm_nb.data.preparation import ShardTotals
 from dfm_nb.data.prepared_folder import CHECKSUMS, NO_CAPTION_TOKENS, PreparedFolder, write_empty_text, write_manifest
-from dfm_nb.data.sample_index import write_indexes
-from dfm_nb.data.shard_plan import SPLITS
 
 
 def adopt_dataset(
@@ -69,13 +66,13 @@ def adopt_dataset(
     with place.turn():
         splits = _splits(place.path, tars, val_fraction)
         survey = _Survey(place.path, splits)
-        write_indexes(place.path, splits, survey)
+        sample_index.write_indexes(place.path, splits, survey)
         for record in survey.records.values():
             odd = next((drop["detail"] for drop in record["drops"] if drop["reason"] == "other_text_width"), None)
             if odd and not record["samples"]:
                 what = f"{odd} as in the shards before it"
                 raise ValueError(f"{place.path}: text embeddings must have one width; {what}; move such shards away")
-        totals = ShardTotals(survey.records.values())
+        totals = preparation.ShardTotals(survey.records.values())
         if not any(r["split"] == "train" for r in totals.full):
             first = totals.drops[0]["detail"] if totals.drops else "its tars are empty"
             raise ValueError(f"{place.path}: no sample of the train split can be used; the first: {first}")
@@ -170,7 +167,7 @@ def _splits(folder: Path, tars: list[Path], val_fraction: float) -> dict[str, li
     """The shards of each split: those of `.nv-meta`; without it, the smallest ones for validation."""
     names = [tar.relative_to(folder).as_posix() for tar in tars]
     if shards.has_energon_metadata(folder):
-        splits = {split: shards.shards_of(folder, split) for split in SPLITS}
+        splits = {split: shards.shards_of(folder, split) for split in shard_plan.SPLITS}
         if missing := sorted(set(names).difference(*splits.values())):
             log.warning(
                 f"{folder}/.nv-meta leaves out {len(missing)} of the tars, which training will not see ({missing[0]} "

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from pydantic import model_validator
 
-from dfm_nb.base import plugins
+from dfm_nb.base import plugins, version
 from dfm_nb.base.argv import NPROC, ArgumentParser
 from dfm_nb.base.files import local, read_json
 from dfm_nb.base.log import log, silent
@@ -31,7 +31,6 @@ from dfm_nb.base.options import fields, option
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.base.verb import Report, Verb
-from dfm_nb.base.version import __version__
 from dfm_nb.data import prepared_folder, shards
 from dfm_nb.data.edits import edits_sha256, read_edits
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, reword_shard, to_pixels
@@ -494,7 +493,7 @@ class ShardTotals:
         count, total, squares = np.apply_along_axis(math.fsum, 0, np.array([r["latent_sums"] for r in train]))
         mean = total / count
         return {
-            "dfm_nb": __version__,
+            "dfm_nb": version.__version__,
             **about,
             "latent_mean": mean.tolist(),
             "latent_std": np.sqrt(np.maximum(squares / count - mean**2, 1e-12)).tolist(),

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dfm_nb.base import files, geometry
-from dfm_nb.base.progress import tqdm
+from dfm_nb.base import files, geometry, progress
 from dfm_nb.base.records import SampleError
 from dfm_nb.data import prepared_folder
 from dfm_nb.data.captioning import LEAST_WEIGHT, MOST_WEIGHT, weight_of
@@ -73,7 +72,7 @@ def write_indexes(folder: Path, splits: dict[str, list[str]], measure: Measure =
     for split in SPLITS:
         if not splits.get(split):
             index_path(folder, split).unlink(missing_ok=True)
-    with tqdm(total=sum(map(len, splits.values())), desc="index", unit="shard", delay=3) as bar:
+    with progress.tqdm(total=sum(map(len, splits.values())), desc="index", unit="shard", delay=3) as bar:
         for split, names in splits.items():
             if names:
                 _index_split(folder, split, names, measure, bar)

@@ -39,8 +39,7 @@ import yaml
 from dfm_nb.base.argv import imported_without
 from dfm_nb.base.files import fsync_replace, lies_inside, read_json, sha256, sync, temporary_of, write_atomically
 from dfm_nb.base.records import EncodedClip, SampleError
-from dfm_nb.data import tensor_bytes
-from dfm_nb.data.shard_plan import SPLITS
+from dfm_nb.data import shard_plan, tensor_bytes
 
 PARTS = ("pth", "pickle", "json")
 """Of a sample, in the order in which they are written. `_crc32` covers them, `MORE` and `GIVEN`; no other is read."""
@@ -338,7 +337,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
     # energon info DIR --dataset-config info.yaml
     contents = {
         "info": {"sample_type": {"__module__": "megatron.energon", "__class__": "CrudeSample"}},
-        "split": {"exclude": [], "split_parts": {part: sorted(splits.get(part, [])) for part in SPLITS}},
+        "split": {"exclude": [], "split_parts": {part: sorted(splits.get(part, [])) for part in shard_plan.SPLITS}},
         # last: `has_energon_metadata` asks for it
         "dataset": {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"},
     }

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dfm_nb.base import geometry, simhash
+from dfm_nb.base import geometry, seeds, simhash
 from dfm_nb.base.log import log
 from dfm_nb.base.records import EncodedClip, SampleError
-from dfm_nb.base.seeds import generator_for
 from dfm_nb.data.captioning import MIRRORED
 from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_empty_text, read_manifest
@@ -145,7 +144,7 @@ class MockStore(Sizes):
         return []
 
     def read(self, index: int) -> EncodedClip:
-        g = generator_for("mock", index)
+        g = seeds.generator_for("mock", index)
         latent = torch.randn(1, self.channels, *self.grid(index), generator=g).bfloat16()
         text = torch.randn(1, self.text_tokens, self.text_dim, generator=g).bfloat16()
         return EncodedClip(f"mock{index:06d}", latent, text, {"fps": 24})

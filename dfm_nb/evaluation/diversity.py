@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dfm_nb.base import video
-from dfm_nb.base.intervals import wilson
+from dfm_nb.base import intervals, video
 from dfm_nb.evaluation.distance import Estimate
 
 NEIGHBOURS = 5
@@ -66,4 +65,4 @@ def nearness(x: np.ndarray, training: np.ndarray) -> np.ndarray:
 def copied(nearest: np.ndarray, held_out: np.ndarray) -> Estimate:
     """Share of samples that are copies, by the `nearness` of samples [n] and of held-out pictures [m]."""
     copies = int((nearest < np.quantile(held_out, LEVEL)).sum())
-    return Estimate(copies / len(nearest), *wilson(copies, len(nearest)))
+    return Estimate(copies / len(nearest), *intervals.wilson(copies, len(nearest)))

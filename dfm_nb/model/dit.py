@@ -32,8 +32,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from megatron.core.utils import make_viewless_tensor
 
-from dfm_nb.base import plugins
-from dfm_nb.base.seeds import generator_for
+from dfm_nb.base import plugins, seeds
 from dfm_nb.config.networks import SINUSOID_DIM, Network
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.model.adaln import RowMap, add_gated, modulated_norm
@@ -446,7 +445,7 @@ def init_weights(model: DiT, seed: int) -> None:
         shape = list(p.shape)
         if dim is not None:
             shape[dim] *= mpu.get_tensor_model_parallel_world_size()
-        p.copy_(own_part(_initial_value(name, shape, generator_for(seed, "init", name)), p))
+        p.copy_(own_part(_initial_value(name, shape, seeds.generator_for(seed, "init", name)), p))
 
 
 def _initial_value(name: str, shape: list[int], generator: torch.Generator) -> torch.Tensor:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dfm_nb import config as cfg
 from dfm_nb.base.memory import GIB
-from dfm_nb.config import counts, sizes
-from dfm_nb.config.checks import layout_faults
+from dfm_nb.config import checks, counts, sizes
 from dfm_nb.planning.layouts import GpuLayout, Load, layouts
 from dfm_nb.planning.step_time import Machine, step_seconds
 from dfm_nb.planning.training_memory import training_bytes
@@ -71,7 +70,7 @@ def _faults(config: cfg.Config, plan: GpuLayout) -> list[cfg.Fault]:
     m = config.model
     m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size = plan.tp, plan.cp, plan.pp
     m.sequence_parallel = plan.sp
-    return layout_faults(config, plan.gpus)
+    return checks.layout_faults(config, plan.gpus)
 
 
 class Ranking(list[Candidate]):

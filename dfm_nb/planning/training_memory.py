@@ -9,8 +9,7 @@ value.
 
 from dataclasses import replace
 
-from dfm_nb.config import counts
-from dfm_nb.config.networks import SINUSOID_DIM
+from dfm_nb.config import counts, networks
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.planning.layouts import GpuLayout, Load
 
@@ -110,7 +109,7 @@ def _outside_bytes(model: ModelConfig, plan: GpuLayout, load: Load, stage: int) 
     frozen = bool(model.lora.rank)  # then embedders have no backward, and the layers keep only the text embedding
     # Text embedder: its input, and what the network keeps of its result.
     kept = load.text * (h if frozen else model.network.text_tensors * h + model.text_dim) * e
-    kept += load.rows * (9 * h + 2 * SINUSOID_DIM) * e  # embedders of noise level and frame rate
+    kept += load.rows * (9 * h + 2 * networks.SINUSOID_DIM) * e  # embedders of noise level and frame rate
     kept += load.rows * load.text * e  # weights of the pooled text
     if model.rope:  # cosines and sines, which layers share
         kept += 2 * 4 * t * h // model.num_attention_heads * (model.num_attention_heads // plan.tp if load.cpu else 1)

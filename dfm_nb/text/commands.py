@@ -11,12 +11,11 @@ from typing import Any, Literal
 from dfm_nb.base.argv import run_command
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
-from dfm_nb.text import check
-from dfm_nb.text.chunk import PreprocessConfig
+from dfm_nb.text import check, chunk
 from dfm_nb.text.corpus import find_parts, merge, preprocess
 
 
-class PreprocessOptions(PreprocessConfig, Verb):
+class PreprocessOptions(chunk.PreprocessConfig, Verb):
     """JSONL -> PREFIX_KEY_document.bin and .idx. The names of the flags are Megatron-LM's."""
 
     # flags of Megatron's tool without effect here: the order is always kept, and sentences are not split

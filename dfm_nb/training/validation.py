@@ -9,10 +9,8 @@ from pathlib import Path
 import torch
 
 from dfm_nb import config as cfg
-from dfm_nb.base import geometry, video
-from dfm_nb.base.files import write_atomically
+from dfm_nb.base import files, geometry, metrics, video
 from dfm_nb.base.log import log
-from dfm_nb.base.metrics import generated_with
 from dfm_nb.base.run import Run
 from dfm_nb.data.loader import build_pack
 from dfm_nb.data.order import PackOrder
@@ -134,7 +132,7 @@ class Samples:
                 real = self.pipeline.decode_stored(sample.latent[0])
                 file = output_path(self.run.samples / "data" / "sample", request, many=True)
                 file.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(file, video.compressed(real, sample.fps)[1])
+                files.write_atomically(file, video.compressed(real, sample.fps)[1])
         self.pipeline.memory_check = False  # one process of a replica must not stop where the others continue
 
     def generate(self, iteration: int) -> list[tuple[int, str, Path]]:
@@ -145,7 +143,7 @@ class Samples:
 
     def _sample(self, iteration: int) -> list[tuple[int, str, Path]]:
         ema, done = self.trainer.ema, []
-        length = generated_with(ema.sigma_rels)
+        length = metrics.generated_with(ema.sigma_rels)
         with contextlib.nullcontext() if length is None else ema.applied(length):
             made = dict(self.pipeline.run(list(self.requests)))
         told = {"checkpoint": {"run": self.run.name, "iteration": iteration}, "ema": "validation"}

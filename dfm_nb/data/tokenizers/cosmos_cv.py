@@ -17,9 +17,8 @@ from typing import Annotated, Any
 import torch
 from pydantic import AfterValidator
 
-from dfm_nb.base import geometry
+from dfm_nb.base import geometry, hub
 from dfm_nb.base.files import sha256
-from dfm_nb.base.hub import hub_file
 from dfm_nb.base.log import log
 from dfm_nb.base.memory import GIB, available_bytes
 from dfm_nb.base.options import Options, option
@@ -87,7 +86,7 @@ class CosmosCV:
         folder = Path(self.path).expanduser() if self.path is not None else None
         if folder is not None and (folder / f"{name}.jit").is_file():
             return folder / f"{name}.jit"
-        return hub_file(HUB_ID, f"{name}.jit", HOW_TO_FETCH, cache_dir=folder)
+        return hub.hub_file(HUB_ID, f"{name}.jit", HOW_TO_FETCH, cache_dir=folder)
 
     def _half(self, name: str) -> tuple[torch.jit.ScriptModule, torch.dtype]:
         """The module and the dtype that it takes; ValueError when a probe of 5 frames does not come out right."""
