@@ -1,18 +1,13 @@
 """Console and `log.txt`."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from dfm_nb.base.headless import message_stream
-
-if TYPE_CHECKING:  # `dfm --help` needs nothing of a run folder
-    from dfm_nb.base.run import Run
 
 log = logging.getLogger("dfm_nb")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -58,7 +53,7 @@ class _LogFile(logging.FileHandler):
         raise
 
 
-def start_logging(run: Run | None = None, rank: int = 0) -> logging.Logger:
+def start_logging(run_dir: Path | None = None, rank: int = 0) -> logging.Logger:
     """Send the `dfm_nb` logger to the console, and on rank 0 of a run to `log.txt` (with the time before each line).
 
     Rank 0 shows lines as `[INFO] text`; other ranks show warnings and errors only, as `[WARNING] [rank 3] text`.
@@ -71,8 +66,8 @@ def start_logging(run: Run | None = None, rank: int = 0) -> logging.Logger:
     console.setFormatter(_Formatter(f"[%(levelname)s] {f'[rank {rank}] ' if rank else ''}%(message)s"))
     console.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     log.addHandler(console)
-    if run is not None and rank == 0:
-        file = _LogFile(run.path / "log.txt", encoding="utf-8")
+    if run_dir is not None and rank == 0:
+        file = _LogFile(run_dir / "log.txt", encoding="utf-8")
         file.setFormatter(_Formatter("%(asctime)s [%(levelname)s] %(message)s", "%Y-%m-%d %H:%M:%S"))
         log.addHandler(file)
     return log

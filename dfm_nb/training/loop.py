@@ -375,7 +375,7 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
         folder.claim()  # before anything else is written, so that a killed run's folder has its record
         folder.own(Path(start.checkpoint_dir or folder.checkpoints.resolve()))
     dist.barrier()  # the folder is there
-    start_logging(folder, rank)
+    start_logging(folder.path, rank)
     folder.tell("opening the data")
     try:
         stop = _train(resolved, folder)

@@ -249,7 +249,7 @@ def test_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
 
 @pytest.fixture
 def logger(tmp_path):
-    yield lambda rank=0: start_logging(Run.create(tmp_path), rank)
+    yield lambda rank=0: start_logging(tmp_path, rank)
     stop_logging()
 
 
