@@ -61,7 +61,6 @@ class Trainer:
     """
 
     def __init__(self, config: cfg.Config, empty_text: torch.Tensor | None = None):
-        assert config.model.sigma_data is not None
         self.config, self.device = config, parallel.device()
         self.objective = get_objective(config.model.objective, config.model.sigma_data)
         self.layout = layout_of(config.model)
