@@ -59,18 +59,6 @@ def test_a_name_of_another_format_is_refused_before_anything(asked, capsys):
     assert asked in said(capsys)
 
 
-def test_brackets_in_a_name_are_no_pattern(tiny_checkpoint, tmp_path):
-    argv = (tiny_checkpoint, tmp_path / "a[1].png", "--prompt", "a moth", "--prompt", "a bee")
-    assert generate(*argv) == 0
-    for name in ("idx=0_rank=0_a[1].png", "idx=0_rank=0_a[1].png.json"):
-        (tmp_path / name).rename(tmp_path / name.replace("[1]", "1"))
-    assert generate(*argv, "--skip-existing") == 0
-    assert (tmp_path / "idx=0_rank=0_a[1].png").is_file()
-    asked = GenerateOptions.parse(["--video-save-path", str(argv[1]), *argv[2:]])
-    files = [Path(clip["file"]).name for clip in asked.report(asked.requests()).answer["clips"]]
-    assert files == ["idx=0_rank=0_a[1].png", "idx=1_rank=0_a[1].png"]
-
-
 def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
     """Every setting away from its default, in a folder that does not exist yet."""
     out = tmp_path / "deep" / "a.mp4"
@@ -140,20 +128,25 @@ def test_existing_files_are_kept_unless_asked(tiny_checkpoint, tmp_path, capsys)
 
 
 def test_skip_existing_draws_what_is_missing(tiny_checkpoint, tmp_path, capsys):
+    """Brackets in a name are no pattern."""
     prompts = ["--prompt", "a", "--prompt", "b", "--prompt", "c"]
-    assert generate(tiny_checkpoint, tmp_path / "o.mp4", *prompts) == 0
-    first = tmp_path / "idx=0_rank=0_o.png"
-    first.rename(tmp_path / "idx=0_rank=5_o.png")  # as another process would have named it
-    (tmp_path / "idx=0_rank=0_o.png.json").rename(tmp_path / "idx=0_rank=5_o.png.json")
-    for p in tmp_path.glob("idx=1_*"):
-        p.unlink()
-    kept = (tmp_path / "idx=2_rank=0_o.png").stat().st_mtime_ns
+    assert generate(tiny_checkpoint, tmp_path / "o[1].mp4", *prompts) == 0
+    first, second, kept = (tmp_path / f"idx={i}_rank=0_o[1].png" for i in range(3))
+    for end in ("", ".json"):
+        (tmp_path / f"{first.name}{end}").rename(
+            tmp_path / f"idx=0_rank=5_o[1].png{end}"
+        )  # as another process names it
+        (tmp_path / f"{second.name}{end}").rename(tmp_path / f"idx=1_rank=0_o1.png{end}")
+    before = kept.stat().st_mtime_ns
     capsys.readouterr()
-    assert generate(tiny_checkpoint, tmp_path / "o.mp4", *prompts, "--skip-existing") == 0
-    assert capsys.readouterr().out.count("wrote") == 1 and not first.exists()
-    assert (tmp_path / "idx=2_rank=0_o.png").stat().st_mtime_ns == kept
-    assert (tmp_path / "idx=1_rank=0_o.png.json").exists()
-    assert generate(tiny_checkpoint, tmp_path / "o.mp4", *prompts, "--skip-existing", "--seed", 2) == 2
+    assert generate(tiny_checkpoint, tmp_path / "o[1].mp4", *prompts, "--skip-existing") == 0
+    assert capsys.readouterr().out.count("wrote") == 1
+    asked = GenerateOptions.parse(["--video-save-path", str(tmp_path / "o[1].mp4"), *prompts])
+    names = [Path(clip["file"]).name for clip in asked.report(asked.requests()).answer["clips"]]
+    assert names == [f"idx={i}_rank={rank}_o[1].png" for i, rank in ((0, 5), (1, 0), (2, 0))]
+    assert not first.exists() and kept.stat().st_mtime_ns == before
+    assert (tmp_path / f"{second.name}.json").exists()
+    assert generate(tiny_checkpoint, tmp_path / "o[1].mp4", *prompts, "--skip-existing", "--seed", 2) == 2
 
 
 def test_interrupt_keeps_and_names_finished_clips(tiny_checkpoint, tmp_path):
