@@ -138,13 +138,14 @@ class Form(Live):
         return self
 
     def _title_sections(self) -> None:
-        """A section's title counts its faults and changes, so that they are visible when it is closed."""
+        """A section's title counts its faults and changes; one with a fault opens."""
         wrong = Counter(key.rpartition(".")[0] for key in self.faults)
         changed = Counter(key.rpartition(".")[0] for key in self.changed())
         for group, section in self._sections.items():
             marks = [f"✖ {wrong[group]} to correct"] * bool(wrong[group])
             marks += [f"{changed[group]} changed"] * bool(changed[group])
             section.title = " · ".join([group, *marks])
+            section.display = "" if wrong[group] else section.display
 
     def __repr__(self) -> str:
         wrong = "".join(f"\nmust be corrected: {said}" for said in self.faults.values())

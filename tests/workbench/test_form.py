@@ -48,6 +48,9 @@ def test_fault_stands_beside_its_control_and_goes_away():
         form.check()
     form["train.train_iters"] = 10
     assert not form.faults and control.fault == "" and control._fault.value == "" and form.check() is form
+    assert form._sections["optimizer"].display == "none"
+    form["optimizer.lr"] = -1
+    assert form._sections["optimizer"].display == "", "a section with a fault opens"
 
 
 def test_fault_between_two_keys_shows_where_the_form_can():
