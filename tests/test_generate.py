@@ -132,10 +132,11 @@ def test_rescale_pulls_the_deviation_back_to_the_conditional(tiny_pipe):
     torch.testing.assert_close(deviation(guidance=30.0, guidance_rescale=0.5), (plain + strong) / 2)
 
 
-def test_first_frame_needs_a_model_trained_for_it(tiny_pipe, tmp_path):
+@pytest.mark.parametrize("flag, key", [("init_image", "condition_frames_prob"), ("last_image", "condition_last_prob")])
+def test_given_frames_need_a_model_trained_for_them(tiny_pipe, tmp_path, flag, key):
     write_png(tmp_path / "a.png", np.zeros((32, 48, 3), np.uint8))
-    with pytest.raises(ValueError, match="dataset.condition_frames_prob"):
-        tiny_pipe.sample_latents([Request(PROMPTS[0], num_video_frames=5, init_image=str(tmp_path / "a.png"), **FAST)])
+    with pytest.raises(ValueError, match=f"dataset.{key}"):
+        tiny_pipe(PROMPTS[0], num_video_frames=5, **{flag: str(tmp_path / "a.png")}, **FAST)
 
 
 def test_prompts_are_cut_where_the_training_captions_were(tiny_pipe, monkeypatch):

@@ -1,10 +1,10 @@
-"""Image-to-video, video-to-video and autoguidance; on a model trained with dataset.condition_frames_prob."""
+"""Given frames, video-to-video and autoguidance; on a model trained with given first and last frames."""
 
 import numpy as np
 import pytest
 import torch
 
-from dfm_nb.base.video import write_mp4, write_png
+from dfm_nb.base.video import read_image, resize, write_mp4, write_png
 from dfm_nb.diffusion.samplers import karras_sigmas, sample_euler
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
@@ -18,7 +18,8 @@ FAST = {"height": 32, "width": 48, "num_steps": 4, "guidance": 3.0, "num_video_f
 @pytest.fixture(scope="module")
 def conditioned_checkpoint(tiny_data, tmp_path_factory):
     run = tmp_path_factory.mktemp("conditioned") / "run"
-    return tiny_run.train(tiny_data, run, "dataset.condition_frames_prob=0.5", "generation.given=true", "rng.seed=3")
+    frames = "dataset.condition_frames_prob=0.5", "dataset.condition_last_prob=0.5"
+    return tiny_run.train(tiny_data, run, *frames, "generation.given=true", "rng.seed=3")
 
 
 @pytest.fixture(scope="module")
@@ -36,30 +37,57 @@ def picture(tmp_path_factory):
 
 
 @pytest.mark.parametrize("sampler", ["heun", "dpmpp_2m_sde"])
-def test_given_image_stays_the_first_frame(conditioned, picture, sampler):
-    requests = [Request(p, index=i, init_image=picture, sampler=sampler, **FAST) for i, p in enumerate("ab")]
-    latents = conditioned.sample_latents(requests)
-    given = conditioned._given_frames(requests[0])
-    assert given.shape == (16, 1, 4, 6)
-    assert torch.equal(latents[0][:, :1], given) and torch.equal(latents[1][:, :1], given)
-    assert not torch.allclose(latents[0][:, 1:], latents[1][:, 1:])
-    frames = conditioned.decode(latents[0])
-    assert (frames[0] == conditioned.decode(given)[0]).all(), "and comes out as the tokenizer codes it"
+def test_given_images_stay_the_first_and_the_last_frame(conditioned, picture, sampler):
+    image = conditioned.encode_pixels(resize(read_image(picture), 32, 48))
+    still = conditioned.encode_pixels(resize(read_image(picture), 32, 48).repeat(5, 0))
+    for ends in ({"init_image": picture}, {"last_image": picture}, {"init_image": picture, "last_image": picture}):
+        one, other = conditioned.sample_latents([Request(p, sampler=sampler, **ends, **FAST) for p in "ab"])
+        assert torch.equal(one[:, 0], image[:, 0]) == ("init_image" in ends)
+        assert torch.equal(one[:, -1], still[:, -1]) == ("last_image" in ends)
+        assert not torch.allclose(one[:, 1], other[:, 1])
 
 
-def test_later_frames_see_the_given_one(conditioned, tmp_path):
+def test_other_frames_see_the_given_one_and_no_neighbour_does(conditioned, tmp_path):
+    """Samples with different pictures are one batch, and each is as it is alone."""
     for name, level in (("white", 255), ("black", 0)):
         write_png(tmp_path / f"{name}.png", np.full((32, 48, 3), level, np.uint8))
     starts = [str(tmp_path / f"{name}.png") for name in ("white", "black")]
     settings = {**FAST, "sampler": "heun", "schedule": "karras"}
-    one, other = (conditioned.sample_latents([Request("a", init_image=start, **settings)]) for start in starts)
-    assert (one[:, :, 1:] - other[:, :, 1:]).abs().mean() > 1e-3
+    for name in ("init_image", "last_image", "given"):
+        requests = [Request("a", **{name: [s] if name == "given" else s}, **settings) for s in starts]
+        batches = []
+        done = dict(conditioned.run(requests, callback=lambda *step, sizes=batches: sizes.append(len(step[2]))))
+        assert set(batches) == {2}
+        alone = conditioned.sample_latents([requests[1].completed(conditioned.config)])
+        torch.testing.assert_close(done[1].latent, alone[0].float(), rtol=1e-4, atol=1e-4)
+        assert (done[0].latent - done[1].latent)[:, 1].abs().mean() > 1e-3
+
+
+def test_a_clip_has_more_than_its_given_frames(conditioned, picture):
+    with pytest.raises(ValueError, match="--num-video-frames 5"):
+        conditioned("a", init_image=picture, last_image=picture, num_video_frames=5)
+
+
+def test_a_given_picture_counts_with_its_own_tokens(conditioned, picture, tmp_path):
+    """2 x 3 patches of the target, and of 32 x 48 px or of its quarter."""
+    write_png(tmp_path / "square.png", np.zeros((32, 32, 3), np.uint8))
+    size = {"height": 32, "width": 48, "num_video_frames": 1}
+    alone, wide, square = (
+        Request("a", given=given, **size) for given in ((), [picture], [str(tmp_path / "square.png")])
+    )
+    assert wide.grids == [(1, 4, 6), (1, 4, 6)] and square.grids == [(1, 4, 6), (1, 4, 4)]
+    assert conditioned.flops(alone) < conditioned.flops(square) < conditioned.flops(wide)
+    assert (
+        conditioned.needed_bytes([alone])
+        < conditioned.needed_bytes([square])
+        < conditioned.needed_bytes([square, wide])
+    )
 
 
 def test_given_frame_has_its_own_noise_level_at_every_step(conditioned, picture):
     """The network is told CLEAN_SIGMA for the given frame and the sampler's sigma for the others."""
     request = Request("a", init_image=picture, **FAST)
-    guided = conditioned.denoiser([request], conditioned._given_frames(request))
+    guided = conditioned.denoiser([request])
     seen = []
     denoise = guided.both.denoise
     run = denoise._run

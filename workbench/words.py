@@ -55,7 +55,14 @@ def word_attention(pipe: Pipeline, clip: Generated, num_noises: int = 4) -> list
         found.append(weights.mean(0))
 
     plain = clip.request.replace(
-        guidance=1.0, negative_prompt="", init_image=None, init_video=None, mask=None, given=(), given_guidance=1.0
+        guidance=1.0,
+        negative_prompt="",
+        init_image=None,
+        last_image=None,
+        init_video=None,
+        mask=None,
+        given=(),
+        given_guidance=1.0,
     )
     clean, level = clip.latent.double().to(pipe.device), 2 * pipe.sigma_data
     denoiser = pipe.denoiser([plain]).cond

@@ -155,10 +155,11 @@ def _data_and_start(config: Config) -> Iterator[Fault]:
     fault, patch = partial(_fault, config), config.model.patch_temporal
     if data.mock and data.path:
         yield fault("dataset.path", "excludes dataset.mock", "drop one of the two", "dataset.mock")
-    if data.condition_frames_prob and patch > 1:
-        must = f"must be 0 with model.patch_temporal = {patch}: a token holds the first latent frame and the next"
-        fix = "set it to 0, or model.patch_temporal to 1"
-        yield fault("dataset.condition_frames_prob", must, fix, "model.patch_temporal")
+    for key in ("condition_frames_prob", "condition_last_prob"):
+        if getattr(data, key) and patch > 1:
+            must = f"must be 0 with model.patch_temporal = {patch}: a token holds the given latent frame and the next"
+            fix = "set it to 0, or model.patch_temporal to 1"
+            yield fault(f"dataset.{key}", must, fix, "model.patch_temporal")
     if start.pretrained and start.load_checkpoint:
         fix = "load_checkpoint resumes a run; pretrained starts a new one"
         yield fault("checkpoint.pretrained", "excludes checkpoint.load_checkpoint", fix, "checkpoint.load_checkpoint")

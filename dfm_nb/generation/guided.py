@@ -1,7 +1,7 @@
 """The guided denoiser of a batch of clips, called by a sampler: one packed forward per noise level.
 
 Each sample is a separate segment, so it does not depend on its neighbours. Where guidance is 1 the unconditional half
-is not computed. Given frames (--init-image) do not change and have their own noise level.
+is not computed. What is given (--init-image, --last-image, --given) does not change and has its own noise level.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from dfm_nb.parallel.groups import layout_of
 
 
 class BatchDenoiser:
-    """D(x; sigma) of N latents of one size by one network, for M texts: text i belongs to latent i modulo N.
+    """D(x; sigma) of N latents of one size by one network, for M texts: text i is for latent i modulo N.
 
     So a list of N texts, or of N captions and then N negative prompts, is one packed forward.
 
     Parameters
     ----------
     chunks : this process's stages of the network. model : its `config.model` group.
-    texts : [L, D] each. latent_grid : T, H, W. given_frames : latent frames at the start that stay at `CLEAN_SIGMA`.
-    given : latents of pictures and clips beside each, [C, t, h, w]. without : number of last texts without them.
+    texts : [L, D] each. starts : N latents [C, T, H, W], of which the network sees the given frames instead of x.
+    ends : frames given at the start and at the end. given : for each of N, latents of pictures and clips [C, t, h, w].
+    without : number of last texts without the latter.
     """
 
     def __init__(
@@ -39,24 +40,21 @@ class BatchDenoiser:
         model: ModelConfig,
         device: torch.device,
         texts: Sequence[torch.Tensor],
-        latent_grid: tuple[int, int, int],
+        starts: Sequence[torch.Tensor],
         fps: float,
-        given_frames: int = 0,
-        given: Sequence[torch.Tensor] = (),
+        ends: tuple[int, int],
+        given: Sequence[Sequence[torch.Tensor]],
         without: int = 0,
     ):
-        ps, pt = self.patch = model.patch_spatial, model.patch_temporal
-        self.grid, *grids = (patch_grid(model, size) for size in (latent_grid, *(z.shape[1:] for z in given)))
-        self.given, self.with_given = [patchify(z, ps, pt) for z in given], len(texts) - without
+        self.patch, self.grid = (model.patch_spatial, model.patch_temporal), patch_grid(model, starts[0].shape[1:])
+        more = [given[i % len(starts)] if i < len(texts) - without else () for i in range(len(texts))]
+        grids = [[patch_grid(model, z.shape[1:]) for z in own] for own in more]
         # Equal lengths become neighbours, so that one batched attention call serves them.
-        self.order = sorted(range(len(texts)), key=lambda i: (i >= self.with_given, len(texts[i])))
+        self.order = sorted(range(len(texts)), key=lambda i: (-sum(map(math.prod, grids[i])), len(texts[i])))
         # The noise level of a segment does not matter: every call replaces it by the sampler's.
-        segments = [
-            sample_segment(
-                model, self.grid, texts[i], 1.0, fps, given_frames // pt, grids if i < self.with_given else ()
-            )
-            for i in self.order
-        ]
+        segments = [sample_segment(model, self.grid, texts[i], 1.0, fps, ends, grids[i]) for i in self.order]
+        x0 = ([patchify(z, *self.patch) for z in (starts[i % len(starts)], *more[i])] for i in self.order)
+        self.clean = [(torch.cat(z).to(device), s.noisy[:, None].to(device)) for z, s in zip(x0, segments)]
         layout = layout_of(model)
         pack = pack_layout(segments, model, layout.token_multiple(), layout.text_multiple())
         self.length = pack.cu_q[-1]
@@ -64,9 +62,10 @@ class BatchDenoiser:
 
     def __call__(self, x: torch.Tensor, sigma: float) -> torch.Tensor:
         """float64 [N, C, T, H, W] -> float64 [M, C, T, H, W], in the order of the texts."""
-        given = [z.to(x) for z in self.given]
-        own = (patchify(x[i % len(x)], *self.patch) for i in self.order)
-        tokens = [torch.cat([z, *given]) if i < self.with_given else z for i, z in zip(self.order, own)]
+        tokens = []
+        for i, (x0, noisy) in zip(self.order, self.clean):
+            own = patchify(x[i % len(x)], *self.patch)
+            tokens.append(torch.where(noisy, torch.cat((own, x0[len(own) :])), x0))
         lengths = list(map(len, tokens))
         padding = x.new_zeros(self.length - sum(lengths), tokens[0].shape[1])
         D = self.denoise(torch.cat([*tokens, padding]), sigma)
@@ -84,7 +83,7 @@ class GuidedDenoiser:
     cond : the network for N captions. both : for N captions and N negative prompts; needed if guidance is not 1. With a
         --given-guidance other than 1, also for the negative prompts without what is given.
     guide : the weaker network for N captions; None: no autoguidance.
-    given : latent [C, t, H, W] of given first frames, kept in every sample.
+    start : [N, C, T, H, W], where the samples start, without noise. free : bool, where they change; None: everywhere.
     """
 
     def __init__(
@@ -93,25 +92,24 @@ class GuidedDenoiser:
         cond: BatchDenoiser,
         both: BatchDenoiser | None = None,
         guide: BatchDenoiser | None = None,
-        given: torch.Tensor | None = None,
+        start: torch.Tensor | None = None,
+        free: torch.Tensor | None = None,
     ):
-        self.request, self.cond, self.both, self.guide, self.given = request, cond, both, guide, given
-        self.free, self.auto = request.weights(guide is not None)
-
-    def with_given(self, x: torch.Tensor) -> torch.Tensor:
-        if self.given is None:
-            return x
-        x = x.clone()
-        x[:, :, : self.given.shape[1]] = self.given.to(x)
-        return x
+        self.request, self.cond, self.both, self.guide = request, cond, both, guide
+        self.start, self.free = start, free
+        self.of_words, self.auto = request.weights(guide is not None)
 
     def __call__(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        level, interval = float(sigma), self.request.guidance_interval
-        x = self.with_given(x)
-        free, auto = (samplers.guidance_at(level, weight, interval) for weight in (self.free, self.auto))
+        D = self._guided(x, float(sigma))
+        # where D is the start, x stays start + sigma * noise, so what is kept need not be noised again at each step
+        return D if self.free is None else torch.where(self.free, D, self.start)
+
+    def _guided(self, x: torch.Tensor, level: float) -> torch.Tensor:
+        interval = self.request.guidance_interval
+        free, auto = (samplers.guidance_at(level, weight, interval) for weight in (self.of_words, self.auto))
         of_given = samplers.guidance_at(level, self.request.given_guidance, interval)
         if free == auto == of_given == 1:
-            return self.with_given(self.cond(x, level))
+            return self.cond(x, level)
         if free == of_given == 1:
             D = D_cond = self.cond(x, level)
         else:
@@ -127,4 +125,4 @@ class GuidedDenoiser:
             D = away if free == of_given == 1 else D + (away - D_cond)
         if self.request.guidance_rescale:
             D = samplers.rescale(D, D_cond, self.request.guidance_rescale)
-        return self.with_given(D)
+        return D

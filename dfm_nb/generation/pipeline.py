@@ -292,7 +292,7 @@ class Pipeline:
         progress: bool = False,
         preview_every: int = 1,
     ) -> Iterator[tuple[int, Generated]]:
-        """Yield (position in `requests`, `Generated`), in batches of requests that differ in prompts and seed only.
+        """Yield (position in `requests`, `Generated`), in batches that share all but prompts, seeds and given pictures.
 
         Parameters
         ----------
@@ -313,7 +313,9 @@ class Pipeline:
         groups: dict[Request, list[int]] = {}
         for i, r in enumerate(requests):
             r.check()
-            groups.setdefault(r.replace(prompt="", negative_prompt="", index=0, seed=0), []).append(i)
+            pictures: dict[str, Any] = {name: "-" for name in ("init_image", "last_image") if getattr(r, name)}
+            same = r.replace(prompt="", negative_prompt="", index=0, seed=0, given=("-",) * len(r.given), **pictures)
+            groups.setdefault(same, []).append(i)
         batches = [g[s : s + batch_size] for g in groups.values() for s in range(0, len(g), batch_size)]
         self.finished = Clips()
         _ = self.tokenizer  # a missing or wrong one is reported now, not after minutes of sampling
@@ -361,13 +363,14 @@ class Pipeline:
     def flops(self, request: Request) -> int:
         """FLOPs of the network for one clip; text encoder and decoding are not counted."""
         m, halves = self.config.model, self._halves(request)
-        each = counts.forward_flops(m, [clip_tokens(m, request.work_grid)] * halves, [TEXT_TOKENS] * halves)
+        each = counts.forward_flops(m, [clip_tokens(m, *request.grids)] * halves, [TEXT_TOKENS] * halves)
         return each * samplers.evaluations(request.sampler, len(request.sigmas(self.sigma_data)) - 1)
 
     def needed_bytes(self, requests: Sequence[Request]) -> int:
         """Estimated memory of a batch on this process, without the weights."""
         first, number = requests[0], 4 if self.config.mixed_precision == "fp32" else 2
-        shape = len(requests), first.work_grid, self._halves(first)
+        largest = max((r.grids for r in requests), key=lambda grids: clip_tokens(self.config.model, *grids))
+        shape = len(requests), largest, self._halves(first)
         parts = sampling_bytes(self.config.model, *shape, bytes_per_number=number)
         return sum(parts.values())
 
@@ -388,7 +391,7 @@ class Pipeline:
     # ---- latents ----------------------------------------------------------------------------------------------
 
     def sample_latents(self, requests: Sequence[Request], on_step: samplers.Callback | None = None) -> torch.Tensor:
-        """float64 [N, C, T, H, W], normalised to sigma_data; requests share everything but prompts, index and seed."""
+        """float64 [N, C, T, H, W], normalised to sigma_data; requests differ in prompt, index, seed and pictures."""
         first = requests[0]
         sampler, sigmas = samplers.find(first.sampler), first.sigmas(self.sigma_data)
 
@@ -398,29 +401,30 @@ class Pipeline:
 
         churn = {"noise": generators("churn")} if sampler.stochastic else {}
         try:
-            start, free = self._start(first)
-            start, free = start.to(self.device), None if free is None else free.to(self.device)
-            drawn = [torch.randn(start.shape, generator=g, dtype=torch.float64) for g in generators("sample")]
-            x = start + sigmas[0] * torch.stack(drawn).to(self.device)
-            denoiser = self.denoiser(requests, self._given_frames(first))
-            # where D is the start, x stays start + sigma * noise, so what is kept need not be noised anew at each step
-            masked = lambda x, sigma, free=free: torch.where(free, denoiser(x, sigma), start)  # noqa: E731
-            estimate = denoiser if free is None else masked
-            return denoiser.with_given(sampler(estimate, x, sigmas, callback=on_step, **churn))
+            denoiser = self.denoiser(requests)
+            shape = denoiser.start.shape[1:]
+            drawn = [torch.randn(shape, generator=g, dtype=torch.float64) for g in generators("sample")]
+            x = denoiser.start + sigmas[0] * torch.stack(drawn).to(self.device)
+            return sampler(denoiser, x, sigmas, callback=on_step, **churn)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
                 raise  # not a lack of memory
             raise ValueError(self._too_large(requests)) from error
 
-    def denoiser(self, requests: Sequence[Request], given: torch.Tensor | None = None) -> GuidedDenoiser:
-        """The denoiser that samplers call for these requests. given : latent [C, t, H, W] of given first frames."""
+    def denoiser(self, requests: Sequence[Request]) -> GuidedDenoiser:
+        """The denoiser that samplers call for these requests."""
         first = requests[0]
         cond = self.encode_text([r.prompt for r in requests])
-        given_frames, beside = 0 if given is None else given.shape[1], self._given_beside(first)
+        encoded: dict[Request, tuple] = {}  # samples of one picture encode it once
+        same = [r.replace(prompt="", negative_prompt="", index=0, seed=0) for r in requests]
+        for r in same:
+            if r not in encoded:
+                encoded[r] = *self._start(r), self._given(r)
+        starts, (free, *_), given = zip(*(encoded[r] for r in same))
 
         def batch(pipe: Pipeline, texts: list[torch.Tensor], without: int = 0) -> BatchDenoiser:
-            shape = first.latent_grid, first.fps, given_frames
-            return BatchDenoiser(pipe.chunks, pipe.config.model, self.device, texts, *shape, beside, without)
+            what = texts, starts, first.fps, first.ends, given, without
+            return BatchDenoiser(pipe.chunks, pipe.config.model, self.device, *what)
 
         both = guide = None
         if (parts := self._halves(first)) > 1:
@@ -428,15 +432,24 @@ class Pipeline:
             both = batch(self, cond + negative * (parts - 1), len(requests) * (parts - 2))
         if self.guide is not None:
             guide = batch(self.guide, cond)  # one text encoder serves both models
-        return GuidedDenoiser(first, batch(self, cond), both, guide, given)
+        start, free = torch.stack(starts).to(self.device), None if free is None else free.to(self.device)
+        return GuidedDenoiser(first, batch(self, cond), both, guide, start, free)
 
     def _start(self, request: Request) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The start without noise, float64 [C, T, H, W]: zero, or the latent of --init-video; and where it changes.
+        """The start without noise, float64 [C, T, H, W]: zero, or what is given; and where it changes.
 
-        That is bool [H, W], true for latent pixels of which --mask has a pixel nearer to white than to black.
+        None: everywhere. Else bool: [T, 1, 1], false for given frames; or [H, W], true for latent pixels of which
+        --mask has a pixel nearer to white than to black.
         """
         if not request.init_video:
-            return torch.zeros(self.channels, *request.latent_grid, dtype=torch.float64), None
+            start = torch.zeros(self.channels, *request.latent_grid, dtype=torch.float64)
+            free = torch.ones(len(start[0]), 1, 1, dtype=torch.bool)
+            # A first latent frame holds one frame, every later one four: in these the last image stands still.
+            for path, at, still in (request.init_image, 0, 1), (request.last_image, -1, 1 + geometry.FRAMES_PER_LATENT):
+                if path:
+                    frames = video.resize(video.read_image(path), request.height, request.width).repeat(still, 0)
+                    start[:, at], free[at] = self.encode_pixels(frames)[:, at], False
+            return start, None if free.all() else free
         ((_, frames, *_),) = MediaOptions().clips(Path(request.init_video), "init")
         wanted = request.num_video_frames
         if len(frames) == 1:  # a picture stands still
@@ -453,18 +466,7 @@ class Pipeline:
             free = F.max_pool2d(white[None], geometry.PX_PER_LATENT)[0].bool()
         return self.encode_pixels(video.resize(frames[:wanted], *size), request.tokenizer_window), free
 
-    def _given_frames(self, request: Request) -> torch.Tensor | None:
-        """Latent of --init-image [C, 1, H, W], kept as the clip's first latent frame."""
-        if not request.init_image:
-            return None
-        if self.config.dataset.condition_frames_prob <= 0:
-            raise ValueError(
-                "--init-image needs a model trained with dataset.condition_frames_prob above 0; this one was not; "
-                "use --init-video with --strength instead"
-            )
-        return self.encode_pixels(video.resize(video.read_image(request.init_image), request.height, request.width))
-
-    def _given_beside(self, request: Request) -> list[torch.Tensor]:
+    def _given(self, request: Request) -> list[torch.Tensor]:
         """Latents of --given, [C, t, h, w] each."""
         if request.given and not self.config.generation.given:
             raise ValueError(

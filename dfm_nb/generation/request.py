@@ -198,6 +198,7 @@ class Request(Sampling):
     )
     seed: Annotated[int, BeforeValidator(_seed)] = option(1, "sets the starting noise, with the place in the list")
     init_image: InputPath | None = option(None, "first frame (models trained with dataset.condition_frames_prob)")
+    last_image: InputPath | None = option(None, "last frame (models trained with dataset.condition_last_prob)")
     given: tuple[InputPath, ...] = option(
         (), "picture or clip to make this one of (models trained with such); repeat for several", action="append"
     )
@@ -214,8 +215,8 @@ class Request(Sampling):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Request:
-        if self.init_image and self.init_video:
-            raise ValueError("give --init-image or --init-video, not both")
+        if self.init_video and sum(self.ends):
+            raise ValueError("--init-video has its own first and last frame; leave --init-image and --last-image out")
         if self.given_guidance != 1 and not self.given:
             raise ValueError("--given-guidance is of --given; give a picture, or leave it out")
         if self.mask and not self.init_video:
@@ -236,7 +237,7 @@ class Request(Sampling):
     def completed(self, config: cfg.Config) -> Request:
         """With what the checkpoint of this configuration recommends (`usual`) for all settings that were not given.
 
-        ValueError if it names a module as the sampler, which would run.
+        ValueError if it names a module as the sampler, which would run, or is beyond the checkpoint's training.
         """
         recommended = usual(config, self.chosen.get("num_video_frames"), self.prompt)
         check_sampler(recommended, "the checkpoint", self.chosen)
@@ -246,11 +247,20 @@ class Request(Sampling):
             raise ValueError(
                 f"{flag} is beyond a few-step student, whose one estimate is as if guided; use its teacher"
             )
+        for name, key in (("init_image", "condition_frames_prob"), ("last_image", "condition_last_prob")):
+            if getattr(self, name) and not getattr(config.dataset, key):
+                raise ValueError(
+                    f"{fields(Request)[name].flag} needs a model trained with dataset.{key} above 0; this one was not; "
+                    "use --init-video with --strength instead"
+                )
         if self.given and not {"height", "width"} & self.chosen.keys():
             self.check()
             short_side = min(recommended.get(side, getattr(self, side)) for side in ("height", "width"))
             recommended["height"], recommended["width"] = self.read_given(short_side)[0].shape[1:3]
-        return Request(**{**recommended, **self.chosen})
+        request = Request(**{**recommended, **self.chosen})
+        if request.latent_grid[0] <= sum(self.ends):
+            raise ValueError(f"all of --num-video-frames {request.num_video_frames} are given; raise it")
+        return request
 
     def variants(self, count: int) -> list[Request]:
         """Itself, and with the seeds that follow its own."""
@@ -281,10 +291,15 @@ class Request(Sampling):
         return geometry.latent_size(self.num_video_frames, self.height, self.width)
 
     @property
-    def work_grid(self) -> tuple[int, int, int]:
-        """`latent_grid` with a frame for each of `given`, for estimates of memory and time."""
-        t, h, w = self.latent_grid
-        return t + len(self.given), h, w
+    def ends(self) -> tuple[int, int]:
+        """Latent frames that are given at the start and at the end."""
+        return int(bool(self.init_image)), int(bool(self.last_image))
+
+    @property
+    def grids(self) -> list[tuple[int, int, int]]:
+        """Latent T, H, W of the clip and of each of `given`, for estimates of memory and time."""
+        given = self.read_given(min(self.height, self.width))
+        return [self.latent_grid, *(geometry.latent_size(*frames.shape[:3]) for frames in given)]
 
     def weights(self, guide: bool) -> tuple[float, float]:
         """Weights of the unconditional estimate and of a weaker model (`guide`: whether there is one); 1 is off.

@@ -2,7 +2,7 @@
 
 A pack is one long sequence of tokens. It is divided in two ways: into *segments*, which attend to themselves and to one
 text, and into conditioning *rows*, which share a noise level and frame rate. A sample is one segment. One row of it is
-noised and has a loss. All others are given clean: first frames of the sample, and pictures and clips beside it.
+noised and has a loss. All others are given clean: first and last frames of the sample, and pictures and clips with it.
 """
 
 from __future__ import annotations
@@ -109,6 +109,11 @@ class Segment:
     text: torch.Tensor
     rows: list[Row]
 
+    @property
+    def noisy(self) -> torch.Tensor:
+        """bool [tokens], false for what is given."""
+        return torch.cat([torch.full((row.tokens,), row.noisy) for row in self.rows])
+
 
 def sample_segment(
     model: ModelConfig,
@@ -116,19 +121,20 @@ def sample_segment(
     text: torch.Tensor,
     sigma: float,
     fps: float,
-    clean_frames: int = 0,
+    ends: tuple[int, int] = (0, 0),
     given: Sequence[Grid] = (),
 ) -> Segment:
-    """The segment of a sample of (T, H, W) patches whose first `clean_frames` (in patches) are given.
+    """The segment of a sample of (T, H, W) patches, of which some are given.
 
+    ends : frames in patches that are given at the start and at the end.
     given : sizes in patches of given pictures and clips. Their frames are before the target's frame 0, the first one
     nearest to it: two given pictures are at -1 and -2, and a clip of 3 frames after them is at -5, -4 and -3.
     """
-    t, h, w = grid
-    rows = [Row((t - clean_frames) * h * w, sigma, fps)]
-    if clean_frames:
-        rows.insert(0, Row(clean_frames * h * w, CLEAN_SIGMA, fps, noisy=False))
-    rows += [Row(math.prod(own), CLEAN_SIGMA, fps, noisy=False) for own in given]
+    (t, h, w), (first, last) = grid, ends
+    clean = Row(0, CLEAN_SIGMA, fps, noisy=False)
+    own_rows = clean._replace(tokens=first * h * w), Row((t - first - last) * h * w, sigma, fps)
+    rows = [*own_rows, *(clean._replace(tokens=n) for n in (last * h * w, *map(math.prod, given)))]
+    rows = [row for row in rows if row.tokens]
     positions = [grid_positions(own, centred=model.network.centred) for own in (grid, *given)]
     for own, end in zip(positions[1:], accumulate(own[0] for own in given)):
         own[:, 0] -= end
@@ -256,24 +262,19 @@ def noised(
     text: torch.Tensor,
     sigma: float,
     fps: float,
-    clean_frames: int = 0,
+    ends: tuple[int, int] = (0, 0),
     given: Sequence[torch.Tensor] = (),
 ) -> Draw:
-    """A normalised latent and its noise, float32 [C, T, H, W], whose first `clean_frames` (of the latent) are given.
+    """A normalised latent and its noise, float32 [C, T, H, W].
 
-    given : normalised latents of pictures and clips that are given beside it.
+    ends, given : as for `sample_segment`; given are normalised latents.
     """
     ps, pt = model.patch_spatial, model.patch_temporal
     grid, *grids = (patch_grid(model, z.shape[1:]) for z in (latent, *given))
-    clean = clean_frames // pt
-    noise, first, more = patchify(noise, ps, pt), clean * math.prod(grid[1:]), sum(map(math.prod, grids))
-    return Draw(
-        **vars(sample_segment(model, grid, text, sigma, fps, clean, grids)),
-        key=key,
-        grid=grid,
-        x0=torch.cat([patchify(z, ps, pt) for z in (latent, *given)]),
-        noise=torch.cat((torch.zeros_like(noise[:first]), noise[first:], noise.new_zeros(more, noise.shape[1]))),
-    )
+    segment = sample_segment(model, grid, text, sigma, fps, ends, grids)
+    noise = torch.cat([patchify(z, ps, pt) for z in (noise, *map(torch.zeros_like, given))])
+    x0 = torch.cat([patchify(z, ps, pt) for z in (latent, *given)])
+    return Draw(**vars(segment), key=key, grid=grid, x0=x0, noise=noise * segment.noisy[:, None])
 
 
 def patch_grid(model: ModelConfig, size: Sequence[int]) -> Grid:
@@ -315,6 +316,11 @@ def draw_sample(clip: EncodedClip, epoch: int, settings: PackSettings, empty_tex
     # One number drops the caption below `words` and what is given from `words / 2` on. So both are dropped together
     # in half of the cases, and guidance learns estimates without words, without pictures and without either.
     words = config.train.caption_dropout
+    # One number decides about the first and the last frame, independently: within the range of the first one's outcome
+    # it is uniform again. A clip keeps one frame to learn from.
+    p = config.dataset.condition_frames_prob
+    first, t = int(give < p), latent.shape[1]
+    last = int((give / p if first else (give - p) / (1 - p)) < config.dataset.condition_last_prob)
     # Everything derived from the caption is dropped with it: guidance needs an estimate without that information.
     return noised(
         m,
@@ -324,7 +330,7 @@ def draw_sample(clip: EncodedClip, epoch: int, settings: PackSettings, empty_tex
         text=empty_text if drop < words else caption_of(clip, epoch, seed),
         sigma=float(sigma),
         fps=clip.fps,
-        clean_frames=int(latent.shape[1] > 1 and give < config.dataset.condition_frames_prob),
+        ends=(first and int(t > 1), last and int(t > 1 + first)),
         given=[] if words / 2 <= drop < words / 2 + config.train.given_dropout else given,
     )
 

@@ -3,6 +3,8 @@
 The denoiser's estimate was 0.98 of a process's measured growth on CPU (float32, 4,096 and 8,192 tokens).
 """
 
+from collections.abc import Sequence
+
 from dfm_nb.base.geometry import FRAMES_PER_LATENT, PX_PER_LATENT
 from dfm_nb.config import counts
 from dfm_nb.config.schema import ModelConfig
@@ -17,16 +19,16 @@ full width); with the workspace of convolutions a process grew by up to 91. Spat
 pixels."""
 
 
-def clip_tokens(model: ModelConfig, grid: tuple[int, int, int]) -> int:
-    """Tokens of a clip whose latents are [T, H, W]."""
-    t, h, w = grid
-    return -(-t // model.patch_temporal) * (h // model.patch_spatial) * (w // model.patch_spatial)
+def clip_tokens(model: ModelConfig, *grids: tuple[int, int, int]) -> int:
+    """Tokens of latents [T, H, W]: of a clip, and of what is given with it."""
+    ps, pt = model.patch_spatial, model.patch_temporal
+    return sum(-(-t // pt) * (h // ps) * (w // ps) for t, h, w in grids)
 
 
 def sampling_bytes(
     model: ModelConfig,
     clips: int,
-    grid: tuple[int, int, int],
+    grids: Sequence[tuple[int, int, int]],
     halves: int = 2,
     text_tokens: int = TEXT_TOKENS,
     bytes_per_number: int = 4,
@@ -35,12 +37,12 @@ def sampling_bytes(
 
     Parameters
     ----------
-    model : with the degrees of its layout. clips : number in the batch, latents [in_channels, *grid] each.
+    model : with the degrees of its layout. clips : number in the batch, of `grids` (`clip_tokens`) each.
     halves : 2 with guidance, otherwise 1.
     """
     tp, cp = model.tensor_model_parallel_size, model.context_parallel_size
     layers = model.num_layers // model.pipeline_model_parallel_size
-    e, h, each = bytes_per_number, model.hidden_size, clip_tokens(model, grid)
+    e, h, each = bytes_per_number, model.hidden_size, clip_tokens(model, *grids)
     tokens = clips * halves * each
     local = -(-tokens // cp)
     # Live tensors of a layer at most: residual, input, normed and modulated input, a float32 copy of one of them ...

@@ -430,8 +430,9 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
     if rank := model.lora.rank:
         trained = counts.lora_parameter_count(model, rank) / 1e6
         log.info("LoRA rank %d: %.3f M trainable parameters", rank, trained)
-    if config.dataset.condition_frames_prob and store.most_frames() == 1:
-        log.warning("dataset.condition_frames_prob has no effect: it is for clips, and all samples are pictures")
+    ends = [f"condition_{end}_prob" for end in ("frames", "last") if getattr(config.dataset, f"condition_{end}_prob")]
+    if ends and store.most_frames() == 1:
+        log.warning("dataset.%s has no effect: it is for clips, and all samples are pictures", ends[0])
     if not resolved.is_dialled:  # the dial knows, and a few pictures train well in such steps
         _warn_of_large_steps(config, store)
     for notice in resolved.notices:

@@ -38,7 +38,10 @@ class Validation:
     def __init__(self, config: cfg.Config, trainer: Trainer, store: SampleStore, settings: PackSettings):
         self.trainer, self.store, num_sigmas = trainer, store, config.validation.num_sigmas
         # without caption dropout and given frames
-        without = {"train": {"caption_dropout": 0.0, "given_dropout": 0.0}, "dataset": {"condition_frames_prob": 0.0}}
+        without = {
+            "train": {"caption_dropout": 0.0, "given_dropout": 0.0},
+            "dataset": {"condition_frames_prob": 0.0, "condition_last_prob": 0.0},
+        }
         easy = config.model_copy(update={g: getattr(config, g).model_copy(update=of) for g, of in without.items()})
         settings, buffer = replace(settings, config=easy), config.dataset.packing_buffer_size
         order = PackOrder(store, settings, pack_capacity(config), buffer, shuffle=False)

@@ -237,6 +237,7 @@ FAULTS = [
     ("train.micro_batch_size=5", "train.micro_batch_size"),
     ("dataset.mock=true dataset.path=/x", "dataset.path"),
     ("model.patch_temporal=2 dataset.condition_frames_prob=0.5", "dataset.condition_frames_prob"),
+    ("model.patch_temporal=2 dataset.condition_last_prob=0.5", "dataset.condition_last_prob"),
     ("validation.prompts=[a", "validation.prompts"),
     ("model.lora.alpha=4", "model.lora.rank"),
     ("model.variant=none", "model.variant"),

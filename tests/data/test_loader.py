@@ -1,5 +1,6 @@
 import hashlib
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -121,14 +122,30 @@ def test_padded_text_alone_is_a_segment_without_tokens():
     assert torch.equal(pack.sigma, plain.sigma) and not pack.pool[:, plain.cu_kv[-1] :].any()
 
 
-def test_given_frames_have_their_own_noise_level_and_no_loss():
-    given = settings("dataset.condition_frames_prob=1")
+@pytest.mark.parametrize("first, last, rows", [(1, 0, "gn"), (0, 1, "ng"), (1, 1, "gng")])
+def test_given_frames_have_their_own_noise_level_and_no_loss(first, last, rows):
+    given = settings(f"dataset.condition_frames_prob={first}", f"dataset.condition_last_prob={last}")
     (draw,) = draws(given, [1])
     pack = pack_draws([draw], given)
-    per_frame = 2 * 4
-    assert pack.sigma.tolist()[0] == torch.tensor(CLEAN_SIGMA).item()
-    assert not pack.loss_mask[:per_frame].any() and pack.loss_mask[per_frame:].all()
-    assert not pack.noise[:per_frame].any() and pack.noise[per_frame:].any()
+    (per_frame, grid), clean = (2 * 4, draw.grid), torch.tensor(CLEAN_SIGMA)
+    assert [row == "g" for row in rows] == [bool(sigma == clean) for sigma in pack.sigma[: len(rows)]]
+    is_given = torch.zeros(grid[0] * per_frame, dtype=torch.bool)
+    is_given[:per_frame], is_given[-per_frame:] = bool(first), bool(last)
+    assert torch.equal(pack.loss_mask[: len(is_given)], ~is_given)
+    assert not pack.noise[: len(is_given)][is_given].any() and pack.noise[: len(is_given)][~is_given].any(1).all()
+    assert torch.equal(draw.x0, draws(SETTINGS, [1])[0].x0)
+
+
+def test_first_and_last_frames_are_given_independently():
+    """Of 400 clips of 3 latent frames with probabilities of 1/2 and 1/4."""
+    given = settings("dataset.condition_frames_prob=0.5", "dataset.condition_last_prob=0.25")
+    store = MockStore([(3, 8, 8)], channels=4, text_dim=6)
+    found = Counter()
+    for epoch in range(400):
+        rows = [row.noisy for row in draw_sample(store.read(0), epoch, given, store.empty_text).rows]
+        found[not rows[0], not rows[-1]] += 1
+    for ends, share in {(True, True): 1 / 8, (True, False): 3 / 8, (False, True): 1 / 8}.items():
+        assert abs(found[ends] / 400 - share) < 4 * (share * (1 - share) / 400) ** 0.5, found
 
 
 @pytest.mark.parametrize("workers", [0, 2])

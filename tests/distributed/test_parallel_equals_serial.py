@@ -15,11 +15,12 @@ from tests.networks import cases
 
 pytestmark = pytest.mark.slow
 
+GIVEN = "generation.given=true dataset.condition_frames_prob=0.5 dataset.condition_last_prob=0.5".split()
 NETWORKS = {
     # name: (settings, tensors with gradients, layouts)
     "dit": ([], 95, [name for name in LAYOUTS if name not in ("TP2", "CP2", "PP2")]),
     "lora": (["model.lora.rank=3", "model.lora.alpha=6"], 0, ["TP2+SP", "PP2", "DP2 distributed optimizer"]),
-    "given": (["generation.given=true"], 95, ["TP2", "CP2", "PP2", "DP2"]),
+    "given": (GIVEN, 95, ["TP2", "CP2", "PP2", "DP2"]),
     "muon": (MUON, 95, ["TP2+SP", "PP2 virtual", "DP2", "TP2xPP2"]),
 }
 NETWORKS = cases("PARALLEL", NETWORKS)

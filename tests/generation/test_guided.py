@@ -22,9 +22,9 @@ class Constant:
         return torch.cat([torch.full_like(x, value) for value in self.values])
 
 
-def guided(given=None, guide=True, **settings):
+def guided(*start_and_free, guide=True, **settings):
     weak = Constant(WEAK) if guide else None
-    return GuidedDenoiser(Request("a", **settings), Constant(CAPTION), Constant(CAPTION, EMPTY), weak, given)
+    return GuidedDenoiser(Request("a", **settings), Constant(CAPTION), Constant(CAPTION, EMPTY), weak, *start_and_free)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_only_what_is_needed_is_computed():
 
 
 def test_given_frames_stay_as_they_are():
-    given = torch.randn(3, 1, 4, 4, dtype=torch.float64)
-    D = guided(given=given, guidance=3.0)(X, SIGMA)
-    assert torch.equal(D[:, :, :1], given.expand(2, -1, -1, -1, -1)) and (D[:, :, 1:] != given.mean()).all()
+    start, free = torch.randn_like(X), torch.tensor([False, True])[:, None, None]
+    D = guided(start, free, guide=False, guidance=3.0)(X, SIGMA)
+    assert torch.equal(D[:, :, 0], start[:, :, 0]) and (D[:, :, 1] == EMPTY + 3 * (CAPTION - EMPTY)).all()

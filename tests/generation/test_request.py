@@ -108,7 +108,7 @@ def test_every_field_of_a_request_can_be_set_by_a_flag(tmp_path, monkeypatch):
     (r,) = arguments("--prompt", "p", *FLAGS.split()).requests()
     default = Request("p")
     same = [name for name in Request.model_fields if getattr(r, name) == getattr(default, name)]
-    assert same == ["prompt", "index", "init_image"]
+    assert same == ["prompt", "index", "init_image", "last_image"]
     assert r == Request(**json.loads(json.dumps(r.model_dump()))), "a request survives JSON"
     assert r.sigmas().tolist() == [1, 0], "30 % of two steps"
     assert r.init_video == str(tmp_path / "v.mp4"), "a sidecar means the same file in any folder"

@@ -18,7 +18,7 @@ from dfm_nb.planning.inference_memory import sampling_bytes
 from tests.attacks.reader_memory import status
 
 SIZE = ["model.size=DiT-XL", "model.in_channels=16"]
-WORK = {"clips": 4, "grid": (31, 90, 160), "bytes_per_number": 2}
+WORK = {"clips": 4, "grids": [(31, 90, 160)], "bytes_per_number": 2}
 
 
 def estimate(*overrides: str, **change) -> dict[str, int]:
@@ -27,7 +27,13 @@ def estimate(*overrides: str, **change) -> dict[str, int]:
 
 def test_estimate_grows_with_the_work_and_falls_with_the_layout():
     base = estimate()
-    for change in ({"clips": 5}, {"grid": (32, 90, 160)}, {"grid": (31, 92, 160)}, {"text_tokens": 64}):
+    for change in (
+        {"clips": 5},
+        {"grids": [(32, 90, 160)]},
+        {"grids": [(31, 92, 160)]},
+        {"grids": [(31, 90, 160), (1, 4, 6)]},
+        {"text_tokens": 64},
+    ):
         assert sum(estimate(**change).values()) > sum(base.values()), change
     assert estimate(halves=1)["activations"] * 2 == base["activations"]
     for change in ("model.context_parallel_size=2", "model.tensor_model_parallel_size=2"):
@@ -52,7 +58,7 @@ def growth(hidden: int, side: int, batch: int) -> tuple[int, int]:
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = status("VmRSS")
     denoiser(x, 1.0)
-    return status("VmHWM") - before, sampling_bytes(m, batch, (1, side, side), text_tokens=8)["activations"]
+    return status("VmHWM") - before, sampling_bytes(m, batch, [(1, side, side)], text_tokens=8)["activations"]
 
 
 @pytest.mark.slow

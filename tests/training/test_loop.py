@@ -1,6 +1,7 @@
 """What stops a run."""
 
 import functools
+import itertools
 import os
 import signal
 import weakref
@@ -35,11 +36,10 @@ def test_signal_or_the_end_of_the_time_stops_a_run(one_rank, handlers):
 def test_given_frames_without_clips_are_said(one_rank, monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(loop, "Training", mock.Mock())
     monkeypatch.setattr(loop.parallel, "shutdown", mock.Mock())
-    given = ["dataset.mock=true", "model.size=tiny", "dataset.condition_frames_prob=0.5"]
-    for sizes in ("[[1,8,8]]", "[[1,8,8],[3,8,8]]"):
-        resolved = cfg.resolve(None, overrides=[*given, f"dataset.mock_latent_sizes={sizes}"])
-        loop._train(resolved, Run.create(tmp_path / f"run{len(sizes)}"))
-        assert ("condition_frames_prob" in caplog.text) == (sizes == "[[1,8,8]]")
+    for key, sizes in itertools.product(("condition_frames_prob", "condition_last_prob"), ("[[1,8,8]]", "[[3,8,8]]")):
+        given = ["dataset.mock=true", "model.size=tiny", f"dataset.{key}=0.5", f"dataset.mock_latent_sizes={sizes}"]
+        loop._train(cfg.resolve(None, overrides=given), Run.create(tmp_path / f"{key}{sizes}"))
+        assert (key in caplog.text) == (sizes == "[[1,8,8]]")
         caplog.clear()
 
 
