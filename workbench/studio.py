@@ -272,12 +272,14 @@ class Studio(Live):
     def request(self) -> Request | None:
         """The request of the controls. None if something must be corrected: `faults` are shown at their controls."""
         values = self._fixed | {name: control.value for name, control in self.controls.items()}
-        values["init_video"] = values.get("init_video") or None
+        values |= {name: values.get(name) or None for name in ("init_image", "last_image", "init_video")}
         faults, request, frames = dict[str, str](), None, values["num_video_frames"]
         if frames.isdecimal() and not geometry.is_frame_count(int(frames)):  # a request would round it
             values["num_video_frames"] = 1
             faults["num_video_frames"] = f"must be 1 + 4k; got {frames}; use {geometry.nearest_frames(int(frames))}"
         try:
+            if "given" in self.controls:
+                values["given"] = shlex.split(values["given"])
             request = Request(**values).completed(self.pipe.config)
             request.check()
         except (ValueError, FileNotFoundError) as error:
@@ -295,6 +297,8 @@ class Studio(Live):
         self._fixed["index"] = request.index  # of a clip that is one of a list: it determines the noise, too
         for name, control in self.controls.items():
             value = getattr(request, name)
+            if name == "given":
+                value = shlex.join(value)
             control.value = str(value) if name in WHOLE else "" if value is None else value
         self._filling = False
         self._show_size()
@@ -452,9 +456,17 @@ class Studio(Live):
             ),
             "strength": Slider(label="strength", min=0.05, max=1.0, step=0.05),
         }
-        if self.pipe.config.model.student:
+        config, where = self.pipe.config, "path of a picture"
+        if config.generation.given:
+            self.controls["given"] = text("given", "given", f"{where} or clip; Open takes one; several with spaces")
+            self.controls["given_guidance"] = Slider(label="given guidance", max=5.0, step=0.05)
+        if config.dataset.condition_frames_prob:
+            self.controls["init_image"] = text("init_image", "first frame", where)
+        if config.dataset.condition_last_prob:
+            self.controls["last_image"] = text("last_image", "last frame", where)
+        if config.model.student:
             self.controls = {name: control for name, control in self.controls.items() if name not in OF_STUDENTS}
-        known = self.pipe.config.generation
+        known = config.generation
         sizes = list(dict.fromkeys([*(known.sizes or ()), *(known.other.sizes or ())]))
         shown = w.Layout(width="auto", display="" if sizes else "none")
         self._sizes = w.Dropdown(options=sizes, value=None, description="trained", layout=shown, style=label)
@@ -490,7 +502,9 @@ class Studio(Live):
                 self.open(path)
                 self._say(f"settings of {path.name}; press Draw")
             except ValueError as error:
-                if start := self.controls.get("init_video"):
+                if given := self.controls.get("given"):
+                    given.value = shlex.quote(str(path))
+                elif start := self.controls.get("init_video"):
                     start.value = str(path)
                 else:  # a student starts from nothing
                     self._say(str(error))

@@ -21,7 +21,7 @@ import torch
 
 from dfm_nb.base import video
 from dfm_nb.base.simhash import encoded
-from dfm_nb.config.schema import Config, GenerationConfig, TrainedSize
+from dfm_nb.config.schema import Config, DatasetConfig, GenerationConfig, TrainedSize
 from dfm_nb.diffusion import samplers
 from dfm_nb.generate import GenerateOptions
 from dfm_nb.generation.clip_files import Generated
@@ -289,6 +289,27 @@ def test_a_file_restores_its_settings_and_a_foreign_one_is_a_start(tmp_path, fra
     assert other.request().init_video == str(tmp_path / "mine/opened/foreign.png")
     other.stop()
     settled(other)
+
+
+def test_a_model_of_given_pictures_has_fields_for_them_and_opens_into_them(tmp_path):
+    assert not {"given", "init_image", "last_image"} & small().controls.keys()
+    pipe = ClosedForm()
+    data = DatasetConfig(condition_frames_prob=0.5, condition_last_prob=0.5)
+    pipe.config = Config(generation=GenerationConfig(num_steps=2, given=True), dataset=data)
+    picture = tmp_path / "my first.png"
+    video.write_png(picture, np.zeros((32, 48, 3), np.uint8))
+    studio = small(pipe, folder=tmp_path, num_video_frames=9, init_image=str(picture))
+    studio.controls["last_image"].value = str(picture)
+    studio._on_upload([{"name": "my cat.png", "content": memoryview(picture.read_bytes())}])
+    request = studio.request()
+    assert (request.init_image, request.last_image) == (str(picture), str(picture))
+    assert request.given == (str(tmp_path / "opened/my cat.png"),)
+    studio.controls["last_image"].value = str(tmp_path / "none.png")
+    assert studio.request() is None and list(studio.faults) == ["last_image"]
+    studio.stop()
+    settled(studio)
+    studio._fill(request)
+    assert studio.request() == request
 
 
 def test_the_history_outlives_the_kernel(tmp_path):
