@@ -7,10 +7,8 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 
-from dfm_nb import Pipeline, export
 from dfm_nb import config as cfg
 from dfm_nb.diffusion.objective import Flow
-from dfm_nb.generation.request import Request
 from dfm_nb.integrations.wan import folder
 from dfm_nb.integrations.wan.names import places
 from dfm_nb.model.build import build_chunks
@@ -78,8 +76,7 @@ def test_outputs_and_gradients_are_those_of_diffusers(one_rank, sizes, rows):
 
 
 @pytest.mark.slow
-def test_low_rank_updates_go_on_and_are_exported(one_rank, make_once, tiny_data, tmp_path):
-    """Merged or apart they are the same network, which is not the base."""
+def test_low_rank_updates_go_on(make_once, tiny_data, tmp_path):
     tiny_wan = tiny_run.checkpoint_of("wan", make_once, tiny_data)
     lora = ["model.lora.rank=4", "train.train_iters=4", "checkpoint.save_interval=2"]
     run = tiny_run.train(tiny_data, tmp_path / "run", f"checkpoint.pretrained={tiny_wan}", *lora)
@@ -88,15 +85,6 @@ def test_low_rank_updates_go_on_and_are_exported(one_rank, make_once, tiny_data,
         tiny_data, tmp_path / "on", *tiny_run.VARIANTS["wan"], *lora, f"checkpoint.load_checkpoint={start}"
     )
     assert losses(resumed) == {i: loss for i, loss in losses(run).items() if i > 2} and len(losses(run)) == 4
-
-    files = {"base": tiny_wan}
-    for name in ("apart", "merged"):
-        files[name] = tmp_path / name / "model.safetensors"
-        assert export.main([str(run), "--output", str(files[name]), "--lora", name]) == 0
-    request = Request("a moth", height=32, width=32, num_steps=3, sampler="heun", schedule="karras")
-    latents = {name: Pipeline.from_checkpoint(file).sample_latents([request]) for name, file in files.items()}
-    close(latents["apart"], latents["merged"])
-    assert (latents["apart"] - latents["base"]).abs().max() > 1e-2
 
 
 PUBLISHED = {
