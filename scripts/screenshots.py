@@ -9,6 +9,7 @@ and playwright.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -113,8 +114,7 @@ def main() -> None:
         project.mkdir()
         (project / "demo").symlink_to(args.demo.resolve())
         for name, run in (("demo", args.demo / "train"), ("other", args.other)):
-            (project / "two").mkdir(exist_ok=True)
-            (project / "two" / name).symlink_to(run.resolve())
+            shutil.copytree(run, project / "two" / name)  # a link would show its target's path
         args.output.mkdir(parents=True, exist_ok=True)
         take(args.only, project, Path(folder) / "private", args.output)
 

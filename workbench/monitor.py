@@ -44,6 +44,8 @@ LOOK_FOR_RUNS_S = 5.0
 SMOOTHING = 1 / 40
 """Share of the shown curve: wide enough for the noise of single steps, narrow enough to see warm-up."""
 AXES = {"iteration": "iteration", "samples": "samples", "time": "elapsed_s"}
+SETTINGS_SHOWN = 12
+"""Columns of the table of runs that differ."""
 FIGURES = dict(loss="loss {:.4f}", val_loss="validation {:.4f}", lr="lr {:.2e}", tokens_per_s="tokens/s {:,.0f}")
 BAR_STYLES = {"finished": "success", "failed": "danger", "stopped": "warning"}
 PACELESS = ("starting", "opening the data", "building the model", "first step", "ending")
@@ -304,13 +306,16 @@ class Monitor(Live):
         """One row per run if there are several: state, progress, losses, and the settings that differ."""
         if len(self.runs) == 1:
             return ""
-        keys, rows = differing([w.settings for w in self.runs]), []
+        keys = differing([w.settings for w in self.runs])
+        more = f"{len(keys) - SETTINGS_SHOWN} more settings differ" if len(keys) > SETTINGS_SHOWN else ""
+        keys, rows = keys[:SETTINGS_SHOWN], []
         for w in self.runs:
             of = f"{w.reader.iteration}/{w.train_iters}" if w.train_iters else str(w.reader.iteration)
             losses = [f"{w.reader.last[k]:.4f}" if k in w.reader.last else "" for k in ("loss", "val_loss")]
             rows.append([w.label, w.doing, of, *losses, *(str(w.settings.get(k, "")) for k in keys)])
         tints = [PALETTE[i % len(PALETTE)] for i in range(len(rows))]
-        return table_html(rows, ["run", "state", "iteration", "loss", "validation", *keys], tints=tints)
+        table = table_html(rows, ["run", "state", "iteration", "loss", "validation", *keys], tints=tints)
+        return f'{table}<div style="font-size:12px">{more}</div>'
 
     def _paint_samples(self) -> None:
         """The samples of the iteration that the slider shows; while it is at its end, the newest."""

@@ -5,7 +5,7 @@ function render({ model, el }) {
   el.classList.add("dfm-runs");
   const filter = document.createElement("input"), table = document.createElement("table");
   filter.placeholder = "filter: words of a row";
-  filter.size = 24;
+  filter.size = 30;
   filter.setAttribute("aria-label", filter.placeholder);
   el.append(filter, table);
   let by = 0, up = 1;
