@@ -1,8 +1,6 @@
 """Edits of butterflies that training never showed: is the change made, and does the rest stay?
 
-    dfm prepare --source synthetic:edits --tokenizer residual --num-images 12000 --num-clips 0 --output-dir edits/data
-    dfm pretrain --recipe base checkpoint.pretrained=butterflies --dataset-path edits/data --run-dir edits/run ...
-    python benchmarks/edits.py edits/run --sheet edits.png
+    python benchmarks/edits.py RUN --sheet edits.png
 
 The same edits are asked for with their own picture, without one and with the next edit's picture. Real ones are the
 edited scenes, drawn and through the tokenizer.
