@@ -72,14 +72,17 @@ def read(layouts, extra, root, saved):
 
 
 def pairs(saved, loaded, extra, root):
+    """If one process is among them, it reads what each layout has saved, and the others read the first and the last:
+    files hold whole tensors, and a reader does not know who wrote them.
+    """
     for world in (1, 2):
         of = {name: given[1] for name, given in ALL.items() if given[0] == world}
         run_ranks(world, write, {name: of[name] for name in saved if name in of}, extra, root)
     found = {}
     for world in (1, 2):
         of = {name: given[1] for name, given in ALL.items() if given[0] == world}
-        found |= run_ranks(world, read, {name: of[name] for name in loaded if name in of}, extra, root, saved)[0]
-    assert len(found) == len(saved) * len(loaded)
+        some = saved if world == 1 or "1" not in saved else saved[:1] + saved[-1:]
+        found |= run_ranks(world, read, {name: of[name] for name in loaded if name in of}, extra, root, some)[0]
     return found
 
 
