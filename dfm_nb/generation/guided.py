@@ -80,23 +80,24 @@ class GuidedDenoiser:
     Parameters
     ----------
     request : its guidance settings are used; they are the same for all N samples.
+    start : [N, C, T, H, W], where the samples start, without noise.
     cond : the network for N captions. both : for N captions and N negative prompts; needed if guidance is not 1. With a
         --given-guidance other than 1, also for the negative prompts without what is given.
     guide : the weaker network for N captions; None: no autoguidance.
-    start : [N, C, T, H, W], where the samples start, without noise. free : bool, where they change; None: everywhere.
+    free : bool, where the samples change from `start`; None: everywhere.
     """
 
     def __init__(
         self,
         request: Request,
+        start: torch.Tensor,
         cond: BatchDenoiser,
         both: BatchDenoiser | None = None,
         guide: BatchDenoiser | None = None,
-        start: torch.Tensor | None = None,
         free: torch.Tensor | None = None,
     ):
-        self.request, self.cond, self.both, self.guide = request, cond, both, guide
-        self.start, self.free = start, free
+        self.request, self.start, self.free = request, start, free
+        self.cond, self.both, self.guide = cond, both, guide
         self.of_words, self.auto = request.weights(guide is not None)
 
     def __call__(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:

@@ -433,7 +433,7 @@ class Pipeline:
         if self.guide is not None:
             guide = batch(self.guide, cond)  # one text encoder serves both models
         start, free = torch.stack(starts).to(self.device), None if free is None else free.to(self.device)
-        return GuidedDenoiser(first, batch(self, cond), both, guide, start, free)
+        return GuidedDenoiser(first, start, batch(self, cond), both, guide, free)
 
     def _start(self, request: Request) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The start without noise, float64 [C, T, H, W]: zero, or what is given; and where it changes.
@@ -443,13 +443,13 @@ class Pipeline:
         """
         if not request.init_video:
             start = torch.zeros(self.channels, *request.latent_grid, dtype=torch.float64)
-            free = torch.ones(len(start[0]), 1, 1, dtype=torch.bool)
+            kept = torch.zeros(len(start[0]), 1, 1, dtype=torch.bool)
             # A first latent frame holds one frame, every later one four: in these the last image stands still.
             for path, at, still in (request.init_image, 0, 1), (request.last_image, -1, 1 + geometry.FRAMES_PER_LATENT):
                 if path:
                     frames = video.resize(video.read_image(path), request.height, request.width).repeat(still, 0)
-                    start[:, at], free[at] = self.encode_pixels(frames)[:, at], False
-            return start, None if free.all() else free
+                    start[:, at], kept[at] = self.encode_pixels(frames)[:, at], True
+            return start, ~kept if kept.any() else None
         ((_, frames, *_),) = MediaOptions().clips(Path(request.init_video), "init")
         wanted = request.num_video_frames
         if len(frames) == 1:  # a picture stands still

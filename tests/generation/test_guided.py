@@ -22,9 +22,9 @@ class Constant:
         return torch.cat([torch.full_like(x, value) for value in self.values])
 
 
-def guided(*start_and_free, guide=True, **settings):
+def guided(start=X, free=None, guide=True, **settings):
     weak = Constant(WEAK) if guide else None
-    return GuidedDenoiser(Request("a", **settings), Constant(CAPTION), Constant(CAPTION, EMPTY), weak, *start_and_free)
+    return GuidedDenoiser(Request("a", **settings), start, Constant(CAPTION), Constant(CAPTION, EMPTY), weak, free)
 
 
 @pytest.mark.parametrize(
