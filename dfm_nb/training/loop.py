@@ -329,7 +329,7 @@ class Training:
             self._keep(loss, self.iteration)
             if self.config.checkpoint.keep_best:
                 self.save()
-        elif self.iteration - self.best[1] == RISEN_ROUNDS * self.config.train.eval_interval:
+        elif self.iteration - self.best[1] == RISEN_ROUNDS * self.config.train.eval_interval and dist.get_rank() == 0:
             log.warning(
                 f"Validation loss was best at iteration {self.best[1]} ({self.best[0]:.4f}) and has been higher for "
                 f"{RISEN_ROUNDS} rounds: the network now memorizes its training samples"
