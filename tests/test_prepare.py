@@ -311,7 +311,7 @@ def magenta(tmp_path_factory):
     source = tmp_path_factory.mktemp("magenta")
     for i in range(24):
         Image.new("RGB", (32, 32), (255 - i, 0, 255)).save(source / f"{i:02}.png")
-    return ["--source", f"folder:{source}", "--short-side", "32", "--fit-tokenizer", "0.05"]
+    return ["--source", f"folder:{source}", "--short-side", "32", "--tokenizer", "residual", "--fit-tokenizer", "0.05"]
 
 
 def test_a_tuned_tokenizer_is_better_keeps_the_latents_and_is_tuned_once(magenta, tmp_path, monkeypatch, capsys):

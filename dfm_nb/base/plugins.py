@@ -33,7 +33,7 @@ The module may also have:
   leaves its latents as they are (videos uint8 [3, T, H, W]);
 - text encoders: `BUNDLED = True` if its weights are a package, so that no path is needed and nothing is downloaded;
 - sources: a parameter `size_px` of `build`, if it renders pictures at the requested size; `FETCHES = True` if opening
-  it may download.
+  it may download; `TOKENIZER`, the name of the one that it is prepared with by default.
 """
 
 import functools

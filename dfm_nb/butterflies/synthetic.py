@@ -45,6 +45,7 @@ class Flags(Options):
     seed: int | None = option(None, "synthetic: seed")
 
 
+TOKENIZER = "residual"  # trained on these pictures; thresholds of the exam are of them through it
 DRAWING = 3  # raised when the pictures change, so that old prepared data are not used as new ones
 HELD_OUT = 2  # likewise, when other combinations are held out
 

@@ -204,7 +204,8 @@ def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> La
             raise ValueError(
                 f"a student learns on data of its teacher's {kind}, and {dataset} has another: prepare it again"
             )
-        log.warning("%s was trained with another %s; the network must relearn it", path, kind)
+        flag = f"--{kind.replace(' ', '-')} {folders.read_manifest(source.folder)[kind.replace(' ', '_')]['name']}"
+        log.warning("%s was trained with another %s and must relearn it; dfm prepare %s avoids that", path, kind, flag)
     source.load(trainer.chunks)
     trainer.optimizer.reload_model_params()  # else the first step would write its old float32 copies back
     trainer.ema = PowerEMA(trainer.chunks, trainer.ema.sigma_rels)

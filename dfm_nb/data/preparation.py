@@ -62,7 +62,12 @@ class PrepareConfig(Verb):
 
     output_dir: str = option(help="folder for the shards", output=True)
     source: str = option("synthetic", "NAME or NAME:SPEC", plugins="sources")
-    tokenizer: str = option("residual", "encoder of pixels to latents", plugins="tokenizers", plan=True)
+    tokenizer: str | None = option(
+        None,
+        "encoder of pixels to latents; default: general, or what the source was made for (synthetic: residual)",
+        plugins="tokenizers",
+        plan=True,
+    )
     text_encoder: str = option("minilm", "encoder of captions to embeddings", plugins="text_encoders", plan=True)
     tokenizer_path: str | None = option(
         None, "its file, folder or hub cache; fitted ones need none", flags=("--tokenizer-cache-dir",)
@@ -114,11 +119,13 @@ class PrepareConfig(Verb):
     def _fits_together(self) -> Self:
         if (VAL_FRACTION if self.val_fraction is None else self.val_fraction) + self.test_fraction >= 1:
             raise ValueError("--val-fraction and --test-fraction leave nothing for training; lower them")
-        for kind, name in (("tokenizers", self.tokenizer), ("text_encoders", self.text_encoder)):
+        for kind, name in (("tokenizers", self.tokenizer_name), ("text_encoders", self.text_encoder)):
             plugins.options_of(kind, name, self.options)
         if self.fit_tokenizer and not hasattr(self.tokenizer_module, "tune"):
             able = [name for name, module in plugins.load_all("tokenizers").items() if hasattr(module, "tune")]
-            raise ValueError(f"--fit-tokenizer cannot tune {self.tokenizer}; choose --tokenizer {' or '.join(able)}")
+            raise ValueError(
+                f"--fit-tokenizer cannot tune {self.tokenizer_name}; choose --tokenizer {' or '.join(able)}"
+            )
         if self.overwrite and (self.resume or self.texts_only):
             raise ValueError("--overwrite deletes what the folder holds; omit --resume and --texts-only")
         return self
@@ -154,8 +161,16 @@ class PrepareConfig(Verb):
         return self.short_side or own
 
     @property
+    def tokenizer_name(self) -> str:
+        """`tokenizer`; by default that of the folder if one was begun, else the source's, else `general`."""
+        held = {} if self.overwrite else PreparedFolder(self.output_dir).held_plan() or {}
+        if not self.tokenizer and (kept := held.get("tokenizer")) in plugins.names("tokenizers"):
+            return str(kept)  # never a module's name, whose code would run
+        return self.tokenizer or str(getattr(self.source_module, "TOKENIZER", "general"))
+
+    @property
     def tokenizer_module(self) -> ModuleType:
-        return plugins.load("tokenizers", self.tokenizer)
+        return plugins.load("tokenizers", self.tokenizer_name)
 
     @property
     def source_module(self) -> ModuleType:
@@ -194,6 +209,7 @@ class PrepareConfig(Verb):
             "ranks": world,
             "edits": edits_sha256(self.output_dir),
             **{name: getattr(self, name) for name in settings},
+            "tokenizer": self.tokenizer_name,
             "val_fraction": self.val_share(source),
             **{name: self.options.get(name) for name in of_encoders},
         }
@@ -310,7 +326,7 @@ class Preparation:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, from the folder if its file is next to the shards."""
         path = self.folder.path if self.carried else self.config.tokenizer_path
-        return self._build("tokenizers", self.config.tokenizer, path)
+        return self._build("tokenizers", self.config.tokenizer_name, path)
 
     def run(self) -> None:
         if self.ranks.rank == 0:
@@ -325,7 +341,7 @@ class Preparation:
 
     def identities(self) -> dict[str, dict]:
         """The encoders' identities, with the names that find them again."""
-        named = {"tokenizer": self.config.tokenizer, "text_encoder": self.config.text_encoder}
+        named = {"tokenizer": self.config.tokenizer_name, "text_encoder": self.config.text_encoder}
         return {kind: getattr(self, kind).identity() | {"name": name} for kind, name in named.items()}
 
     # ---- the tokenizer
@@ -351,7 +367,7 @@ class Preparation:
                 f"{VAL_FROM_ITEMS} pictures or more, with --val-fraction above 0"
             )
             return None
-        tokenizer = self._build("tokenizers", self.config.tokenizer, self.config.tokenizer_path)
+        tokenizer = self._build("tokenizers", self.config.tokenizer_name, self.config.tokenizer_path)
         before, videos = self._psnr(tokenizer), list[torch.Tensor]()
         for pixels in self._pixels_to_fit():
             videos.append(((pixels + 1) * 127.5).round().byte())
@@ -369,7 +385,7 @@ class Preparation:
     def _pixels_to_fit(self) -> Iterator[torch.Tensor]:
         """Evenly spaced training items as float32 [3, T, H, W] in [-1, 1]."""
         chosen, faults, given = evenly(self.plans.items_of("train"), FIT_ITEMS), list[str](), 0
-        with tqdm(total=len(chosen), desc=f"fit {self.config.tokenizer}", unit="item") as bar:
+        with tqdm(total=len(chosen), desc=f"fit {self.config.tokenizer_name}", unit="item") as bar:
             for _, pixels in self._pixels(chosen, faults, bar.update):
                 given += 1
                 yield pixels

@@ -74,6 +74,17 @@ def test_the_default_share_that_a_folder_was_begun_with_stays(config):
         check(config.replace(val_fraction=0.05), 1)
 
 
+def test_the_default_tokenizer_is_that_of_the_folder_or_the_source(config):
+    """`general` for pictures of any kind; a folder that an earlier version began keeps its own."""
+    assert PrepareConfig(output_dir="d").tokenizer_name == "residual"
+    default = config.replace(tokenizer=None)
+    assert check(default, 1)["tokenizer"] == "general"
+    with (folder := PreparedFolder(config.output_dir)).turn():
+        folder.claim(check(default.replace(tokenizer="residual"), 1), True, False)
+    assert check(default, 1)["tokenizer"] == "residual"
+    assert default.replace(overwrite=True, resume=False).tokenizer_name == "general"
+
+
 def test_the_weights_of_a_carried_tokenizer_that_was_named_belong_to_the_plan(config):
     plan = config.replace(tokenizer_path=str(residual.ASSET)).plan(config.open_source(), 1)
     assert plan["tokenizer_sha256"] == residual.build().identity()["sha256"]
