@@ -60,7 +60,8 @@ def test_run_leaves_log_lines_metrics_and_checkpoints(clean):
     records = read_metrics(run / "metrics.jsonl")
     assert [r["iteration"] for r in records] == list(range(1, 13))
     assert {"loss", "lr", "grad_norm", "tokens", "tokens_per_s", "elapsed_s"} <= records[0].keys()
-    assert Monitor(run).rates.keys() <= records[0].keys(), "a panel without its key stays hidden"
+    gpu = {"gpu_memory_gib"}
+    assert Monitor(run).rates.keys() <= records[0].keys() | gpu, "a panel without its key stays hidden"
     assert (run / "checkpoints" / folders.TRACKER).read_text() == "12"
     assert [p.name for p in folders.whole_checkpoints(run / "checkpoints")] == [f"iter_{i:07d}" for i in (4, 8, 12)]
     assert (run / "config.yaml").is_file() and (run / "loss.png").stat().st_size > 5000
