@@ -273,7 +273,8 @@ class PrepareForm(Form):
         for menu, kind in self.MENUS.items():
             modules = plugins.load_all(kind)
             about = [(inspect.getdoc(m) or "").partition("\n\n")[0].replace("`", "") for m in modules.values()]
-            known[menu] = replace(known[menu], help=" ".join(about), limits={"choices": tuple(modules)})
+            limits = {"choices": tuple(modules)}
+            known[menu] = replace(known[menu], help=" ".join(about), limits=limits, optional=False)
             known |= plugins.flags(kind)
             self._menu_of |= dict.fromkeys(plugins.flags(kind), menu)
             order += [menu, self.SPEC.key if menu == "source" else f"{menu}_path", *plugins.flags(kind)]
@@ -281,11 +282,13 @@ class PrepareForm(Form):
         source, _, spec = given.get("source", "synthetic").partition(":")
         given |= {"source": source, self.SPEC.key: spec or None}
         for menu, kind in self.MENUS.items():
-            plugins.load(kind, given.get(menu, known[menu].default))  # ValueError with the closest name
+            plugins.load(kind, given.get(menu) or known[menu].default or "general")  # ValueError with the closest name
         super().__init__(known, [*order, *self.FIELDS], given)
 
     def below(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: field.default for key, field in self.known.items()}
+        of = {"output_dir": self.output_dir, "source": values.get("source", "synthetic")}
+        usual = self._prepare.PrepareConfig.model_construct(**of).tokenizer_name
+        return {key: field.default for key, field in self.known.items()} | {"tokenizer": usual}
 
     def applies(self, key: str) -> bool:
         """Whether a flag applies to the chosen source, tokenizer and text encoder."""
@@ -298,7 +301,9 @@ class PrepareForm(Form):
         return key in plugins.own_flags(plugin)
 
     def _changed(self, key: str) -> None:
-        if key == "source":  # the file or folder belonged to the other source
+        if key == "source":  # the default tokenizer, and the file or folder, belonged to the other source
+            if self.controls["tokenizer"].value == self._stood["tokenizer"]:
+                self["tokenizer"] = self.below(self.values())["tokenizer"]
             self[self.SPEC.key] = None
         self.validate()
 

@@ -435,7 +435,7 @@ class Preparation:
         write_indexes(self.folder.path, splits)
         arguments = self.config.model_dump(exclude={"options", "table", "as_json"}, exclude_none=True)
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
-        own["arguments"] = arguments | self.config.options
+        own["arguments"] = arguments | {"tokenizer": self.config.tokenizer_name} | self.config.options
         about = {"source": self.plan["source"], **self.identities()}
         manifest = totals.manifest(about, self.plans.num_items, self._psnr(self.tokenizer), own)
         tars = {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in totals.full}

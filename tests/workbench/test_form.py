@@ -94,9 +94,11 @@ def test_choosing_a_source_clears_the_others_flags(tmp_path):
     form = PrepareForm("out", {"source": "synthetic", "num_images": 20, "num_clips": 4})
     shown = {name for name, control in form.controls.items() if control.box.layout.display != "none"}
     assert {"num_images", "num_clips"} <= shown and "clip_frames" not in shown
+    assert form.controls["tokenizer"].value == "residual"
     form["source"] = "folder"
     form["file_or_folder"] = str(tmp_path)
     assert not form.faults and form.argv() == ["--output-dir=out", f"--source=folder:{tmp_path}"]
+    assert form.controls["tokenizer"].value == "general"
     shown = {name for name, control in form.controls.items() if control.box.layout.display != "none"}
     assert "num_images" not in shown and "clip_frames" in shown
     assert form.python() == f"prepare_dataset(output_dir='out', source='folder:{tmp_path}')"
