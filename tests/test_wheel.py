@@ -57,8 +57,8 @@ def python(away, *words: str, code: int = 0, timeout_s: float = 200) -> str:
 
 def test_wheel_holds_all_that_is_not_code(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    data = {n.rpartition("/")[2] for n in names if ".data/data/share/dfm_nb/notebooks/" in n}
-    assert sorted(data) == NOTEBOOKS
+    data = {n.rpartition("share/dfm_nb/notebooks/")[2] for n in names if ".data/data/share/dfm_nb/notebooks/" in n}
+    assert data == {*NOTEBOOKS, *(f"images/{p.name}" for p in (ROOT / "notebooks/images").iterdir())}
     suffixes = ".yaml .toml .json .safetensors .js .css .typed .md .py .png .csv".split()
     for folder in ("dfm_nb", "workbench"):
         for path in (ROOT / folder).rglob("*"):
