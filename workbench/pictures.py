@@ -361,7 +361,7 @@ def toy(network: Callable[..., torch.Tensor], y: torch.Tensor, sigma_data: float
 
 
 def differences(losses: Mapping[str, Sequence[float]]) -> Picture:
-    """Losses of runs by iteration, and how far each is from the first's; a difference of 0 is not drawn."""
+    """Losses of runs by iteration, and how far each is from the first's."""
     figure = _figure(3.4)
     axes, apart = figure.subplots(1, 2)
     first, worst = np.asarray(next(iter(losses.values()))), 0.0
@@ -370,10 +370,11 @@ def differences(losses: Mapping[str, Sequence[float]]) -> Picture:
         # each line is thinner than the one below it, which stays visible
         axes.plot(iterations, values, color=PALETTE[i], linewidth=6 - 2 * min(i, 2), label=name)
         if i:
-            apart.semilogy(iterations, np.ma.masked_equal(relative, 0), "o-", color=PALETTE[i], label=name)
+            apart.plot(iterations, relative, "o-", color=PALETTE[i], label=name, clip_on=False)
             worst = max(worst, relative.max())
     apart.axhline(torch.finfo(torch.float32).eps, color=INK, linestyle=(0, (4, 3)), label="float32's last digit")
-    apart.set(xlim=axes.get_xlim(), ylim=(1e-9, 1e-3), title="relative difference from the first")
+    apart.set_yscale("symlog", linthresh=1e-9)  # logarithmic, with a place for 0
+    apart.set(xlim=axes.get_xlim(), ylim=(0, 1e-3), title="relative difference from the first")
     axes.set(title="loss")
     for panel in (axes, apart):
         panel.set_xlabel("iteration")
