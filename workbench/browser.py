@@ -114,10 +114,14 @@ class DatasetBrowser(Live):
 
         Raises
         ------
-        ValueError, OSError : the source has gone; or a plug-in that the shards name is not installed, which as a module
-            of that name would run code.
+        ValueError, OSError : the source has gone; or the shards name a plug-in that is not installed, weights or a
+            source elsewhere, which would run code or read what the user did not choose.
         """
         told = dict((self.manifest or {}).get("arguments", {}))
+        elsewhere = {"tokenizer_path", "text_encoder_path", "allow_outside"} & told.keys()
+        if not told or elsewhere or "://" in str(told.get("source")):
+            why = ", ".join(sorted(elsewhere)) or "no source, or one on a server"
+            raise ValueError(f"{self.found.place} names {why}; run dfm prepare --texts-only with your arguments")
         named = {f"{kind}s": str(told.get(kind, "")) for kind in ("source", "tokenizer", "text_encoder")}
         named["sources"] = plugins.source_and_spec(named["sources"])[0]
         if strange := [name for kind, name in named.items() if name not in plugins.names(kind)]:
@@ -297,8 +301,10 @@ class DatasetBrowser(Live):
 
     def _pressed_encode(self) -> None:
         self._encode.disabled = True  # until it has ended, a few seconds
-        fault = self._try(self.encode_captions)
-        self._encode.disabled = False
+        try:
+            fault = self._try(self.encode_captions)
+        finally:
+            self._encode.disabled = False
         self._paint()
         self._show(fault)
 

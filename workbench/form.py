@@ -287,6 +287,7 @@ class PrepareForm(Form):
 
     def below(self, values: Mapping[str, Any]) -> dict[str, Any]:
         of = {"output_dir": self.output_dir, "source": values.get("source", "synthetic")}
+        of["overwrite"] = bool(values.get("overwrite"))
         usual = self._prepare.PrepareConfig.model_construct(**of).tokenizer_name
         return {key: field.default for key, field in self.known.items()} | {"tokenizer": usual}
 

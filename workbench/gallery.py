@@ -5,6 +5,7 @@ The HTML contains the clips, so a saved or untrusted notebook still plays them. 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
 import itertools
@@ -18,6 +19,7 @@ import numpy as np
 
 from dfm_nb.base import video
 from dfm_nb.base.files import read_json
+from dfm_nb.base.records import SampleError
 from dfm_nb.base.run import MEDIA, is_iteration, media_in
 
 DESCRIBED = dict(
@@ -81,7 +83,7 @@ def load(thing: Any) -> Item:
     frames = np.asarray(getattr(thing, "frames", thing))
     if frames.ndim == 3:
         frames = frames[None]
-    if frames.ndim != 4:
+    if frames.ndim != 4 or frames.dtype != np.uint8 or frames.shape[-1] != 3:
         raise ValueError(f"a gallery shows paths, generated clips or uint8 [T, H, W, 3]; got {type(thing).__name__}")
     settings = {"name": getattr(thing, "caption", "clip")} if request is None else request.model_dump()
     media_type, data = (
@@ -153,7 +155,11 @@ class Gallery:
         detail = item.describe() if self.details else ""
         said = ", ".join(filter(None, (item.prompt, column, detail)))
         together = TOGETHER if column else ""
-        media = video.media_html(item.media_type, item.data, said, self.width_px, item.begins, together)
+        begins = None
+        if item.media_type.startswith("video/"):
+            with contextlib.suppress(SampleError):  # damaged: embedded without a still
+                begins = item.begins
+        media = video.media_html(item.media_type, item.data, said, self.width_px, begins, together)
         if item.real:
             yours = video.media_html(item.real.media_type, item.real.data, f"yours: {item.prompt}", self.width_px)
             media = f'<div style="display:flex;gap:2px;align-items:flex-end">{yours}{media}</div>'

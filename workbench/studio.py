@@ -282,6 +282,7 @@ class Studio(Live):
                 values["given"] = shlex.split(values["given"])
             request = Request(**values).completed(self.pipe.config)
             request.check()
+            request.read_given(min(request.height, request.width))  # a file that is no picture is a fault here
         except (ValueError, FileNotFoundError) as error:
             faults |= faults_of(error, self.controls, "prompt")
         self.faults = faults

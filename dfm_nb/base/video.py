@@ -448,16 +448,21 @@ def contact_sheet(sections: Mapping[str, Sequence[tuple[Sequence[np.ndarray], st
     uint8 [H, W, 3].
     """
     sides = [max(v.shape[1:3]) for entries in sections.values() for videos, _ in entries for v in videos]
-    cell, rows = min(256, max(128, *sides)), list[tuple[str, list[Image.Image]]]()  # px, the longest side of a picture
+    cell, rows = (
+        min(256, max(128, 128, *sides)),
+        list[tuple[str, list[Image.Image]]](),
+    )  # px, the longest side of a picture
     for heading, entries in sections.items():
-        rows.append((heading, []))
+        if entries:
+            rows.append((heading, []))
         for videos, caption in entries:
             entry = _entry(videos, caption, cell)
             if sum(e.width + GAP_PX for e in rows[-1][1]) + entry.width > columns * (cell + GAP_PX):
                 rows.append(("", []))
             rows[-1][1].append(entry)
     font, heights = ImageFont.load_default(size=15), [max(e.height for e in row) + GAP_PX for _, row in rows]
-    width = max(max(sum(e.width + GAP_PX for e in row), int(font.getlength(text)) + GAP_PX) for text, row in rows)
+    wide = (max(sum(e.width + GAP_PX for e in row), int(font.getlength(text)) + GAP_PX) for text, row in rows)
+    width = max(wide, default=GAP_PX)
     height = sum(heights) + sum(2 * LINE_PX for text, _ in rows if text)
     sheet = Image.new("RGB", (GAP_PX + width, GAP_PX + height), PAPER)
     y = GAP_PX

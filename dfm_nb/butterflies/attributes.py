@@ -81,7 +81,7 @@ def shares(classifier: AttributeClassifier, videos: Videos, wanted: Attributes, 
 def _sets(wanted: Attributes) -> dict[str, np.ndarray]:
     """bool [N, attributes] by measure, those that must be right: each one, and `TOGETHER`.
 
-    Of edits instead of the latter the `change` that the prompt names, the `rest` that it does not name, and both.
+    For edits, instead of `TOGETHER`: `change` (the attribute that the prompt names), `rest` (the others), and both.
     """
     names = np.array(MEASURED)
     sets = {name: names == name for name in MEASURED}

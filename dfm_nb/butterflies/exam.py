@@ -79,8 +79,8 @@ class Exam:
     ) -> dict[str, Any]:
         """The found attributes of the requested ones; empty if they are not those of a butterfly.
 
-        real : real ones `as_drawn` and `decoded`, which is through the tokenizer. of_real : their attributes; None:
-        `wanted`.
+        real : real samples, `as_drawn` and `decoded` (through the tokenizer).
+        of_real : their attributes; None: `wanted`.
         """
         if not all(set(MEASURED) <= set(w) for w in wanted):
             return {}

@@ -230,7 +230,9 @@ class Synthetic(Source):
         yield Clip(self.item_key(index), pixels, caption, fps, self.name, said, given=given)
 
     def identity(self) -> dict:
-        own = {name: value for name, value in asdict(self).items() if name != "edits" or value}  # or old data are new
+        own = {
+            name: value for name, value in asdict(self).items() if name != "edits" or value
+        }  # data older than `edits` keep theirs
         return {"name": self.name, **own, "drawing": DRAWING, "held_out": HELD_OUT}
 
 

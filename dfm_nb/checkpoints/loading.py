@@ -200,11 +200,13 @@ def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> La
     check_same_model(source, trainer.config, lora, fix)
     different = different_encoders(source.folder, dataset)
     for kind in different:
+        assert dataset is not None
         if trainer.config.model.student:
             raise ValueError(
                 f"a student learns on data of its teacher's {kind}, and {dataset} has another: prepare it again"
             )
-        flag = f"--{kind.replace(' ', '-')} {folders.read_manifest(source.folder)[kind.replace(' ', '_')]['name']}"
+        theirs, ours = (folders.read_manifest(f)[kind.replace(" ", "_")]["name"] for f in (source.folder, dataset))
+        flag = f"--{kind.replace(' ', '-')}" + (f"-path {source.folder}" if theirs == ours else f" {theirs}")
         log.warning("%s was trained with another %s and must relearn it; dfm prepare %s avoids that", path, kind, flag)
     source.load(trainer.chunks)
     trainer.optimizer.reload_model_params()  # else the first step would write its old float32 copies back

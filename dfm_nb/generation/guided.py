@@ -107,23 +107,23 @@ class GuidedDenoiser:
 
     def _guided(self, x: torch.Tensor, level: float) -> torch.Tensor:
         interval = self.request.guidance_interval
-        free, auto = (samplers.guidance_at(level, weight, interval) for weight in (self.of_words, self.auto))
+        words, auto = (samplers.guidance_at(level, weight, interval) for weight in (self.of_words, self.auto))
         of_given = samplers.guidance_at(level, self.request.given_guidance, interval)
-        if free == auto == of_given == 1:
+        if words == auto == of_given == 1:
             return self.cond(x, level)
-        if free == of_given == 1:
+        if words == of_given == 1:
             D = D_cond = self.cond(x, level)
         else:
             assert self.both is not None
             D_cond, D_uncond, *D_none = self.both(x, level).split(len(x))
-            D = samplers.classifier_free(D_cond, D_uncond, free)
+            D = samplers.classifier_free(D_cond, D_uncond, words)
             for none in D_none:  # Brooks et al. 2023, Eq. 3: words and pictures are weighed separately
                 D = D + (of_given - 1) * (D_uncond - none)
         if auto != 1:
             assert self.guide is not None
             away = samplers.classifier_free(D_cond, self.guide(x, level), auto)
             # With both kinds, their corrections to D_cond are summed.
-            D = away if free == of_given == 1 else D + (away - D_cond)
+            D = away if words == of_given == 1 else D + (away - D_cond)
         if self.request.guidance_rescale:
             D = samplers.rescale(D, D_cond, self.request.guidance_rescale)
         return D

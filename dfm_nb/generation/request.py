@@ -249,10 +249,9 @@ class Request(Sampling):
             )
         for name, key in (("init_image", "condition_frames_prob"), ("last_image", "condition_last_prob")):
             if getattr(self, name) and not getattr(config.dataset, key):
-                raise ValueError(
-                    f"{fields(Request)[name].flag} needs a model trained with dataset.{key} above 0; this one was not; "
-                    "use --init-video with --strength instead"
-                )
+                fix = "use --init-video with --strength" if name == "init_image" else "train with it, or leave it out"
+                must = f"{fields(Request)[name].flag} needs a model trained with dataset.{key} above 0"
+                raise ValueError(f"{must}; this one was not; {fix}")
         if self.given and not {"height", "width"} & self.chosen.keys():
             self.check()
             short_side = min(recommended.get(side, getattr(self, side)) for side in ("height", "width"))
