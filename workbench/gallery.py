@@ -48,12 +48,14 @@ class Item:
     real: Item | None = None
 
     @functools.cached_property
-    def begins(self) -> tuple[np.ndarray, float]:
-        """Its first frames, uint8 [T, H, W, 3], and their rate."""
-        if not self.media_type.startswith("video/"):
-            return video.read_image(self.data), 1.0
-        with video.open_video(self.data) as (frames, fps):
-            return np.stack(list(itertools.islice(frames, video.POSTER_FRAMES))), fps
+    def begins(self) -> tuple[np.ndarray, float] | None:
+        """Its first frames, uint8 [T, H, W, 3], and their rate; None if they are damaged."""
+        with contextlib.suppress(SampleError):
+            if not self.media_type.startswith("video/"):
+                return video.read_image(self.data), 1.0
+            with video.open_video(self.data) as (frames, fps):
+                return np.stack(list(itertools.islice(frames, video.POSTER_FRAMES))), fps
+        return None
 
     @property
     def prompt(self) -> str:
@@ -155,11 +157,7 @@ class Gallery:
         detail = item.describe() if self.details else ""
         said = ", ".join(filter(None, (item.prompt, column, detail)))
         together = TOGETHER if column else ""
-        begins = None
-        if item.media_type.startswith("video/"):
-            with contextlib.suppress(SampleError):  # damaged: embedded without a still
-                begins = item.begins
-        media = video.media_html(item.media_type, item.data, said, self.width_px, begins, together)
+        media = video.media_html(item.media_type, item.data, said, self.width_px, item.begins, together)
         if item.real:
             yours = video.media_html(item.real.media_type, item.real.data, f"yours: {item.prompt}", self.width_px)
             media = f'<div style="display:flex;gap:2px;align-items:flex-end">{yours}{media}</div>'
@@ -176,7 +174,10 @@ class Gallery:
         return self.html()
 
     def _repr_png_(self) -> bytes:
-        shown = {label: [([item.begins[0]], item.prompt) for item in items] for label, items in self.columns.items()}
+        shown = {
+            label: [([item.begins[0]], item.prompt) for item in items if item.begins]
+            for label, items in self.columns.items()
+        }
         return video.small_png(video.contact_sheet(shown))
 
 

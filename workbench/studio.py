@@ -522,7 +522,8 @@ class Studio(Live):
     def _show(self, clip: Generated) -> str:
         """Show a clip with its estimates, settings and code; returns its settings in words."""
         item = load(clip)
-        media = video.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, item.begins)
+        begins = clip.frames, clip.request.fps  # not decoded again from the file's bytes
+        media = video.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, begins)
         framed = pieces.framed(media, clip.frames[0])
         self.clip, self._image.value = clip, f"<figure style='margin:0'>{framed}{download(item)}</figure>"
         self._strip.value = pieces.strip_html(self.estimates, clip.request)

@@ -448,10 +448,8 @@ def contact_sheet(sections: Mapping[str, Sequence[tuple[Sequence[np.ndarray], st
     uint8 [H, W, 3].
     """
     sides = [max(v.shape[1:3]) for entries in sections.values() for videos, _ in entries for v in videos]
-    cell, rows = (
-        min(256, max(128, 128, *sides)),
-        list[tuple[str, list[Image.Image]]](),
-    )  # px, the longest side of a picture
+    cell = min(256, max([128, *sides]))  # px, the longest side of a picture
+    rows = list[tuple[str, list[Image.Image]]]()
     for heading, entries in sections.items():
         if entries:
             rows.append((heading, []))
