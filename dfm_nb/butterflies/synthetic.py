@@ -7,7 +7,7 @@ A quarter of the (colour, pattern) pairs and a fifth of the other (colour, patte
 but in `synthetic:unseen`, which draws only those: they measure whether a model composes or recalls. Half of each are
 for choosing settings (`development`), half for the final report (`test`).
 
-In `synthetic:edits` the same scene with another value of one attribute is given beside each item; the caption names the
+In `synthetic:edits` the same scene with another value of one attribute is given with each item; the caption names the
 change alone, and `changed` in `attributes` the attribute.
 """
 
@@ -248,7 +248,7 @@ def build(
         square : every side is `size_px`; the rest of an item is the same as without.
         varied : captions in many wordings, a fifth of the butterflies small and anywhere in the picture, and 15 % of
             the items at twice the size.
-        edits : pairs: beside each item the same scene is given with one attribute changed (module docstring).
+        edits : pairs: with each item the same scene is given, with one attribute changed (module docstring).
     num_images, num_clips : items; clips have 9 or 17 frames at 8 or 12 fps.
     size_px : base size, a multiple of 16; sides are 0.75 to 1.5 times it, rounded to multiples of 16.
     """

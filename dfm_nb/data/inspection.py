@@ -175,7 +175,7 @@ def size_of(meta: dict) -> str:
 
 @torch.no_grad()
 def pictures(clip: EncodedClip, tokenizer: Tokenizer | None) -> list[np.ndarray]:
-    """What is given beside a sample and then the sample, uint8 [T, H, W, 3]; in false colours without a tokenizer."""
+    """What is given with a sample and then the sample, uint8 [T, H, W, 3]; in false colours without a tokenizer."""
     latents = (*clip.given, clip.latent)
     if tokenizer is None:
         return [false_colours(z[0].float()) for z in latents]
