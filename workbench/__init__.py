@@ -10,11 +10,10 @@
     monitor.py     loss, validation, speed, newest samples   `Monitor`
     run_list.py    the runs of a folder                      `Runs`
     form.py        a form from the typed settings            `ConfigForm`, `PrepareForm`
-    controls.py    one labelled control for one setting
+    controls.py    one labelled control for one setting; slider, section, table
     gallery.py     clips with their settings, side by side   `Gallery`, `grid`
     studio.py      a widget to explore a model               `Studio`
     studio_html.py its HTML
-    slider.py      a slider with an accessible name
     browser.py     what a data set holds                     `DatasetBrowser`
     rank_grid.py   which rank does what                      `RankGrid`
     parameters.py  a notebook's own parameters               `check_parameters`
@@ -51,7 +50,6 @@ _WHERE = {
     "Studio": "studio",
     "DatasetBrowser": "browser",
     "Runs": "run_list",
-    "is_headless": "live",
     "RankGrid": "rank_grid",
     "check_parameters": "parameters",
     "project_folder": "place",

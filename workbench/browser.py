@@ -33,10 +33,7 @@ from workbench.live import Live, fault_html
 PAGE, SIDE_PX, GAP_PX = 12, 160, 12
 DROPS_SHOWN = 20
 KINDS = {"pictures": lambda frames: frames == 1, "clips": lambda frames: frames > 1}
-LEGEND = (
-    "latent: channels x frames x height x width of what the model is trained on; "
-    "text tokens: vectors that the caption became"
-)
+LEGEND = "latent: channels x frames x height x width, which a model learns; text tokens: the caption as vectors"
 FOLLOWS = "From its next start, training skips samples that are set aside."
 NO_CAPTION = "<style>.dfm-browser textarea{font-size:12px}.widget-gridbox figcaption{display:none}</style>"
 """Where the caption is a field, the figure shows none."""
@@ -118,14 +115,14 @@ class DatasetBrowser(Live):
             source elsewhere, which would run code or read what the user did not choose.
         """
         told = dict((self.manifest or {}).get("arguments", {}))
-        elsewhere = {"tokenizer_path", "text_encoder_path", "allow_outside"} & told.keys()
-        if not told or elsewhere or "://" in str(told.get("source")):
-            why = ", ".join(sorted(elsewhere)) or "no source, or one on a server"
-            raise ValueError(f"{self.found.place} names {why}; run dfm prepare --texts-only with your arguments")
         named = {f"{kind}s": str(told.get(kind, "")) for kind in ("source", "tokenizer", "text_encoder")}
+        elsewhere = sorted({"tokenizer_path", "text_encoder_path", "allow_outside"} & told.keys())
+        elsewhere += [named["sources"]] if "://" in named["sources"] else []
         named["sources"] = plugins.source_and_spec(named["sources"])[0]
-        if strange := [name for kind, name in named.items() if name not in plugins.names(kind)]:
-            raise ValueError(f"{self.found.place} names {strange[0]!r}, no plug-in here; run dfm prepare --texts-only")
+        elsewhere += [name or f"no {kind[:-1]}" for kind, name in named.items() if name not in plugins.names(kind)]
+        if elsewhere:
+            why = f"{self.found.place} names {', '.join(elsewhere)}: no plug-in here, or a path or server elsewhere"
+            raise ValueError(f"{why}; run dfm prepare --texts-only with your arguments")
         told |= {"output_dir": self.found.folder, "texts_only": True, "resume": False, "overwrite": False}
         prepare_dataset(**told)
         self._read(self.found.place)
@@ -208,13 +205,11 @@ class DatasetBrowser(Live):
         more = f"<p>and {len(drops) - DROPS_SHOWN} more in manifest.json</p>" if len(drops) > DROPS_SHOWN else ""
         return f"<p>{len(drops)} dropped{html.escape(f': {counted}' if drops else '')}</p>{table}{more}"
 
-    def html(self, samples: int = PAGE) -> str:
-        """Everything without controls, for a notebook that is only read."""
-        figures = [self.figure(i) for i in evenly(range(len(self.entries)), samples)]
-        return f"{self.summary_html()}{self.grid_html(figures)}{self.drops_html()}"
-
     def kept_html(self) -> str:
-        return f"{self.summary_html()}{self._samples.value}" if "widget" in vars(self) else self.html()
+        if "widget" in vars(self):
+            return f"{self.summary_html()}{self._samples.value}"
+        figures = [self.figure(i) for i in evenly(range(len(self.entries)), PAGE)]
+        return f"{self.summary_html()}{self.grid_html(figures)}{self.drops_html()}"
 
     def __repr__(self) -> str:
         return f"DatasetBrowser({str(self.found.place)!r}, {len(self.entries):,} samples)"

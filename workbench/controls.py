@@ -22,7 +22,6 @@ from dfm_nb import config as cfg
 from dfm_nb.base.options import Field
 from dfm_nb.config import notation
 from workbench.live import fault_html
-from workbench.slider import Slider
 
 SLIDER_SPAN = 4096
 """A bounded integer gets a slider when it has at most this many values; a bounded fraction always does."""
@@ -70,6 +69,22 @@ class Control:
 
     def set_fault(self, text: str) -> None:
         self.fault, self._fault.value = text, fault_html(text, INDENT)  # sent only if it differs
+
+
+class Slider(anywidget.AnyWidget):
+    """The browser's own range input, which reports every value it passes, with its label and value.
+
+    ipywidgets' sliders have no name for screen readers. A `value` outside of the range is kept.
+    """
+
+    label = traitlets.Unicode().tag(sync=True)
+    description = traitlets.Unicode().tag(sync=True)  # the page reads it before it shows a tooltip
+    value = traitlets.CFloat().tag(sync=True)
+    min = traitlets.CFloat().tag(sync=True)
+    max = traitlets.CFloat().tag(sync=True)
+    step = traitlets.CFloat().tag(sync=True)
+    _esm = Path(__file__).with_name("slider.js")
+    _css = Path(__file__).with_name("slider.css")
 
 
 class Section(anywidget.AnyWidget):

@@ -132,9 +132,6 @@ class Gallery:
             raise ValueError("there is nothing to show: give paths, a folder with clips, or generated clips")
         self.width_px, self.details, self.title = width_px, details, title
 
-    def __len__(self) -> int:
-        return sum(map(len, self.columns.values()))
-
     def __repr__(self) -> str:
         return f"Gallery({'; '.join(f'{len(clips)} clips {label}'.strip() for label, clips in self.columns.items())})"
 
@@ -170,8 +167,7 @@ class Gallery:
         style = f"margin:0;width:{self.width_px * (2 if item.real else 1)}px"
         return f'<figure style="{style}">{media}{caption}</figure>'
 
-    def _repr_html_(self) -> str:
-        return self.html()
+    _repr_html_ = html
 
     def _repr_png_(self) -> bytes:
         shown = {
@@ -210,14 +206,11 @@ def grid(pipe: Any, prompt: str | Sequence[str], **settings: Any) -> Gallery:
         raise ValueError(f"a grid needs a list of values for one or two settings; got {', '.join(listed) or 'none'}")
     (across, columns), (down, rows) = [*listed.items(), ("", [None])][:2]
     clips: dict[str, list[Any]] = {}
-    for column in columns:
-        for row in rows:
-            chosen = {name: v for name, v in (values | {across: column, down: row}).items() if name}
-            model = chosen.pop("checkpoint")
-            model = model if hasattr(model, "run") else load_once(model)
-            clips.setdefault(f"{across} {getattr(column, 'folder', column)}", []).append(
-                model(chosen.pop("prompt"), **chosen)[0]
-            )
+    for column, row in itertools.product(columns, rows):
+        chosen = {name: v for name, v in (values | {across: column, down: row}).items() if name}
+        model = chosen.pop("checkpoint")
+        model, label = model if hasattr(model, "run") else load_once(model), getattr(column, "folder", column)
+        clips.setdefault(f"{across} {label}", []).append(model(chosen.pop("prompt"), **chosen)[0])
     return Gallery(clips)
 
 

@@ -6,6 +6,7 @@ The server replaces this process; Ctrl-C ends it, and runs continue. The package
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -88,13 +89,10 @@ def free_port(wanted: int | None) -> int:
     """
     tried = [wanted] if wanted is not None else list(range(DEFAULT_PORT, DEFAULT_PORT + 50))
     for port in tried:
-        with socket.socket() as s:
+        with socket.socket() as s, contextlib.suppress(OSError):
             s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                s.bind((HOST, port))
-                return port
-            except OSError:
-                continue
+            s.bind((HOST, port))
+            return port
     raise ValueError(f"port {tried[0]} is taken; choose another --port, or leave it out for a free one")
 
 

@@ -29,10 +29,7 @@ _COLOURS = {"running": "#0072B2", "finished": "#009E73", "failed": "#D55E00", "l
 _NEWEST: weakref.WeakValueDictionary[Path, Panel] = weakref.WeakValueDictionary()
 _MARKS = {"running": "▶", "finished": "✔", "failed": "✖", "lost": "✖", "stopped": "■", "not started": "○"}
 
-ALERT = (
-    "padding:4px 10px;margin:4px 0;font-size:inherit;white-space:pre-wrap;"
-    "color:var(--jp-ui-font-color1, inherit);background:var(--jp-layout-color2, #f6f6f6)"
-)
+ALERT = "padding:4px 10px;margin:4px 0;font-size:inherit;white-space:pre-wrap"
 
 
 class Attention(anywidget.AnyWidget):
@@ -155,11 +152,8 @@ def _log_html(tail: str, failed: bool) -> str:
     height = "24em" if failed else "8em"
     frame = (
         f"display:flex;flex-direction:column-reverse;max-height:{height};overflow:auto;margin:4px 0;padding:6px 10px;"
-        "border:1px solid var(--jp-border-color2, #bbb);background:var(--jp-layout-color1, transparent)"
+        "border:1px solid var(--jp-border-color2, #8888)"
     )
-    lines = (
-        "margin:0;flex-shrink:0;font-size:11px;line-height:1.45;white-space:pre-wrap;word-break:normal;"
-        "overflow-wrap:anywhere;color:var(--jp-content-font-color1, inherit)"
-    )
+    lines = "margin:0;flex-shrink:0;font-size:11px;line-height:1.45;white-space:pre-wrap;overflow-wrap:anywhere"
     head = f'<div tabindex="0" role="log" aria-label="Last log lines" style="{frame}">'
     return f'{head}<pre style="{lines}">{tail}</pre></div>'

@@ -7,6 +7,7 @@ only that picture and a line of text. A panel appears once a run has data for it
 
 from __future__ import annotations
 
+import contextlib
 import html
 import os
 import threading
@@ -25,13 +26,12 @@ from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import data_url
 from dfm_nb.runs import differing, ended, runs_below, settings_of
-from workbench.controls import table_html
+from workbench.controls import Slider, table_html
 from workbench.gallery import Gallery
 from workbench.job import Job
 from workbench.live import Live
 from workbench.metrics_reader import MetricsReader
 from workbench.plot import LinePlot, Series, draw_png, without_spikes
-from workbench.slider import Slider
 
 REPAINT_S = 0.25
 """Four updates per second look live."""
@@ -81,12 +81,10 @@ class Watched:
 
     def read(self) -> int:
         """Read what the run wrote since the last call; returns the number of new records."""
-        try:
+        with contextlib.suppress(OSError):  # not there yet: progress without an end
             mtime = self.run.config_file.stat().st_mtime
             if mtime != self._config_mtime:
                 self.settings, self._config_mtime = settings_of(self.run.path), mtime
-        except OSError:
-            pass  # not there yet: progress without an end
         return self.reader.read()
 
     @property

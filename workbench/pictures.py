@@ -108,12 +108,6 @@ def _noise(latent: torch.Tensor, *names: Any) -> torch.Tensor:
     return torch.randn(latent.shape, generator=generator_for("pictures", *names), dtype=torch.float64)
 
 
-def _mosaic(latent: torch.Tensor, rows: int) -> np.ndarray:
-    """[C, H, W] -> [rows * (H + 1), C / rows * (W + 1)]: channels in a grid, with NaN between them."""
-    apart = torch.nn.functional.pad(latent, (0, 1, 0, 1), value=math.nan)
-    return rearrange(apart, "(r c) h w -> (r h) (c w)", r=rows).numpy()
-
-
 def _show(axes: Axes, picture: np.ndarray | None = None, **settings: Any) -> None:
     """A picture, or nothing, without ticks and frame."""
     if picture is not None:
@@ -150,8 +144,9 @@ def tokenized(pipe: Pipeline, clip: Clip | Generated) -> Picture:
     places = grid[0, 0].get_gridspec()
     for i in range(t):  # the first frame is encoded alone, then four together
         columns = slice(1 + FRAMES_PER_LATENT * (i - 1), 1 + FRAMES_PER_LATENT * i) if i else slice(0, 1)
-        channels_shown = _mosaic(latent[:, i], 2 if i else 4)
-        _show(figure.add_subplot(places[1, columns]), channels_shown, cmap="RdBu_r", vmin=-1.5, vmax=1.5)
+        apart_CHW = torch.nn.functional.pad(latent[:, i], (0, 1, 0, 1), value=math.nan)
+        tiles = rearrange(apart_CHW, "(r c) h w -> (r h) (c w)", r=2 if i else 4).numpy()
+        _show(figure.add_subplot(places[1, columns]), tiles, cmap="RdBu_r", vmin=-1.5, vmax=1.5)
     error = np.square(frames.astype(float) - decoded).mean()
     psnr = 10 * math.log10(255**2 / max(error, 1e-9))
     before = f"{n} x {frames.shape[1]} x {frames.shape[2]} pixels of 3 colours are {frames.size:,} numbers"
@@ -267,8 +262,7 @@ def schedules(num_steps: int = 18, P_mean: float = _USUAL.P_mean, P_std: float =
         levels = schedule(num_steps)[:-1]
         usual = name == Request.model_fields["schedule"].default
         label = f"{name} (default of every sampler)" if usual else name
-        (line,) = axes.semilogy(levels, "o-", color=PALETTE[i], label=label)
-        line.set(linewidth=2.2 if usual else 1.2, markersize=4.5 if usual else 3, zorder=3 if usual else 2)
+        axes.semilogy(levels, "o-", color=PALETTE[i], label=label, linewidth=1 + usual, markersize=3 + usual)
         inside = (levels.log() - P_mean).abs() < 2 * P_std
         told.append(f"{name} {int(inside.sum())}")
     axes.set(xlabel="step", ylabel="sigma", title=f"{num_steps} steps from noise to clip")
@@ -382,23 +376,6 @@ def differences(losses: Mapping[str, Sequence[float]]) -> Picture:
         panel.legend(frameon=False, fontsize=8)
         plain(panel)
     return Picture(figure, f"Losses of {', '.join(losses)}; the largest relative difference is {worst:.1e}.")
-
-
-def shares(drawn: Sequence[str], wanted: Mapping[str, float]) -> Picture:
-    """Which corpus each sample of a blend is from, in the order of training, and the share of each so far."""
-    figure = _figure(2.6)
-    axes, told = figure.subplots(), []
-    for (name, share), colour in zip(wanted.items(), PALETTE):
-        mine = np.asarray(drawn) == name
-        numbers = np.arange(1, len(mine) + 1)
-        axes.plot(numbers, mine.cumsum() / numbers, color=colour, label=name)
-        axes.plot(numbers[mine], np.full(mine.sum(), -0.12), "|", color=colour, markersize=9)
-        axes.axhline(share, color=colour, linestyle=(0, (4, 3)), linewidth=0.9)
-        told.append(f"{name} {mine.mean():.0%} of {share:.0%}")
-    axes.set(xlabel="sample (ticks: its corpus)", ylabel="share so far", ylim=(-0.25, 1.05), yticks=(0, 0.5, 1))
-    axes.legend(frameon=False)
-    plain(axes)
-    return Picture(figure, f"Shares of {len(drawn)} samples: {', '.join(told)}.")
 
 
 def convergence(

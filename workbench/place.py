@@ -6,6 +6,7 @@ agree.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -44,12 +45,10 @@ def trained_or_packaged(*runs: str | Path) -> str:
     from dfm_nb.checkpoints.loading import find_weights
 
     for run in runs:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             find_weights(run)
-        except FileNotFoundError:
-            continue
-        print(f"using the model of {run}")
-        return str(run)
+            print(f"using the model of {run}")
+            return str(run)
     print(f"there is no model in {' or '.join(map(str, runs))} yet: using the packaged {pretrained.DEFAULT}")
     return pretrained.DEFAULT
 

@@ -10,17 +10,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dfm_nb.base.plots import PALETTE
+
 AXES = ("pp", "dp", "cp", "tp")
-MEANING = {
-    "tp": "tensor: share each weight matrix",
-    "cp": "context: share each sequence",
-    "dp": "data: different samples, same weights",
-    "pp": "pipeline: share the layers",
-}
-TINTS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-TABLE = "border-collapse:separate;border-spacing:4px;margin:0"
-HEAD = "font-weight:400;opacity:.75;text-align:center;padding:0 4px"
-CELL = "border-radius:5px;min-width:7.5em;padding:3px 8px;text-align:center;font-variant-numeric:tabular-nums"
+STYLE = (
+    "<style>table.dfm-ranks{border-collapse:separate;margin:0}.dfm-ranks th{font-weight:400}"
+    ".dfm-ranks td{border-radius:5px;min-width:7.5em;padding:3px 8px}.dfm-ranks tr *{text-align:center}"
+    ".dfm-ranks small{display:block;min-height:1.5em}</style>"
+)
 
 
 @dataclass
@@ -66,43 +63,29 @@ class RankGrid:
         along_last = np.moveaxis(self.ranks_PDCT, AXES.index(axis), -1)
         return sorted(along_last.reshape(-1, getattr(self, axis)).tolist())
 
-    def _peers(self, axis: str) -> list[int]:
-        """The ranks that the marked rank communicates with along an axis."""
-        return next([r for r in group if r != self.rank] for group in self.groups(axis) if self.rank in group)
-
-    # ---- the drawing ----------------------------------------------------------------------------------------------
-
     def _repr_html_(self) -> str:
         """One row per copy of each stage, one column per part of a sequence and of a weight, and a legend."""
-        columns = list(np.ndindex(self.cp, self.tp))
-        heads = "".join(f'<th scope="col" style="{HEAD}">{self._named(cp=c, tp=t)}</th>' for c, t in columns)
-        body = f"<tr><td></td>{heads}</tr>"
+        group = {axis: next(g for g in self.groups(axis) if self.rank in g) for axis in AXES}
+        marks = {rank: axis for axis in AXES for rank in group[axis]} | {self.rank: "this one"}
+        page = f'{STYLE}<div style="overflow:auto"><table class="dfm-ranks" aria-label="{html.escape(repr(self))}"><th>'
+        page += "".join(f'<th scope="col">{self._named(cp=c, tp=t)}' for c, t in np.ndindex(self.cp, self.tp))
         for p, d in np.ndindex(self.pp, self.dp):
-            cells = "".join(self._cell(int(self.ranks_PDCT[p, d, c, t]), TINTS[d % len(TINTS)]) for c, t in columns)
-            body += f'<tr><th scope="row" style="{HEAD}">{self._named(pp=p, dp=d)}</th>{cells}</tr>'
-        legend = "".join(f"<li>{self._described(axis)}</li>" for axis in reversed(AXES) if getattr(self, axis) > 1)
-        legend = f'<ul style="margin:8px 0">{legend or "<li>a single process</li>"}</ul>'
-        said = html.escape(repr(self))
-        return f'<div style="overflow:auto"><table aria-label="{said}" style="{TABLE}">{body}</table></div>{legend}'
-
-    def _described(self, axis: str) -> str:
-        """An axis, what its ranks do, which ranks the marked one communicates with, and over how many nodes."""
-        peers = self._peers(axis)
-        nodes = len({r // self.gpus_per_node for r in (self.rank, *peers)})
-        where = f"over {nodes} nodes" if nodes > 1 else "on its node"
-        return f"<b>{axis} = {getattr(self, axis)}</b>, {MEANING[axis]}; rank {self.rank} talks to {peers}, {where}"
+            page += f'<tr><th scope="row">{self._named(pp=p, dp=d)}'
+            for rank in self.ranks_PDCT[p, d].ravel():
+                node = f"node {rank // self.gpus_per_node}" * (self.world_size > self.gpus_per_node)
+                small = " · ".join(filter(None, (node, marks.get(rank))))
+                tint, alpha = PALETTE[d % len(PALETTE)], "66" if rank == self.rank else "26" if rank in marks else "00"
+                page += (
+                    f'<td style="border:2px solid {tint};background:{tint}{alpha}">rank {rank}<small>{small}</small>'
+                )
+        page += "</table></div>"
+        for axis in (axis for axis in reversed(AXES) if len(group[axis]) > 1):
+            peers, nodes = group[axis], {rank // self.gpus_per_node for rank in group[axis]}
+            peers.remove(self.rank)
+            where = f"over {len(nodes)} nodes" if len(nodes) > 1 else "on its node"
+            page += f"<b>{axis} = {len(peers) + 1}</b>: rank {self.rank} talks to {peers}, {where}<br>"
+        return page
 
     def _named(self, **places: int) -> str:
         """`cp 0 tp 1`, without axes of size 1."""
         return " ".join(f"{axis} {place}" for axis, place in places.items() if getattr(self, axis) > 1)
-
-    def _cell(self, rank: int, tint: str) -> str:
-        """A rank, its node, and the axis along which the marked rank communicates with it."""
-        mark = "this one" if rank == self.rank else next((a for a in AXES if rank in self._peers(a)), "")
-        node = f"node {rank // self.gpus_per_node}" if self.world_size > self.gpus_per_node else ""
-        small = " · ".join(filter(None, (node, mark))) or "&nbsp;"
-        filled = f"background:{tint}{'66' if rank == self.rank else '26'};" if mark else ""
-        return (
-            f'<td style="{filled}border:2px solid {tint};{CELL}">rank {rank}'
-            f'<div style="font-size:11px;opacity:.75">{small}</div></td>'
-        )

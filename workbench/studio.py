@@ -44,10 +44,9 @@ from dfm_nb.generation.request import (
     usual,
 )
 from workbench import studio_html as pieces
-from workbench.controls import Section, copied, faults_of
+from workbench.controls import Section, Slider, copied, faults_of
 from workbench.gallery import Gallery, download, load
 from workbench.live import Live, fault_html
-from workbench.slider import Slider
 
 PROMPT = "A spotted blue swallowtail over a meadow."
 FAST: dict[str, Any] = GenerationConfig().model_dump(include={"sampler", "schedule"})
@@ -212,7 +211,7 @@ class Studio(Live):
             clip = self._generate(request, check, rough=False)
             self._remember(clip)
             if self.folder:
-                clip.save(self._free_name(clip.request, self.folder), latent=True)
+                clip.save(_free_name(clip.request, self.folder), latent=True)
             check()
         described = self._show(clip)
         untrained = request.untrained(self.pipe.config)
@@ -293,17 +292,19 @@ class Studio(Live):
 
     def _fill(self, request: Request) -> None:
         """Set the controls without generating."""
-        self._filling = True
         self._fixed = {n: value for n, value in self._own(request).items() if n not in self.controls}
         self._fixed["index"] = request.index  # of a clip that is one of a list: it determines the noise, too
-        for name, control in self.controls.items():
-            value = getattr(request, name)
-            if name == "given":
-                value = shlex.join(value)
-            control.value = str(value) if name in WHOLE else "" if value is None else value
-        self._filling = False
+        values = {name: getattr(request, name) for name in self.controls}
+        values |= {"given": shlex.join(request.given)} if "given" in values else {}
+        self._set({name: str(v) if name in WHOLE else "" if v is None else v for name, v in values.items()})
         self._show_size()
         self.request()
+
+    def _set(self, values: dict[str, Any]) -> None:
+        self._filling = True
+        for name, value in values.items():
+            self.controls[name].value = value
+        self._filling = False
 
     def _show_size(self) -> None:
         """The size of the controls in the list of trained ones, if it is there."""
@@ -314,21 +315,15 @@ class Studio(Live):
         """Give the controls the new prompt's recommended size if they have that of the last one."""
         still = 1 if self.controls["num_video_frames"].value == "1" else 5
         last, new = (usual(self.pipe.config, still, text) for text in (prompt, self.controls["prompt"].value))
-        sides = {side: self.controls[side] for side in ("width", "height") if side in last}
-        if all(control.value == str(last[side]) for side, control in sides.items()):
-            self._filling = True
-            for side, control in sides.items():
-                control.value = str(new[side])
-            self._filling = False
+        sides = [side for side in ("width", "height") if side in last]
+        if all(self.controls[side].value == str(last[side]) for side in sides):
+            self._set({side: str(new[side]) for side in sides})
 
     def _resize(self, size: str | None) -> None:
         """A size was chosen, or `_show_size` shows the controls'."""
         sides = of_size(size) if size else {}
         if any(self.controls[side].value != px for side, px in sides.items()):
-            self._filling = True
-            for side, px in sides.items():
-                self.controls[side].value = px
-            self._filling = False
+            self._set(sides)
             self.redraw()
 
     def _own(self, request: Request) -> dict[str, Any]:
@@ -366,16 +361,6 @@ class Studio(Live):
         ((where, settings),) = read_prompts(Path(file).expanduser())
         check_sampler(settings, where, {})
         self._fill(Request(**settings).completed(self.pipe.config))
-
-    def save(self, folder: str | Path) -> Path:
-        """Write the shown clip as .png or .mp4 and its settings, under a free name."""
-        clip = self._shown()
-        return clip.save(self._free_name(clip.request, Path(folder).expanduser()))
-
-    def _free_name(self, request: Request, folder: Path) -> Path:
-        words = re.sub("[^a-z0-9]+", "-", request.prompt.lower())[:40].strip("-") or "clip"
-        names = (f"{words}-seed{request.seed}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
-        return folder / next(name for name in names if not any(folder.glob(f"{name}.*")))
 
     def _kept_clips(self) -> list[Generated]:
         """The newest clips of these weights in the folder, oldest first."""
@@ -551,3 +536,9 @@ def _path_of(pipe: Any) -> str:
     """The argument of `Pipeline.from_pretrained` for the same weights."""
     path = (pipe.source.file or pipe.source.folder) if pipe.source else pipe.folder
     return path.stem if pretrained.packaged(path.stem) == path else str(path)
+
+
+def _free_name(request: Request, folder: Path) -> Path:
+    words = re.sub("[^a-z0-9]+", "-", request.prompt.lower())[:40].strip("-") or "clip"
+    names = (f"{words}-seed{request.seed}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
+    return folder / next(name for name in names if not any(folder.glob(f"{name}.*")))

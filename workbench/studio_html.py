@@ -13,8 +13,7 @@ from dfm_nb.generation.request import Request
 STRIP = 8
 SIDE_PX, THUMB_PX, STRIP_PX = 320, 72, 56
 _SMALL = "font-size:12px;line-height:1.4;color:var(--jp-content-font-color1, inherit)"
-_BORDER = "border:1px solid var(--jp-border-color2, #8888)"
-EMPTY = f'<div style="{_BORDER};width:{SIDE_PX}px;max-width:100%;aspect-ratio:1"></div>'
+EMPTY = f'<div style="border:1px solid #8888;width:{SIDE_PX}px;max-width:100%;aspect-ratio:1"></div>'
 
 
 def strip_steps(num_steps: int) -> Sequence[int]:

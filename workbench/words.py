@@ -11,8 +11,7 @@ from einops import rearrange, reduce
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.pipeline import Pipeline
-
-_WORD = re.compile(r"\w[\w'-]*")
+from dfm_nb.generation.request import Request
 
 
 def word_attention(pipe: Pipeline, clip: Generated, num_noises: int = 4) -> list[tuple[str, torch.Tensor]]:
@@ -54,16 +53,8 @@ def word_attention(pipe: Pipeline, clip: Generated, num_noises: int = 4) -> list
         assert (again - theirs).norm() < 0.01 * theirs.norm(), "these are not the weights that made the output"
         found.append(weights.mean(0))
 
-    plain = clip.request.replace(
-        guidance=1.0,
-        negative_prompt="",
-        init_image=None,
-        last_image=None,
-        init_video=None,
-        mask=None,
-        given=(),
-        given_guidance=1.0,
-    )
+    size = {name: getattr(clip.request, name) for name in ("num_video_frames", "height", "width", "fps")}
+    plain = Request(prompt, **size, guidance=1.0)  # nothing is given
     clean, level = clip.latent.double().to(pipe.device), 2 * pipe.sigma_data
     denoiser = pipe.denoiser([plain]).cond
     network: Any = pipe.chunks[0]
@@ -79,7 +70,7 @@ def word_attention(pipe: Pipeline, clip: Generated, num_noises: int = 4) -> list
     t, h, w = denoiser.grid
     maps = reduce(torch.stack(found).cpu(), "(n i) (t h w) l -> l i t h w", "mean", n=num_noises, t=t, h=h, w=w)
     attended = []
-    for word in _WORD.finditer(prompt):
+    for word in re.finditer(r"\w[\w'-]*", prompt):
         own = [i for i, (a, b) in enumerate(ends[: len(maps)]) if word.start() <= a < b <= word.end()]
         attended.append((word[0], sum((maps[i] for i in own), torch.zeros_like(maps[0]))))
     return attended

@@ -132,7 +132,7 @@ def test_captions_are_edited_and_samples_set_aside(tiny_data, tmp_path):
     }
     assert "changed: 1; set aside: 2" in browser._told.value and "set aside" in browser._samples.value
     again = DatasetBrowser(folder)
-    assert again.find("moth rest") == [0] and "set aside: 2" in again.html()
+    assert again.find("moth rest") == [0] and "set aside: 2" in again.kept_html()
     again.edit(0, "")
     again.edit(1, second.meta["caption"])
     assert read_edits(folder) == {} and not again.edited()

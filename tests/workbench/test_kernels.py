@@ -4,23 +4,23 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-import workbench
+from dfm_nb.base import headless
 
 pytestmark = pytest.mark.slow  # every test starts a Jupyter kernel
 
 
 def test_plain_python_is_headless_unless_the_environment_decides(monkeypatch):
     monkeypatch.delenv("DFM_HEADLESS", raising=False)
-    assert workbench.is_headless()
+    assert headless.is_headless()
     monkeypatch.setenv("SERVER_SOFTWARE", "voila/0.5.13")
-    assert not workbench.is_headless()
+    assert not headless.is_headless()
     monkeypatch.setenv("DFM_HEADLESS", "0")
-    assert not workbench.is_headless()
+    assert not headless.is_headless()
     monkeypatch.setenv("DFM_HEADLESS", "1")
-    assert workbench.is_headless()
+    assert headless.is_headless()
     monkeypatch.setenv("DFM_HEADLESS", "yes")
     with pytest.raises(ValueError, match="'yes'"):
-        workbench.is_headless()
+        headless.is_headless()
 
 
 def test_without_a_front_end_widgets_are_text_and_log_lines_are_no_errors(tmp_path, monkeypatch):

@@ -105,10 +105,9 @@ def test_losses_of_a_run_are_its_first_last_and_middle_rounds(tmp_path):
     assert "0.14 at 0.5, 0.07 at 2" in told and "N(0.7, 1)" in told
 
 
-def test_runs_differ_from_the_first_and_samples_have_shares():
+def test_runs_differ_from_the_first():
     losses = {"one": [1.0, 0.5], "two": [1.0, 0.505]}
     assert "relative difference is 1.0e-02" in pictures.differences(losses).summary
-    assert "a 75% of 50%, b 25% of 50%" in pictures.shares(["a", "b", "a", "a"], {"a": 0.5, "b": 0.5}).summary
 
 
 def test_a_perfect_network_estimates_the_points_of_the_toy():

@@ -25,7 +25,7 @@ def test_marked_ranks_are_those_of_the_groups():
     page = grid._repr_html_()
     marked = {rank: axis for axis in AXES for rank in next(g for g in grid.groups(axis) if 5 in g)} | {5: "this one"}
     for rank in range(16):
-        cell = page.split(f">rank {rank}<")[1].split("</td>")[0]
+        cell = page.split(f">rank {rank}<")[1].split("</small>")[0]
         found = [m for m in (*AXES, "this one") if m in cell]
         assert f"node {rank // 8}" in cell and found == ([marked[rank]] if rank in marked else [])
     assert "pp 1 dp 0" in page and "over 2 nodes" in page

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from dfm_nb.base import video
+from dfm_nb.base.run import media_in
 from dfm_nb.base.simhash import encoded
 from dfm_nb.config.schema import Config, DatasetConfig, GenerationConfig, TrainedSize
 from dfm_nb.diffusion import samplers
@@ -264,22 +265,19 @@ def test_a_thumbnail_goes_back_to_its_settings():
 
 
 def test_saved_clips_have_their_settings_and_names_of_their_own(tmp_path):
-    studio = small()
-    with pytest.raises(ValueError):
-        studio.save(tmp_path)
-    studio.draw("A moth, at ../night!", seed=5)
-    paths = [studio.save(tmp_path) for _ in range(2)]
-    studio.draw(num_video_frames=5)
-    paths.append(studio.save(tmp_path))
-    assert [p.name for p in paths] == [f"a-moth-at-night-seed5{end}" for end in (".png", "-2.png", "-3.mp4")]
-    assert json.loads(paths[0].with_suffix(".png.json").read_text())["seed"] == 5
+    studio = small(folder=tmp_path)
+    for settings in ({}, {"guidance": 3.0}, {"num_video_frames": 5}):
+        studio.draw("A moth, at ../night!", seed=5, **settings)
+    names = [f"a-moth-at-night-seed5{end}" for end in (".png", "-2.png", "-3.mp4")]
+    assert {p.name for p in media_in(tmp_path)} == set(names)
+    assert json.loads((tmp_path / f"{names[0]}.json").read_text())["seed"] == 5
 
 
 @pytest.mark.parametrize("frames", [1, 5])
 def test_a_file_restores_its_settings_and_a_foreign_one_is_a_start(tmp_path, frames):
     studio, other = small(), small(folder=tmp_path / "mine")
     studio.draw("A moth", seed=5, guidance=3.0, num_video_frames=frames)
-    path = studio.save(tmp_path)
+    path = studio.clip.save(tmp_path / "moth")
     other.open(path)
     assert other.request() == studio.clip.request
     video.write_png(tmp_path / "foreign.png", np.zeros((32, 32, 3), np.uint8))
