@@ -50,6 +50,7 @@ _WHERE = {
     "Studio": "studio",
     "DatasetBrowser": "browser",
     "Runs": "run_list",
+    "is_headless": "live",
     "RankGrid": "rank_grid",
     "check_parameters": "parameters",
     "project_folder": "place",
