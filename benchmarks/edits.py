@@ -23,9 +23,6 @@ from dfm_nb.butterflies.judge import AttributeClassifier
 from dfm_nb.generation.clip_files import write_given
 from dfm_nb.generation.request import Request
 
-SEED = 42
-"""Of the edits; training has seed 0."""
-
 
 def results(pipe: Pipeline, clips: list[Clip], folder: Path, **settings: float) -> dict[str, list[np.ndarray]]:
     """Videos by what was given."""
@@ -62,11 +59,12 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("checkpoint")
     p.add_argument("--num-edits", type=int, default=200)
+    p.add_argument("--seed", type=int, default=42, help="of the edits; training has 0, settings are chosen with others")
     p.add_argument("--guidance", type=float, default=2.0)
     p.add_argument("--given-guidance", type=float, default=1.0)
     p.add_argument("--sheet", help="PNG: given, result and real")
     args = p.parse_args()
-    source = synthetic.build("edits,unseen,square", args.num_edits, 0, seed=SEED)
+    source = synthetic.build("edits,unseen,square", args.num_edits, 0, seed=args.seed)
     clips = [clip for i in range(len(source)) for clip in source.read(i)]
     pipe = Pipeline.from_checkpoint(args.checkpoint)
     with tempfile.TemporaryDirectory() as folder:

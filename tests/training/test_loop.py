@@ -1,4 +1,4 @@
-"""What stops a run."""
+"""What stops a run, and that it goes on as if it had not stopped."""
 
 import functools
 import itertools
@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from dfm_nb import config as cfg
+from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.run import Run
 from dfm_nb.training import loop
 from dfm_nb.training.loop import OUT_OF_TIME, StopRequest
+from tests import tiny_run
 
 
 @pytest.fixture
@@ -87,3 +89,13 @@ def test_signal_handlers_keep_no_process_group_alive(one_rank, handlers):
     gone = weakref.ref(stop)
     del stop
     assert gone() is None
+
+
+def test_a_stopped_run_on_pairs_goes_on_bit_for_bit(tiny_edits, tmp_path):
+    def losses(run, *more):
+        often = ["checkpoint.save_interval=1", "train.given_dropout=0.5", "train.caption_dropout=0.5"]
+        tiny_run.train(tiny_edits, run, *often, *more)
+        return [r["loss"] for r in read_metrics(run) if "loss" in r]
+
+    stopped, always = losses(tmp_path / "run", "train.exit_duration_s=1e-9"), losses(tmp_path / "always")
+    assert len(stopped) == 1 and losses(tmp_path / "run") == always and len(always) == 3
