@@ -1,12 +1,13 @@
 """`dfm adopt DIR`: make third-party shards a complete data set; `data.adoption` does the work."""
 
+import os
+from typing import Any
+
 from dfm_nb.base import plugins
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
-from dfm_nb.data.adoption import adopt_dataset
+from dfm_nb.data import adoption
 from dfm_nb.data.prepared_folder import summary
-
-__all__ = ["adopt_dataset", "main"]
 
 
 class AdoptOptions(Verb):
@@ -24,11 +25,17 @@ class AdoptOptions(Verb):
     val_fraction: float = option(0.0, "share of the samples for validation, in complete shards", ge=0, lt=1)
     device: str = option("cpu", "where the encoders run")
 
-    def run(self) -> None:
-        adopt_dataset(**self.model_dump(exclude={"as_json"}))
+    def run(self) -> dict[str, Any]:
+        """The manifest."""
+        return adoption.adopt_dataset(**self.model_dump(exclude={"as_json"}))
 
-    def report(self, result: None) -> Report:
+    def report(self, result: dict[str, Any]) -> Report:
         return Report(summary(self.folder))
+
+
+def adopt_dataset(folder: str | os.PathLike, tokenizer: str, text_encoder: str, **flags: Any) -> dict[str, Any]:
+    """`data.adoption.adopt_dataset`, whose other parameters are `flags`; values are checked as the command's."""
+    return AdoptOptions(folder=os.fspath(folder), tokenizer=tokenizer, text_encoder=text_encoder, **flags).run()
 
 
 main = AdoptOptions.main

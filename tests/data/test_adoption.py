@@ -140,6 +140,8 @@ def test_tars_without_samples_are_left_out_and_one_that_was_cut_is_named(folder,
 def test_validation_takes_whole_shards(theirs, tmp_path):
     writer = dfm_shards.Writer(theirs / "cosmos", theirs / "t5")
     folder = writer.write(tmp_path / "data", counts=(3, 2, 4), sizes=((1, 32, 32),))
+    with pytest.raises(ValueError, match="val-fraction"):
+        adopt.adopt_dataset(folder, "cosmos_cv", "t5", val_fraction=1.0)
     manifest = adopt.adopt_dataset(folder, "cosmos_cv", "t5", val_fraction=0.1)
     assert [s["split"] for s in sorted(manifest["shards"], key=lambda s: s["name"])] == ["train", "val", "train"]
     assert len(ShardStore(folder, "val")) == 2 and len(ShardStore(folder)) == 7
