@@ -1,13 +1,12 @@
 """Open Clip Art and sets of emoji as one table for `dfm prepare`, split by author: the data of the model `drawings`.
 
     python scripts/fetch_openclipart.py data/openclipart
-    python scripts/fetch_emoji.py data/fluent
-    python scripts/fetch_emoji.py data/noto --set noto
-    python scripts/drawings_table.py data/openclipart data/fluent data/noto data/drawings-table
+    for SET in fluent flat noto noto-v1; do python scripts/fetch_emoji.py data/$SET --set $SET; done
+    python scripts/drawings_table.py data/openclipart data/fluent data/flat data/noto data/noto-v1 data/drawings-table
 
-Writes train.parquet and test.parquet (columns image, caption, tags) and held_out.txt, the files of the split `test`.
-It has every drawing by an author of whom the package's held-out drawings (`dfm prepare --source drawings`) have one.
-All emoji are for training.
+Writes train.parquet and test.parquet (columns image, caption, tags, weight) and held_out.txt, the files of the split
+`test`. It has every drawing by an author of whom the package's held-out drawings (`dfm prepare --source drawings`)
+have one. All emoji are for training. Drawings have weight 2, as there are half as many of them.
 """
 
 from __future__ import annotations
@@ -68,6 +67,7 @@ def main() -> None:
                     "image": picture(folder / row["file"]),
                     "caption": row["caption"],
                     "tags": ", ".join(dict.fromkeys(t for t in tags if t)),
+                    "weight": 2.0 if "author" in row else 1.0,
                 }
             )
     args.output.mkdir(parents=True, exist_ok=True)

@@ -3,11 +3,13 @@
 | set | px | drawn by | licence |
 |---|---|---|---|
 | fluent | 256 | Microsoft | MIT |
+| flat | 128 | Microsoft | MIT |
 | noto | 64 | Google | Apache-2.0 |
-| twemoji | 64 | Twitter and other contributors | CC-BY 4.0 |
+| noto-v1 | 128 | Google | Apache-2.0 |
 
-Writes the pictures and DIR/captions.csv: the caption of a picture is the Unicode name of the code point in its file
-name, its keywords are those of npm's emojilib (MIT).
+Writes the pictures and DIR/captions.csv. The caption of a picture is the Unicode name of the code point in its file
+name, or, for the two sets of Iconify's SVG (flat, noto-v1), the name there, without those of skin tones; its keywords
+are those of npm's emojilib (MIT). Those two need `pip install resvg-py`.
 
     python scripts/fetch_emoji.py data/fluent [--set fluent] [--limit N]
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -29,9 +32,11 @@ KEYWORDS = "emojilib@4.0.3"
 SETS = {
     "fluent": ("@lobehub/fluent-emoji-3d@1.1.0", "package/assets/*.webp"),
     "noto": ("emoji-datasource-google@16.0.0", "package/img/google/64/*.png"),
-    "twemoji": ("emoji-datasource-twitter@16.0.0", "package/img/twitter/64/*.png"),
+    "flat": ("@iconify-json/fluent-emoji-flat@1.2.6", "package/icons.json"),
+    "noto-v1": ("@iconify-json/noto-v1@1.2.5", "package/icons.json"),
 }
 """Of each its package, and its pictures there."""
+SVG_PX, XLINK = 128, "http://www.w3.org/1999/xlink"
 
 
 def caption_of(stem: str) -> str | None:
@@ -47,12 +52,32 @@ def caption_of(stem: str) -> str | None:
 
 
 def keywords_of(stem: str, emojilib: dict[str, list[str]]) -> str:
-    """The keywords of that file with commas, without smileys such as ":D"; "" if emojilib does not have the emoji."""
+    """The keywords of that file; "" if emojilib does not have the emoji."""
     character = chr(int(stem.removesuffix("-fe0f"), 16))
-    words = emojilib.get(character) or emojilib.get(character + "\ufe0f") or []
+    return joined(emojilib.get(character) or emojilib.get(character + "\ufe0f") or [])
+
+
+def joined(words: list[str]) -> str:
+    """The words with commas, without smileys such as ":D"."""
     return ", ".join(
         dict.fromkeys(w.replace("_", " ").lower() for w in words if any(map(str.isalpha, w)) and ":" not in w)
     )
+
+
+def draw_icons(icons: dict, emojilib: dict[str, list[str]], folder: Path) -> list[tuple[str, str, str]]:
+    """Draw an Iconify set with resvg (masks are blank in Skia); file, caption and keywords of each picture."""
+    import resvg_py
+
+    size, rows = icons["height"], []
+    keywords = {words[0].replace("_", "-"): joined(words) for words in emojilib.values() if words}
+    for name, icon in icons["icons"].items():
+        if icon.get("hidden") or re.search(r"(^|-)(flags?|tone|skin|medium|dark|keycap|letter)(-|$)|-light", name):
+            continue
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="{XLINK}" viewBox="0 0 {size} {size}">'
+        drawn = resvg_py.svg_to_bytes(svg_string=f"{head}{icon['body']}</svg>", width=SVG_PX, height=SVG_PX)
+        (folder / f"{name}.png").write_bytes(bytes(drawn))
+        rows.append((f"{name}.png", name.replace("-", " "), keywords.get(name, "")))
+    return rows
 
 
 def pack(package: str, folder: str) -> Path:
@@ -82,6 +107,9 @@ def main() -> None:
         with tarfile.open(pack(package, temporary)) as tar:
             for member in tar:
                 path = Path(member.name)
+                if path.match(pictures) and path.suffix == ".json":
+                    rows = draw_icons(json.load(tar.extractfile(member)), emojilib, args.folder)[: args.limit]
+                    break
                 caption = caption_of(path.stem) if path.match(pictures) else None
                 if not member.isfile() or caption is None:
                     continue

