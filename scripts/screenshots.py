@@ -30,10 +30,10 @@ display(Runs("two"))
 Monitor("two")
 """,
     "gallery": """
-from dfm_nb.generation.pipeline import Pipeline
+from dfm_nb import Pipeline
 from workbench import Gallery
 
-pipe = Pipeline.from_checkpoint("demo/train")
+pipe = Pipeline.from_pretrained("butterflies")
 prompts = [
     "A plain orange monarch flapping its wings in the sky.",
     "A plain yellow swallowtail flapping its wings over sand.",

@@ -70,8 +70,8 @@ class Form(Live):
         """The value of every option without the form, given these values of the form."""
         raise NotImplementedError
 
-    def checked(self) -> str:
-        """Raises an error for wrong values; returns a summary line otherwise."""
+    def checked(self) -> tuple[str, str]:
+        """Raises an error for wrong values; else returns a doubt about them, or "", and a summary line."""
         raise NotImplementedError
 
     def placed(self, error: Any) -> dict[str, str]:
@@ -112,9 +112,9 @@ class Form(Live):
 
     def validate(self) -> dict[str, str]:
         """Run the checks of the command line, and show each fault at its control; returns `faults`."""
-        self.error, self.faults, note = None, dict[str, str](), ""
+        self.error, self.faults, doubt, note = None, dict[str, str](), "", ""
         try:
-            note = self.checked()
+            doubt, note = self.checked()
         except (ValueError, OSError) as error:
             self.error, self.faults = error, self.placed(error)
         self._stood, changed = self.below(self.values()), self.changed()
@@ -123,7 +123,7 @@ class Form(Live):
             control.mark(self._stood[key], key in changed)
             control.box.layout.display = "" if self.applies(key) else "none"
         self._message.value = fault_html(self.faults.get("", ""))
-        state = f"✖ {len(self.faults)} to correct" if self.faults else "✔ all settings are valid"
+        state = f"✖ {len(self.faults)} to correct" if self.faults else doubt or "✔ all settings are valid"
         self._summary.value = f'<div role="status" aria-live="polite"><b>{state}</b><br>{html.escape(note)}</div>'
         self._copy.value = copied("shell", self.command()) + copied("Python", self.python())
         self._title_sections()
@@ -223,15 +223,14 @@ class ConfigForm(Form):
         given = {"recipe": self.recipe, "run_dir": self.run_dir, "num_processes": self.nproc}
         return _call("train_model", {**given, "overrides": self.overrides() or None})
 
-    def checked(self) -> str:
+    def checked(self) -> tuple[str, str]:
         """Parameters and memory."""
         resolved = cfg.resolve(self.recipe, overrides=self.overrides(), world_size=self.nproc)
         processes, there = self.nproc or 1, psutil.virtual_memory().total
         parameters, held = training_cost(resolved, processes)
-        parts = [f"{_short(parameters / 1e6)} M parameters", f"{_short(held / GIB)} GiB a process"]
-        if held * processes > there:
-            parts[-1] += f" (this machine has {_short(there / GIB)})"
-        return ", ".join(parts)
+        doubt = f"⚠ this needs more memory than this machine has ({_short(there / GIB)} GiB)"
+        note = f"{_short(parameters / 1e6)} M parameters, {_short(held / GIB)} GiB a process"
+        return doubt * (held * processes > there), note
 
     def placed(self, error: cfg.ConfigError) -> dict[str, str]:
         said: dict[str, list[str]] = {}
@@ -327,14 +326,14 @@ class PrepareForm(Form):
     def python(self) -> str:
         return _call("prepare_dataset", self._settings())
 
-    def checked(self) -> str:
+    def checked(self) -> tuple[str, str]:
         """Opens the source, as the command does before any work; a source that needs a download is not opened."""
         config = self._prepare.PrepareConfig.parse(self.argv())
         asked = repr((config.source, config.options, config.side_px))
         if asked != self._opened and not getattr(config.source_module, "FETCHES", False) and "://" not in config.source:
             config.open_source()
             self._opened = asked
-        return ""
+        return "", ""
 
     def placed(self, error: Any) -> dict[str, str]:
         return faults_of(error, [key for key in self.controls if self.applies(key)], self.SPEC.key)

@@ -161,7 +161,7 @@ class Gallery:
             detail = ", ".join(
                 filter(None, ("left: yours", CAPTIONS_OF.get(str(item.settings.get("caption_of"))), detail))
             )
-        small = "font-size:12px;line-height:1.35;margin-top:3px;color:var(--jp-content-font-color1, inherit)"
+        small = "font-size:12px;line-height:1.35;margin-top:3px"
         text = f'{html.escape(item.prompt)}<div style="opacity:.75">{html.escape(detail)}</div>'
         caption = f'<figcaption style="{small}">{text}{download(item)}</figcaption>'
         style = f"margin:0;width:{self.width_px * (2 if item.real else 1)}px"

@@ -19,6 +19,9 @@ STYLE = (
     ".jp-OutputArea-child:has(.dfm-live:not(.jupyter-widgets-disconnected)) + .jp-OutputArea-child:has(.dfm-kept),"
     ".jp-OutputArea-child:not(:has(.dfm-live:not(.jupyter-widgets-disconnected)))"
     ":has(+ .jp-OutputArea-child .dfm-kept){display:none}"
+    # ipywidgets' arrow is black, and so are the pages of dark themes
+    ".dfm-live{--jp-widgets-dropdown-arrow:url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' "
+    "viewBox='0 0 18 18'%3E%3Cpath d='M5 7l4 4 4-4z' fill='%23888'/%3E%3C/svg%3E\")}"
     "</style>"
 )
 HIDDEN = "<style>body:has(.dfm-live-{0}:not(.jupyter-widgets-disconnected)) .dfm-kept-{0}{{display:none}}</style>"

@@ -12,7 +12,7 @@ from dfm_nb.generation.request import Request
 
 STRIP = 8
 SIDE_PX, THUMB_PX, STRIP_PX = 320, 72, 56
-_SMALL = "font-size:12px;line-height:1.4;color:var(--jp-content-font-color1, inherit)"
+_SMALL = "font-size:12px;line-height:1.4"
 EMPTY = f'<div style="border:1px solid #8888;width:{SIDE_PX}px;max-width:100%;aspect-ratio:1"></div>'
 
 
