@@ -86,7 +86,7 @@ class Job:
 
         With a `parent`, which must be this process, call it from the main thread: Linux ties the command to the thread.
 
-        aside : the folder is first moved to the path that this returns.
+        aside : a folder that has files is first moved to the path that this returns.
 
         Raises
         ------
@@ -100,7 +100,7 @@ class Job:
                 raise FileExistsError(f"{log} must be that of a run of yours; choose another run folder, or move it")
             if running := self.pid:
                 raise FileExistsError(f"process {running} runs in {folder}; stop it, or choose another run folder")
-            if aside:
+            if aside and len(os.listdir(folder)) > 1:  # more than our lock: another may just have moved it and come first
                 folder.rename(aside())
                 return self.start(record)  # while the old lock is held: who waits for it then finds this command
             size = log.stat().st_size if log.exists() else 0

@@ -168,6 +168,7 @@ def test_of_two_starters_one_starts_and_the_other_is_refused(sleeping, tmp_path,
     asides = (tmp_path / f"before-{n}" for n in range(9))
     if over:
         job.folder.mkdir()
+        (job.folder / "metrics.jsonl").touch()
     with ThreadPoolExecutor() as pool:
         starts = [pool.submit(job.start, record, (lambda: next(asides)) if over else None) for _ in range(4)]
     refused = [str(error) for start in starts if (error := start.exception())]
