@@ -11,7 +11,7 @@ from typing import Iterator, Protocol
 import numpy as np
 import torch
 
-KEY_PATTERN = re.compile(r"[A-Za-z0-9_\-]+")
+KEY_PATTERN = re.compile(r"[\w\-]+")
 """A key names a sample in tars and metrics; a dot would start the extension in a WebDataset member name."""
 
 UNKNOWN_FPS = 24.0

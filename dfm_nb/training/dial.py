@@ -37,7 +37,7 @@ PROBE = 0.03  # share of the time for timing iterations; longer would not be mor
 FEWEST, MOST = 5, 100  # timed iterations
 CLIP_SHARE = 0.25  # of the work, while pictures outnumber clips (benchmarks/results/own_pictures.md)
 PASSES = {140: "85 to 100 %", 30: "25 to 93 %"}
-"""Pictures that came back from their captions in runs with at least so many passes (docs/own-pictures.md)."""
+"""Pictures that came back from their captions in runs with at least that many passes (docs/own-pictures.md)."""
 CPU_TOKENS, GPU_TOKENS = 768, 8192
 """Of a pack: fewer do not keep the kernels busy; more make fewer steps in the time, and not better ones."""
 
@@ -95,10 +95,11 @@ def expected(config: cfg.Config, store: SampleStore, tokens: float) -> str:
     uses = {"picture": (len(stills), epochs), "clip": (len(clips), epochs * config.dataset.clip_weight)}
     said = " and ".join(f"each {kind} about {n:.0f} times" for kind, (count, n) in uses.items() if count)
     seen = next((share for least, share in PASSES.items() if len(stills) and epochs >= least), None)
-    gave = f"{seen} of the pictures came back from their captions" if seen else "no run was measured"
+    came_back = f"In measured runs of that many passes, {seen} of the pictures came back from their captions"
+    gave = came_back if seen else f"The shortest measured runs used each picture {min(PASSES)} times"
     share = clips.sum() / (stills.sum() + clips.sum())
     work = f"; clips take {share:.0%} of the work" if 0 < share < 1 else ""
-    return f"Training uses {said}{work}. After about so many passes, {gave} (docs/own-pictures.md)"
+    return f"Training uses {said}{work}. {gave} (docs/own-pictures.md)"
 
 
 def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.Resolved:

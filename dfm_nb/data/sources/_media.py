@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import os
 import re
+import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -182,7 +183,8 @@ def _is_video(source: Path | bytes) -> bool:
 
 def key_of(name: str) -> str:
     """A WebDataset key from a path: its legible part, and a hash that keeps different paths apart."""
-    legible = re.sub(r"[^A-Za-z0-9_-]+", "_", str(Path(name).with_suffix("")))[-60:].strip("_") or "item"
+    composed = unicodedata.normalize("NFC", str(Path(name).with_suffix("")))  # macOS lists letters and accents apart
+    legible = re.sub(r"[^\w-]+", "_", composed)[-60:].strip("_") or "item"
     return f"{legible}-{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 

@@ -231,6 +231,14 @@ def test_animations_are_clips_of_one_plus_four_k_frames(tmp_path):
     assert frame_numbers(uneven) == [0, 0, 0, 0, 1]  # of 7 that are shown
 
 
+def test_keys_keep_the_letters_of_any_script():
+    assert [folder.key_of(name)[:-9] for name in ("кот 2.png", "猫.png", "e\u0301te\u0301.png")] == [
+        "кот_2",
+        "猫",
+        "été",
+    ]
+
+
 def test_videos_are_cut_into_clips(tmp_path):
     video.write_mp4(tmp_path / "a.mp4", counting_clip(20), 10, crf=4)
     whole = read(folder.build(str(tmp_path)))
