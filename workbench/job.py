@@ -100,7 +100,7 @@ class Job:
                 raise FileExistsError(f"{log} must be that of a run of yours; choose another run folder, or move it")
             if running := self.pid:
                 raise FileExistsError(f"process {running} runs in {folder}; stop it, or choose another run folder")
-            if aside and len(os.listdir(folder)) > 1:  # more than our lock: another may just have moved it and come first
+            if aside and len(os.listdir(folder)) > 1:  # not our lock alone: another may have moved it just now
                 folder.rename(aside())
                 return self.start(record)  # while the old lock is held: who waits for it then finds this command
             size = log.stat().st_size if log.exists() else 0
