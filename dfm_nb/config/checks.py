@@ -164,7 +164,7 @@ def _data_and_start(config: Config) -> Iterator[Fault]:
         fix = "load_checkpoint resumes a run; pretrained starts a new one"
         yield fault("checkpoint.pretrained", "excludes checkpoint.load_checkpoint", fix, "checkpoint.load_checkpoint")
     if config.model.student:
-        fixed = {"generation.sampler": "consistency", "generation.guidance": 1.0, "checkpoint.keep_best": False}
+        fixed = {"generation.sampler": "euler", "generation.schedule": "flow", "generation.guidance": 1.0}
         for key, only in fixed.items():
             if attrgetter(key)(config) != only:
                 yield fault(key, f"must be {only} with model.student", "leave it out", "model.student")

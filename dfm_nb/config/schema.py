@@ -105,7 +105,7 @@ class ModelConfig(Group):
         "noise levels of training: ln(sigma) normal; or logistic with P_mean and scale P_std, uniform times at 0 and 1",
     )
     student: bool = option(
-        False, "a few-step student of checkpoint.pretrained: its estimate at any noise level is a sample, as if guided"
+        False, "a few-step student of checkpoint.pretrained: it learns guidance and generation.num_steps long steps"
     )
     shift_tokens: Int | None = option(
         None, "multiply a sample's noise level by sqrt(its tokens / this), for several sizes", ge=1

@@ -16,7 +16,7 @@ from torch import Tensor
 from dfm_nb.diffusion import edm
 
 HUBER = 0.03
-"""Residuals (of unit variance at the start) below this are squared in `consistency_loss`."""
+"""Residuals below this are squared in `pseudo_huber`."""
 
 
 class Objective(Protocol):
@@ -80,10 +80,10 @@ class Flow:
         return (self.denoised(F_x, x, sigma) - D) * (1 + sigma) / sigma
 
 
-def consistency_loss(residual: Tensor) -> Tensor:
-    """Of a token's residual [S, p]: its length sqrt(mean square + c^2) - c (pseudo-Huber; Song & Dhariwal 2023), [S].
+def pseudo_huber(residual: Tensor) -> Tensor:
+    """Of a token's residual [S, p]: its length sqrt(mean square + c^2) - c (Song & Dhariwal 2023), [S].
 
-    A student's target is itself only an estimate, with outliers that a square would follow.
+    Some tokens are much harder for a student than others, and a square would follow them.
     """
     return (residual.square().mean(-1) + HUBER**2).sqrt() - HUBER
 

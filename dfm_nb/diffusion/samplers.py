@@ -460,23 +460,6 @@ def _moments(h: float, count: int) -> list[float]:
     ]
 
 
-@sampler("consistency", order=1, stochastic=True)
-def sample_consistency(
-    denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None, noise: Noise = None
-) -> Tensor:
-    """Multistep consistency sampling (Song et al. 2023, Algorithm 1), for students.
-
-    `denoise` is a student, which maps any noise level to the end of the teacher's path: each estimate is a sample, and
-    is noised again for the next, lower level. Arguments as in `sample_heun_stochastic`.
-    """
-    run = _Sampling(denoise, x, sigmas, callback, noise)
-    for i, s, s_next in run.steps():
-        D_x = run.D(run.x, s)
-        run.x = D_x + s_next * run.eps(D_x) if s_next > 0 else D_x
-        run.report(i, D_x)
-    return run.result()
-
-
 # ---- guidance -----------------------------------------------------------------------------------------------------
 
 

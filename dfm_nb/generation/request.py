@@ -245,7 +245,7 @@ class Request(Sampling):
         if config.model.student and beyond:
             flag = fields(Request)[beyond[0]].flag
             raise ValueError(
-                f"{flag} is beyond a few-step student, whose one estimate is as if guided; use its teacher"
+                f"{flag} is beyond a few-step student, which has learned one way of sampling; use its teacher"
             )
         for name, key in (("init_image", "condition_frames_prob"), ("last_image", "condition_last_prob")):
             if getattr(self, name) and not getattr(config.dataset, key):
@@ -328,7 +328,8 @@ class Request(Sampling):
 
 
 OF_STUDENTS = {
-    "sampler": "consistency",
+    "sampler": "euler",
+    "schedule": "flow",
     "guidance": 1.0,
     "given_guidance": 1.0,
     "negative_prompt": "",

@@ -11,7 +11,7 @@ import torch
 from megatron.core import parallel_state as mpu
 
 from dfm_nb.diffusion import edm
-from dfm_nb.diffusion.objective import Objective, consistency_loss
+from dfm_nb.diffusion.objective import Objective, pseudo_huber
 from dfm_nb.model.attention import collect
 from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.packs.packs import Pack, PackLayout
@@ -45,7 +45,7 @@ def forward(
         if pack.target is None:
             loss = objective.loss(network_output, x0, noise, token_sigma).mean(-1)
         else:
-            loss = consistency_loss(objective.residual(network_output, part.take(pack.target), x, token_sigma))
+            loss = pseudo_huber(objective.residual(network_output, part.take(pack.target), x, token_sigma))
         return TokenLosses(loss, part.take(pack.loss_mask), part.row)
 
     return output, loss_of

@@ -64,17 +64,16 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
     return resolved.dialled(
         {
             "model.size": (size, f"the largest size that learns in this time on a {device} device"),
-            # A student starts from pure noise in one step, so it learns more of strong noise than its teacher.
-            "model.P_mean": (round(-0.4 + 0.2 * octaves + 0.6 * m.student, 2), of_size),
+            "model.P_mean": (round(-0.4 + 0.2 * octaves, 2), of_size),
             # Measured from 64 px (1.03 to 1.06) up; 0.8, below 22 px, limits the extrapolation to smaller pictures.
-            "model.P_std": (round(max(0.8, 1.0 + 0.13 * octaves) + 0.5 * m.student, 2), of_size),
+            "model.P_std": (round(max(0.8, 1.0 + 0.13 * octaves), 2), of_size),
             "dataset.task_encoder_seq_length": (
                 -(-max(tokens, largest) // 256) * 256,  # a multiple of the tp * cp of usual layouts
                 f"as the longest of {len(store)} samples has {largest} tokens, and {tokens} keep a {device} busy",
             ),
             "train.global_batch_size": (
-                max(2, dp_size),
-                f"a pack for each of {dp_size} data-parallel processes, at least two",
+                max(2 - m.student, dp_size),
+                f"a pack for each of {dp_size} data-parallel processes, at least two, or one for a student",
             ),
         }
         | ({"dataset.clip_weight": (round(max(weight, 0.001), 3), of_clips)} if few_clips else {})

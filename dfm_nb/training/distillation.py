@@ -1,13 +1,16 @@
-"""The teacher of a few-step student: consistency tuning (Geng et al. 2024, "Consistency Models Made Easy").
+"""The teacher of a few-step student, which learns to jump along the teacher's own guided paths.
 
-A student's estimate at any noise level of a path is the path's end, as if guided. Its target at level t is its own
-estimate at the lower level r that the teacher reaches from t in one guided step. At level 0 an estimate is the state
-itself, by EDM's c_skip and c_out as by flow matching's t: from there the ends spread to higher levels.
+A student samples with one Euler step from each of its few noise levels to the next. The teacher goes the same way from
+the same noise in more steps, with guidance. At each level the student's target is the estimate whose Euler step lands
+where the teacher is at the next level. Salimans & Ho (2022) halve the steps in this way, from noised data; guidance is
+taken over as by Meng et al. (2023).
 """
 
 import contextlib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -15,16 +18,17 @@ import torch.nn.functional as F
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.checkpoints.loading import find_weights
+from dfm_nb.diffusion import samplers
 from dfm_nb.diffusion.objective import Objective
 from dfm_nb.diffusion.samplers import classifier_free
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import PackDenoiser
 from dfm_nb.model.linear import without_lora
-from dfm_nb.packs.packs import Pack, PackLayout, retexted
+from dfm_nb.packs.packs import Pack, retexted
 from dfm_nb.parallel.groups import layout_of
 
-STEP = 0.5
-"""r / t. Nearer to 1 the teacher's steps are more exact, but the ends have more steps to spread over."""
+PATH_STEPS = 8
+"""Least number of the teacher's steps from noise to sample; two or more for each of the student's."""
 
 
 class Teacher:
@@ -50,7 +54,10 @@ class Teacher:
         if source.config.model.student:
             raise ValueError(f"{config.checkpoint.pretrained} is a student itself; use its teacher")
         self.student, self.objective, self.device = student, objective, parallel.device()
-        self.guidance = source.config.generation.guidance
+        self.guidance, own = source.config.generation.guidance, config.generation
+        self.each = max(2, math.ceil(PATH_STEPS / own.num_steps))
+        self.path = samplers.flow_sigmas(self.each * own.num_steps, sigma_max=own.sigma_max, shift=own.shift)
+        self.levels = self.path[:: self.each]
         missing = max(0, (config.model.text_padding or 0) - len(empty_text))
         self.empty_text = F.pad(empty_text, (0, 0, 0, missing))
         self.text_multiple = layout_of(config.model).text_multiple()
@@ -59,17 +66,23 @@ class Teacher:
             _, self.chunks = build_chunks(config.model, config.mixed_precision, seed=0)
             source.load(self.chunks)
 
-    def _estimate(self, chunks: Sequence[torch.nn.Module], pack: PackLayout, x: torch.Tensor, sigma: torch.Tensor):
-        return PackDenoiser(chunks, pack, self.objective, self.device)(x, sigma)
+    def lessons(self, pack: Pack) -> list[Pack]:
+        """A pack for each level of the student: the teacher's state there, and what the student must estimate."""
+        told = [pack, retexted(pack, self.empty_text, self.text_multiple)][: 1 if self.guidance == 1 else 2]
+        own, *without = (PackDenoiser(self.chunks, p, self.objective, self.device) for p in told)
+        free, x0 = pack.loss_mask.to(self.device)[:, None], pack.x0.to(self.device, torch.float64)
+        states = [torch.where(free, self.path[0] * pack.noise.to(x0), x0)]
 
-    def with_target(self, pack: Pack) -> Pack:
-        """The pack with what the student, with its weights of now, must estimate."""
-        t = pack.sigma.to(self.device)
-        x = (pack.x0 + pack.sigma[pack.row][:, None] * pack.noise).to(self.device, torch.float64)
+        def denoise(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+            D = own(x, sigma)
+            for unconditional in without:
+                D = classifier_free(D, unconditional(x, sigma), self.guidance)
+            return torch.where(free, D, x)  # what is given stays
+
         with without_lora(self.chunks) if self.chunks is self.student else contextlib.nullcontext():
-            D = self._estimate(self.chunks, pack, x, t)
-            if self.guidance != 1:
-                unconditional = retexted(pack, self.empty_text, self.text_multiple)
-                D = classifier_free(D, self._estimate(self.chunks, unconditional, x, t), self.guidance)
-        stepped = torch.where(pack.loss_mask.to(self.device)[:, None], D + STEP * (x - D), x)
-        return replace(pack, target=self._estimate(self.student, pack, stepped, STEP * t).float().cpu())
+            samplers.sample_unipc(denoise, states[0], self.path, lambda *of: states.append(of[2]), order=2)
+        packs, noise = [], torch.zeros_like(pack.noise)
+        for (s, s_next), (x, x_next) in zip(pairwise(self.levels.tolist()), pairwise(states[:: self.each])):
+            target, sigma = x + (x_next - x) / (1 - s_next / s), torch.where(own.noisy_row.cpu(), s, pack.sigma)
+            packs.append(replace(pack, x0=x.float().cpu(), noise=noise, sigma=sigma, target=target.float().cpu()))
+        return packs

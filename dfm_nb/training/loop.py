@@ -323,7 +323,7 @@ class Training:
     def _compare(self, record: Mapping[str, Any]) -> None:
         """Remember the best round by the loss of the average that generates; warn once when the loss has risen."""
         loss = float(record[compared_loss(record)])
-        if not math.isfinite(loss) or self.config.model.student:  # a student's target moves with it
+        if not math.isfinite(loss):
             return
         if self.best is None or loss < self.best[0]:
             self._keep(loss, self.iteration)

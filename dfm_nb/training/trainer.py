@@ -153,7 +153,7 @@ class Trainer:
         """
 
         if self.teacher is not None:
-            packs = [self.teacher.with_target(pack) for pack in packs]
+            packs = [lesson for pack in packs for lesson in self.teacher.lessons(pack)]
 
         def forward_step(packs: Iterator[Pack], model):  # the signature that megatron-core's schedules require
             pack = next(packs)

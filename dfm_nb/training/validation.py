@@ -55,9 +55,10 @@ class Validation:
         for reason, detail in dict.fromkeys([*store.dropped, *(d for pack in self.packs for d in pack.dropped)]):
             log.warning("validation sample left out (%s): %s", reason, detail)
         m = config.model
-        self.sigmas = edm.validation_sigmas(num_sigmas, m.P_mean, m.P_std, m.times).float()
+        levels = edm.validation_sigmas(num_sigmas, m.P_mean, m.P_std, m.times)
+        self.sigmas = (levels if trainer.teacher is None else trainer.teacher.levels[:-1]).float()
         for pack, (_, first) in zip(self.packs, share):
-            pack.sigma = self.sigmas[(torch.arange(len(pack.sigma)) + first) % num_sigmas]
+            pack.sigma = self.sigmas[(torch.arange(len(pack.sigma)) + first) % len(self.sigmas)]
 
     def run(self) -> dict[str, object]:
         """val_loss and val_loss_by_sigma of the weights, and the same of each average (val_loss_ema_0.1, ...)."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dfm_nb.diffusion import edm, samplers
-from dfm_nb.diffusion.objective import EDM, HUBER, Flow, consistency_loss, get_objective
+from dfm_nb.diffusion.objective import EDM, HUBER, Flow, get_objective, pseudo_huber
 
 SIGMA = torch.tensor([1e-3, 0.2, 1.0, 30.0, 1e4], dtype=torch.float64)[:, None]
 
@@ -34,9 +34,9 @@ def test_residual_of_a_student_is_the_difference_of_outputs(objective):
     torch.testing.assert_close(residual.abs(), (F - other).abs(), rtol=1e-4, atol=1e-4)
 
 
-def test_consistency_loss_is_a_square_of_small_residuals_and_the_length_of_large_ones():
+def test_pseudo_huber_is_a_square_of_small_residuals_and_the_length_of_large_ones():
     token = torch.tensor([3.0, -4.0, 0.0, 0.0], dtype=torch.float64)  # root mean square 2.5
-    small, large = (consistency_loss(scale * token) for scale in (1e-4, 1e4))
+    small, large = (pseudo_huber(scale * token) for scale in (1e-4, 1e4))
     assert small.item() == pytest.approx((2.5e-4) ** 2 / (2 * HUBER), rel=1e-3)
     assert large.item() == pytest.approx(2.5e4, rel=1e-5)
 

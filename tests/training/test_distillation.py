@@ -8,6 +8,7 @@ import torch
 from dfm_nb import export_weights, train
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.diffusion.objective import EDM
+from dfm_nb.diffusion.samplers import flow_sigmas, sample_unipc
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
 from dfm_nb.model.denoiser import PackDenoiser
@@ -23,7 +24,8 @@ from tests.distributed.layouts import (
     randomise,
 )
 
-STUDENT = "model.student=true generation.sampler=consistency generation.guidance=1.0".split()
+STUDENT = "model.student=true generation.sampler=euler generation.schedule=flow generation.guidance=1.0".split()
+STUDENT.append("generation.num_steps=4")
 
 
 def teach(run):
@@ -71,18 +73,30 @@ def test_retexted_pack_is_one_of_that_text(one_rank):
         torch.testing.assert_close(*(of(x, own.sigma)[:capacity] for of in D))
 
 
-def test_target_is_the_students_estimate_after_a_guided_step(one_rank, teacher):
+def test_lessons_lie_on_the_teachers_guided_path(one_rank, teacher):
     trainer, loader = make_trainer([*STUDENT, f"checkpoint.pretrained={teacher}", "train.global_batch_size=1"])
     randomise(trainer)
     (pack,), of = loader.next_step(), (EDM(0.5), torch.device("cpu"))
-    x = (pack.x0 + pack.sigma[pack.row][:, None] * pack.noise).double()
-    empty = retexted(pack, loader.order.store.empty_text)
-    cond, free = (PackDenoiser(trainer.teacher.chunks, p, *of)(x, pack.sigma) for p in (pack, empty))
-    D = free + 7 * (cond - free)  # the recommended guidance
-    want = PackDenoiser(trainer.chunks, pack, *of)((x + D) / 2, pack.sigma / 2)
-    got = trainer.teacher.with_target(pack).target
-    assert (cond - free).abs().max() > 1e-3
-    torch.testing.assert_close(got[pack.loss_mask], want[pack.loss_mask].float(), rtol=1e-4, atol=1e-5)
+    empty, free = retexted(pack, loader.order.store.empty_text), pack.loss_mask[:, None]
+    cond, none = (PackDenoiser(trainer.teacher.chunks, p, *of) for p in (pack, empty))
+    contrast = []
+
+    def guided(x, sigma):
+        x = torch.where(free, x, pack.x0)
+        with_text, without = cond(x, sigma), none(x, sigma)
+        contrast.append((with_text - without).abs().max())
+        return without + 7 * (with_text - without)  # the recommended guidance
+
+    x, lessons = 80 * pack.noise.double(), trainer.teacher.lessons(pack)
+    end = sample_unipc(guided, x, flow_sigmas(8), order=2)
+    assert len(lessons) == 4 and min(contrast) > 1e-4 and not any(lesson.noise.any() for lesson in lessons)
+    for lesson, s, s_next in zip(lessons, *(flow_sigmas(4)[i:] for i in (0, 1))):
+        rows = torch.unique(pack.row[pack.loss_mask])
+        assert torch.equal(lesson.sigma[rows], s.float().expand(len(rows)))
+        torch.testing.assert_close(lesson.x0[~pack.loss_mask], pack.x0[~pack.loss_mask])
+        torch.testing.assert_close(*(z.float()[pack.loss_mask] for z in (lesson.x0, x)), rtol=1e-4, atol=1e-4)
+        x = lesson.target + s_next / s * (lesson.x0 - lesson.target)  # the student's step
+    torch.testing.assert_close(*(z.float()[pack.loss_mask] for z in (x, end)), rtol=1e-3, atol=1e-3)
 
 
 def test_the_base_of_a_lora_student_is_its_teacher(one_rank, tiny_data, tiny_checkpoint, student, tmp_path):
@@ -115,10 +129,10 @@ def test_resumed_student_goes_on_bit_for_bit(tiny_data, tiny_checkpoint, student
 def test_an_exported_student_is_asked_as_it_recommends(one_rank, student, tiny_checkpoint, tmp_path):
     pipe = Pipeline.from_checkpoint(export_weights(student, tmp_path / "student.safetensors"))
     request = Request("x").completed(pipe.config)
-    assert (request.sampler, request.num_steps, request.guidance) == ("consistency", 2, 1.0)
+    assert (request.sampler, request.num_steps, request.guidance) == ("euler", 4, 1.0)
     calls = []
     pipe.chunks[0].register_forward_hook(lambda *_: calls.append(1))
-    assert pipe(["x"], height=32, width=32)[0].frames.shape == (1, 32, 32, 3) and len(calls) == 2
+    assert pipe(["x"], height=32, width=32)[0].frames.shape == (1, 32, 32, 3) and len(calls) == 4
     refused = {"guidance": 2.0, "sampler": "heun", "negative_prompt": "y", "guidance_interval": (0.1, 1.0)}
     for name, value in refused.items():
         with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}"):
