@@ -30,7 +30,8 @@ def results(pipe: Pipeline, clips: list[Clip], folder: Path, **settings: float) 
     arms = {"its picture": own, "no picture": [()] * len(own), "another edit's picture": own[1:] + own[:1]}
     videos = {}
     for name, given in arms.items():
-        asked = [Request(c.caption, i, given=g, fps=c.fps, **settings) for i, (c, g) in enumerate(zip(clips, given))]
+        how = settings if any(given) else settings | {"given_guidance": 1.0}
+        asked = [Request(c.caption, i, given=g, fps=c.fps, **how) for i, (c, g) in enumerate(zip(clips, given))]
         done = dict(pipe.run(asked, progress=True))
         videos[name] = [done[i].frames for i in range(len(clips))]
     real = [clip.video for clip in clips]
@@ -68,9 +69,8 @@ def main() -> None:
     clips = [clip for i in range(len(source)) for clip in source.read(i)]
     pipe = Pipeline.from_checkpoint(args.checkpoint)
     with tempfile.TemporaryDirectory() as folder:
-        how = {"guidance": args.guidance, "given_guidance": args.given_guidance, "num_video_frames": 1}
-        how |= {"height": 64, "width": 64}
-        videos = results(pipe, clips, Path(folder), **how)
+        how = dict(guidance=args.guidance, given_guidance=args.given_guidance)
+        videos = results(pipe, clips, Path(folder), num_video_frames=1, height=64, width=64, **how)
     print(table(videos, [c.attributes for c in clips]))
     for changed in synthetic.EDITS:
         which = [i for i, c in enumerate(clips) if c.attributes["changed"] == changed]
