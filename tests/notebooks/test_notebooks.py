@@ -29,7 +29,7 @@ SMALL = {
     "00_tour": {**DATA, "model_size": "tiny", "train_iters": 8, "num_processes": 1, "num_steps": 4},
     "01_prepare": DATA,
     "02_train": {"model_size": "tiny", "train_iters": 40, "stop_at": 12, "num_processes": 1},
-    "03_generate": {"num_steps": 4, "reference_steps": 8},
+    "03_generate": {"num_steps": 4, "reference_steps": 8, "edit_iters": 2},
     "04_text_corpus": {"num_captions": 300, "seq_length": 32},
     "05_parallelism": {"layouts": ["tensor_model_parallel_size"], "train_iters": 3},
     "06_your_own_pictures": {
