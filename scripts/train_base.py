@@ -159,7 +159,7 @@ if __name__ == "__main__":
     parser.add_argument("--clipart", type=Path, help="drawings: output folder of fetch_openclipart.py")
     parser.add_argument("--emoji", type=Path, nargs="+", help="drawings: output folders of fetch_emoji.py")
     parser.add_argument("--pretrained", help="drawings: weights to train on from; default: from scratch")
-    parser.add_argument("--train-iters", type=int, default=2500, help="drawings: iterations of this stage")
+    parser.add_argument("--train-iters", type=int, default=2900, help="drawings: iterations of this stage")
     parser.add_argument("--run-dir", default="runs/base", type=Path)
     parser.add_argument("--output", default=Path("dfm_nb/butterflies/pretrained"), type=Path)
     args = parser.parse_args()
