@@ -29,7 +29,7 @@ def strip_html(estimates: Sequence[tuple[int, float, np.ndarray]], request: Requ
         image = f'<img src="{data_url(frame)}" alt="after step {step}" style="width:{STRIP_PX}px;display:block">'
         cells.append(f'<figure style="margin:0">{image}<figcaption>{step}: {sigma:.2g}</figcaption></figure>')
     head = f"<div>The model's guess at the finished clip (step: noise left). {html.escape(caption(request))}</div>"
-    return f'<div style="{_SMALL}">{head}{video.row_html(cells)}</div>'
+    return f'<div style="{_SMALL}">{head}{video.row_html(cells)}</div>' if cells else ""
 
 
 def caption(request: Request) -> str:
