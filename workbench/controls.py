@@ -161,7 +161,7 @@ def table_html(
     """A table of text with row headers in the first column; escaped here. tints : colour of a square before each."""
 
     def cell(tag: str, text: str, before: str = "") -> str:
-        start = f'<{tag} style="text-align:left;padding:2px 12px 2px 0">'
+        start = f'<{tag} style="text-align:left;padding:2px 12px 2px 0{";white-space:nowrap" * bool(before)}">'
         return f"{start}{before}{html.escape(text)}</{tag.partition(' ')[0]}>"
 
     square = '<span style="display:inline-block;width:10px;height:10px;margin-right:6px;background:{}"></span>'
