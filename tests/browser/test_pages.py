@@ -16,7 +16,7 @@ from workbench.notebook_run import write_report
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_browser() is None, reason="there is no Chromium")]
 
-SCRIPT = (Path(__file__).parents[2] / "workbench" / "plot.js").read_text()
+SCRIPTS = Path(__file__).parents[2] / "workbench"
 START = """
 async ([source, values]) => {
   const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
@@ -53,7 +53,7 @@ def browser():
 def plot(browser):
     page = browser.new_page(viewport={"width": 1000, "height": 400})
     page.set_content('<div id="outer" style="width:900px"><div id="plot"></div></div>')
-    page.evaluate(START, [SCRIPT, VALUES])
+    page.evaluate(START, [(SCRIPTS / "plot.js").read_text(), VALUES])
     page.wait_for_selector("svg[viewBox]")
     return page
 
@@ -111,6 +111,17 @@ def test_a_plot_has_a_log_axis_and_is_downloaded(plot):
         )
     assert download.value.suggested_filename == "loss.png"
     assert Path(download.value.path()).read_text() == "a,b"
+
+
+def test_a_pressed_button_that_is_disabled_gives_the_focus_to_the_next(browser):
+    """Start disables itself: the focus went to the top of the page, far from Stop."""
+    page = browser.new_page()
+    page.set_content('<div class="dfm-launcher"><p id="plot"></p><button>Start</button><button disabled>Stop</button>')
+    page.evaluate(START, [(SCRIPTS / "attention.js").read_text(), {"text": ""}])
+    page.wait_for_timeout(100)
+    page.get_by_text("Start").focus()
+    page.evaluate("document.querySelectorAll('button').forEach((button) => { button.disabled = !button.disabled; })")
+    sync_api.expect(page.get_by_text("Stop")).to_be_focused()
 
 
 def test_a_copy_gives_way_to_its_widget_by_classes_of_our_own(browser, monkeypatch):
