@@ -58,7 +58,8 @@ class Validation:
         levels = edm.validation_sigmas(num_sigmas, m.P_mean, m.P_std, m.times)
         self.sigmas = (levels if trainer.teacher is None else trainer.teacher.levels[:-1]).float()
         for pack, (_, first) in zip(self.packs, share):
-            pack.sigma = self.sigmas[(torch.arange(len(pack.sigma)) + first) % len(self.sigmas)]
+            noisy = torch.unique(pack.row[pack.loss_mask])  # rows; what is given keeps its level, as in training
+            pack.sigma[noisy] = self.sigmas[(torch.arange(len(noisy)) + first) % len(self.sigmas)]
 
     def run(self) -> dict[str, object]:
         """val_loss and val_loss_by_sigma of the weights, and the same of each average (val_loss_ema_0.1, ...)."""

@@ -4,6 +4,7 @@ import torch
 from dfm_nb import config as cfg
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.checkpoints.folders import checkpoints_of
+from dfm_nb.packs.packs import CLEAN_SIGMA
 from dfm_nb.training.batches import open_store
 from dfm_nb.training.validation import Validation
 from tests.distributed.layouts import BASE, largest_relative_difference, losses_and_gradients, make_trainer, randomise
@@ -58,6 +59,19 @@ def test_validation_is_of_whole_samples_at_quantiles_of_the_times_that_are_train
     assert all(pack.loss_mask.sum() == pack.num_tokens for pack in validation.packs), "no frame is given"
     sigmas = validation.run()["val_sigmas"]
     assert [s / (1 + s) for s in sigmas] == pytest.approx([(i + 0.5) / len(sigmas) for i in range(len(sigmas))])
+
+
+def test_validation_noises_each_sample_once_and_nothing_that_is_given(one_rank):
+    trainer, loader = make_trainer([*SMALL, "generation.given=true", "train.eval_iters=4"])
+    validation = Validation(trainer.config, trainer, loader.order.store, loader.order.settings)
+
+    def levels(free):
+        return torch.cat([p.sigma[torch.unique(p.row[p.loss_mask == free])] for p in validation.packs])
+
+    used, counts = levels(True).unique(return_counts=True)
+    assert torch.equal(used, validation.sigmas.sort()[0]) and counts.max() - counts.min() <= 1
+    assert set(levels(False).tolist()) <= set(torch.tensor([CLEAN_SIGMA, 0.5]).tolist()), "or padding"
+    assert (levels(False) == CLEAN_SIGMA).sum() > len(validation.packs)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
