@@ -1,12 +1,14 @@
 """Train a packaged model: prepare, train on two processes, export, measure, write its model card.
 
 `butterflies` takes about two and a half hours on two CPU cores, two of them for training. `drawings` trains from
-scratch on one core, or on from weights with `--pretrained drawings`; it needs what `fetch_openclipart.py` and
-`fetch_emoji.py` fetch. A second run skips finished stages and resumes a stopped training.
+scratch on one core, or on from weights; it needs what `fetch_openclipart.py` and `fetch_emoji.py` fetch. The last stage
+is `scripts/stages/drawings.safetensors`: not packaged, as the packaged weights look better. A second run skips finished
+stages and resumes a stopped training.
 
     python scripts/train_base.py [--run-dir runs/base] [--output dfm_nb/butterflies/pretrained]
     python scripts/train_base.py --model drawings --clipart data/openclipart \\
-        --emoji data/fluent data/flat data/noto data/noto-v1 --run-dir runs/drawings [--pretrained drawings]
+        --emoji data/fluent data/flat data/noto data/noto-v1 --run-dir runs/drawings \\
+        --pretrained scripts/stages/drawings.safetensors
 """
 
 from __future__ import annotations
