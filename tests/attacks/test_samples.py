@@ -84,7 +84,7 @@ def test_every_reader_leaves_it_out_and_names_it(trainer, tmp_path, caplog, caps
     assert guard(inspect.main, [str(tmp_path / "data"), "--verify", "--json", "--samples", "4"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert len(found["faults"]) == 1 and key in found["faults"][0], found["faults"]
-    page = DatasetBrowser(tmp_path / "data").html()
+    page = DatasetBrowser(tmp_path / "data").kept_html()
     assert page.count("<b>Damaged:</b>") == 1 and key in page
     manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
     pixels = lambda z: z[:3].permute(1, 2, 3, 0).byte().numpy()  # noqa: E731

@@ -109,7 +109,8 @@ def test_failing_run_raises_its_own_error_last(launch, ending, cause):
     with pytest.raises(RunFailed) as failed:
         launcher.wait()
     assert str(failed.value).splitlines()[-1] == cause
-    assert "[INFO] Iteration 2/2" in str(failed.value)
+    if ending != "rank 1":  # rank 0 may be ended before it prints
+        assert "[INFO] Iteration 2/2" in str(failed.value)
     assert "ChildFailedError" not in str(failed.value)
     panel = panel_of(launcher)
     assert launcher.state == "failed" and usable(panel) == ["Continue", "Start over"]
