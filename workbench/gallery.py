@@ -177,13 +177,17 @@ class Gallery:
         return video.small_png(video.contact_sheet(shown))
 
 
+def file_stem(prompt: str) -> str:
+    """The start of a clip's file name: the words of its prompt, in any script."""
+    return "-".join(re.findall(r"[^\W_]+", prompt.lower()))[:40].strip("-") or "clip"
+
+
 def download(item: Item) -> str:
     """A link that saves the clip shown in the same figure, without a second copy of its bytes in the page."""
-    name = "-".join(re.findall("[a-z0-9]+", item.prompt.lower()))[:40] or "clip"
     suffix = next(suffix for suffix, kind in MEDIA.items() if kind == item.media_type)
-    seed = f"-seed{item.settings['seed']}" if "seed" in item.settings else ""
+    name = file_stem(item.prompt) + (f"-seed{item.settings['seed']}" if "seed" in item.settings else "") + suffix
     style = "color:inherit;text-decoration:underline"
-    return f'<a href="#" download="{name}{seed}{suffix}" style="{style}" onclick="{DOWNLOAD}">download</a>'
+    return f'<a href="#" download="{name}" style="{style}" onclick="{DOWNLOAD}">download</a>'
 
 
 def grid(pipe: Any, prompt: str | Sequence[str], **settings: Any) -> Gallery:

@@ -12,7 +12,6 @@ import contextlib
 import html
 import itertools
 import json
-import re
 import secrets
 import shlex
 import tempfile
@@ -45,7 +44,7 @@ from dfm_nb.generation.request import (
 )
 from workbench import studio_html as pieces
 from workbench.controls import Section, Slider, copied, faults_of
-from workbench.gallery import Gallery, download, load
+from workbench.gallery import Gallery, download, file_stem, load
 from workbench.live import Live, fault_html
 
 PROMPT = "A spotted blue swallowtail over a meadow."
@@ -539,6 +538,5 @@ def _path_of(pipe: Any) -> str:
 
 
 def _free_name(request: Request, folder: Path) -> Path:
-    words = re.sub("[^a-z0-9]+", "-", request.prompt.lower())[:40].strip("-") or "clip"
-    names = (f"{words}-seed{request.seed}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
+    names = (f"{file_stem(request.prompt)}-seed{request.seed}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
     return folder / next(name for name in names if not any(folder.glob(f"{name}.*")))

@@ -12,7 +12,7 @@ from dfm_nb.base.video import read_image, write_mp4, write_png
 from dfm_nb.data.edits import EDITS, Edit, read_edits
 from dfm_nb.data.inspection import pictures
 from workbench.browser import DatasetBrowser
-from workbench.gallery import Gallery, grid
+from workbench.gallery import Gallery, file_stem, grid
 
 
 def clip(level: int, frames: int = 5) -> np.ndarray:
@@ -28,6 +28,15 @@ def files(tmp_path):
         (tmp_path / f"{name}.mp4.json").write_text(json.dumps(settings))
     write_png(tmp_path / "c.png", clip(10, 1)[0])
     return tmp_path
+
+
+def test_names_of_files_keep_the_words_of_any_script():
+    assert [file_stem(p) for p in ("Рыжий кот!", "一朵红花", "A moth, at ../night", "?")] == [
+        "рыжий-кот",
+        "一朵红花",
+        "a-moth-at-night",
+        "clip",
+    ]
 
 
 def test_gallery_shows_prompt_seed_and_settings_escaped(files):
