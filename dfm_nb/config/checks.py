@@ -23,7 +23,7 @@ from dfm_nb.base.options import Field, must
 from dfm_nb.base.pretrained import files, packaged
 from dfm_nb.base.run import is_iteration, written_path
 from dfm_nb.config import notation
-from dfm_nb.config.schema import FIELDS, Config
+from dfm_nb.config.schema import FIELDS, STUDENT_SAMPLING, Config
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,9 @@ def _data_and_start(config: Config) -> Iterator[Fault]:
         fix = "load_checkpoint resumes a run; pretrained starts a new one"
         yield fault("checkpoint.pretrained", "excludes checkpoint.load_checkpoint", fix, "checkpoint.load_checkpoint")
     if config.model.student:
-        fixed = {"generation.sampler": "euler", "generation.schedule": "flow", "generation.guidance": 1.0}
-        for key, only in fixed.items():
-            if attrgetter(key)(config) != only:
-                yield fault(key, f"must be {only} with model.student", "leave it out", "model.student")
+        for name, only in STUDENT_SAMPLING.items():
+            if getattr(config.generation, name) != only:
+                yield fault(f"generation.{name}", f"must be {only} with model.student", "leave it out", "model.student")
     if start.load and start.load_checkpoint:
         fix = "load_checkpoint must exist, load may be an empty folder; drop one of the two"
         yield fault("checkpoint.load_checkpoint", "excludes checkpoint.load", fix, "checkpoint.load")

@@ -271,6 +271,10 @@ class TrainedSize(Group):
     captions: list[Text] | None = option(None, "SimHash of the captions of each of `sizes`; null: none", network=False)
 
 
+STUDENT_SAMPLING = {"sampler": "euler", "schedule": "flow", "guidance": 1.0}
+"""What a few-step student recommends: it has learned this way of sampling alone."""
+
+
 class GenerationConfig(TrainedSize):
     """A checkpoint's recommendations, the defaults of `dfm generate`, `dfm evaluate`, validation and `Pipeline`.
 

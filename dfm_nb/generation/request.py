@@ -24,7 +24,7 @@ from dfm_nb.base import geometry, plugins, simhash, video
 from dfm_nb.base.log import log
 from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Options, fields, option
-from dfm_nb.config.schema import GenerationConfig
+from dfm_nb.config.schema import STUDENT_SAMPLING, GenerationConfig
 from dfm_nb.data.sources._media import MediaOptions
 from dfm_nb.diffusion import samplers
 
@@ -327,10 +327,7 @@ class Request(Sampling):
         return samplers.tail(levels, self.strength) if self.init_video else levels
 
 
-OF_STUDENTS = {
-    "sampler": "euler",
-    "schedule": "flow",
-    "guidance": 1.0,
+OF_STUDENTS = STUDENT_SAMPLING | {
     "given_guidance": 1.0,
     "negative_prompt": "",
     "guidance_interval": None,
