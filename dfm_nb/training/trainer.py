@@ -152,9 +152,6 @@ class Trainer:
         Returns float64 [width], the same on every rank.
         """
 
-        if self.teacher is not None:
-            packs = [lesson for pack in packs for lesson in self.teacher.lessons(pack)]
-
         def forward_step(packs: Iterator[Pack], model):  # the signature that megatron-core's schedules require
             pack = next(packs)
             output, loss_of = forward(model, pack, self.objective, self.device)
@@ -192,7 +189,11 @@ class Trainer:
         def loss_and_count(_pack: Pack, losses: TokenLosses) -> torch.Tensor:
             return torch.stack(((losses.loss * losses.mask).sum().detach(), losses.mask.sum().float()))
 
-        return self._sums(packs, loss_and_count, 2, forward_only=False)
+        return self._sums(self.lessons(packs), loss_and_count, 2, forward_only=False)
+
+    def lessons(self, packs: list[Pack]) -> list[Pack]:
+        """A few-step student's packs, one for each of its levels; without a teacher `packs` themselves."""
+        return packs if self.teacher is None else [lesson for p in packs for lesson in self.teacher.lessons(p)]
 
     def step(self, packs: list[Pack]) -> StepResult:
         """One optimizer step on this rank's packs; with NaN or Inf, or without a sample, the weights are unchanged.

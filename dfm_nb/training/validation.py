@@ -60,6 +60,7 @@ class Validation:
         for pack, (_, first) in zip(self.packs, share):
             noisy = torch.unique(pack.row[pack.loss_mask])  # rows; what is given keeps its level, as in training
             pack.sigma[noisy] = self.sigmas[(torch.arange(len(noisy)) + first) % len(self.sigmas)]
+        self.packs = trainer.lessons(self.packs)
 
     def run(self) -> dict[str, object]:
         """val_loss and val_loss_by_sigma of the weights, and the same of each average (val_loss_ema_0.1, ...)."""
