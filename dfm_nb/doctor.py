@@ -75,7 +75,7 @@ def findings() -> Iterator[tuple[str, str]]:
         yield "ok", f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB"
     yield from _driver(torch.version.cuda)
     if not torch.cuda.is_available():
-        bf16 = "bf16" if cpu.fast_bf16() else "fp32, as bf16 is about ten times slower here"
+        bf16 = "bf16" if cpu.fast_bf16() else "fp32, as bf16 is slower here"
         yield "note", f"no CUDA device: gloo on {os.cpu_count()} CPU cores; mixed_precision=auto is {bf16}"
     yield from _this_place()
     disk, memory = shutil.disk_usage(".").free, available_bytes(torch.device("cpu"))

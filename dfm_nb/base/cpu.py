@@ -2,14 +2,18 @@
 
 
 def fast_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware (AVX512-BF16), several times as fast as float32."""
+    """Whether this CPU computes in bfloat16 faster than in float32: with AMX, or with AVX512-BF16 if not of Intel.
+
+    Intel's AVX512-BF16 alone is slower than its float32 (benchmarks/results/optimizers.md).
+    """
     import torch
 
-    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+    has = torch.cpu.get_capabilities()
+    return bool(has.get("amx_bf16") or (has.get("avx512_bf16") and "Intel" not in has.get("cpu_name", "")))
 
 
 def precision(asked: str) -> str:
-    """`mixed_precision` on this machine: `auto` is bf16 if the CPU or GPU multiplies it in hardware, else fp32."""
+    """`mixed_precision` on this machine: `auto` is bf16 if the CPU or GPU is faster in it, else fp32."""
     if asked != "auto":
         return asked
     import torch

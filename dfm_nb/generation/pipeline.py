@@ -144,14 +144,14 @@ class Pipeline:
         ----------
         ema : relative length of the EMA to use; "auto" is the shortest stored one, None the raw weights.
         layout : parallel degrees; needs as many processes. guide : a weaker checkpoint for autoguidance.
-        mixed_precision : arithmetic; None: as in training, or float32 on a CPU without bfloat16.
+        mixed_precision : arithmetic; None: as in training, or float32 on a CPU without fast bfloat16.
         """
         source = loading.find_weights(path)
         config = source.config
         if mixed_precision:
             config.mixed_precision = mixed_precision
         elif parallel.device().type == "cpu" and not cpu.fast_bf16():
-            config.mixed_precision = "fp32"  # there ten times faster than bfloat16 in software
+            config.mixed_precision = "fp32"  # faster there
         layout = layout or Layout()
         m = config.model
         m.tensor_model_parallel_size, m.pipeline_model_parallel_size = layout.tp, layout.pp
