@@ -30,7 +30,7 @@ SIZES = {"still": {}, "clip of 9 frames": {"num_video_frames": 9}}
 
 def measure(pipe: Pipeline, moves: int, settings: dict) -> dict[str, list[float]]:
     """Seconds of `moves` redraws and of their handlers, and of 5 finished clips."""
-    studio, pictured = Studio(pipe, height=64, width=64, **settings), threading.Event()
+    studio, pictured = Studio(pipe, folder=None, height=64, width=64, **settings), threading.Event()
     studio.draw()  # loads tokenizer and text encoder
     took: dict[str, list[float]] = {"redraw": [], "cpu": [], "handler": [], "finished": []}
 

@@ -1,7 +1,7 @@
 """Train a packaged model: prepare, train on two processes, export, measure, write its model card.
 
 `butterflies` takes about two and a half hours on two CPU cores, two of them for training, and its student
-`butterflies-student` about half an hour on one. `drawings` trains on one core, from scratch or on from `--pretrained`
+`butterflies-student` about an hour on one. `drawings` trains on one core, from scratch or on from `--pretrained`
 weights; it needs what `fetch_openclipart.py` and `fetch_emoji.py` fetch. A second run skips finished stages and resumes
 a stopped training.
 
@@ -130,7 +130,7 @@ What its teacher cannot do; and guidance, negative prompts and other samplers, f
 
     def settings(self) -> list[str]:
         packs = ["mixed_precision=fp32", "dataset.task_encoder_seq_length=512", "train.eval_interval=0"]
-        return ["checkpoint.pretrained=butterflies", *packs, "train.train_iters=900"]
+        return ["checkpoint.pretrained=butterflies", *packs, "train.train_iters=1800"]
 
 
 class Drawings(Base):

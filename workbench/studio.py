@@ -29,7 +29,6 @@ from dfm_nb.base.files import write_atomically
 from dfm_nb.base.headless import is_headless
 from dfm_nb.base.log import duration
 from dfm_nb.base.run import MEDIA, media_in
-from dfm_nb.config.schema import GenerationConfig
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated, read_clip
 from dfm_nb.generation.request import (
@@ -48,10 +47,9 @@ from workbench.gallery import Gallery, download, file_stem, load
 from workbench.live import Live, fault_html
 
 PROMPT = "A spotted blue swallowtail over a meadow."
-FAST: dict[str, Any] = GenerationConfig().model_dump(include={"sampler", "schedule"})
-FAST |= {"num_steps": 12, "sigma_levels": None, "guidance_interval": (0.1, 10.0)}
-"""Settings of the rough picture: 12 evaluations, right as often as 35 of Heun, guided where that helps (see
-sampler_quality.md and guidance.md in benchmarks/results). A few-step student needs none: its clip is as fast."""
+FAST: dict[str, Any] = {"sampler": "unipc_2", "schedule": "flow", "num_steps": 5, "sigma_levels": None}
+"""Settings of the rough picture, on average 2 of 255 levels from the finished one (benchmarks/results/studio.md). A
+few-step student needs none: its clip is as fast."""
 WAIT_S = 60.0
 """A clip that would take longer is generated only by the button."""
 SLOW_FLOPS = {"cpu": 1e10, "cuda": 1e12}
@@ -77,7 +75,7 @@ class Studio(Live):
     Parameters
     ----------
     pipe : a loaded pipeline, or an argument of `Pipeline.from_pretrained`: a run folder, an exported file, the name of
-        a packaged model. None: the packaged butterflies.
+        a packaged model. None: the packaged student of `butterflies`.
     prompt, settings : initial values; settings as for `pipe(...)`, by default those that the checkpoint recommends.
     folder : every clip is kept here with its settings, and the next Studio of the same weights shows the newest ones;
         None: in memory alone.
@@ -92,7 +90,7 @@ class Studio(Live):
         if not hasattr(pipe, "run"):
             from dfm_nb.generation.pipeline import Pipeline
 
-            pipe = Pipeline.from_pretrained(pipe or pretrained.DEFAULT)
+            pipe = Pipeline.from_pretrained(pipe or pretrained.STUDENT)
         self.pipe = pipe
         (start,) = requests_of_keywords([prompt], settings)
         start = start.completed(pipe.config)

@@ -11,6 +11,8 @@ from dfm_nb.base.run import iteration_folders, written_path
 
 DEFAULT = "butterflies"
 """The model of `dfm generate` without `--checkpoint-path`."""
+STUDENT = "butterflies-student"
+"""Its few-step student, with which the Studio begins."""
 EXPORTED = "model.safetensors"
 """File name in a folder of exported or imported weights."""
 
