@@ -360,3 +360,10 @@ def test_the_code_of_one_of_a_list_has_its_place(tiny_pipe, tmp_path, monkeypatc
     subprocess.run(written, shell=True, check=True)
     (request,) = GenerateOptions.parse(shlex.split(command)[2:]).requests(tiny_pipe.config)
     assert request == clips[1].request and request.index == 1
+
+
+@pytest.mark.slow
+def test_it_begins_with_the_packaged_student(one_rank):
+    studio = Studio(folder=None, num_video_frames=1, height=64, width=64)
+    assert studio.pipe.config.model.student and "guidance" not in studio.controls
+    assert studio.draw("A red moth.", seed=3).frames.shape == (1, 64, 64, 3)
