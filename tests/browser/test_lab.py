@@ -40,7 +40,7 @@ Monitor("runs/two").show()
 """
 STUDIO = """
 from workbench import Studio
-Studio(height=32, width=32, num_video_frames=1, num_steps=4)
+Studio("butterflies", height=32, width=32, num_video_frames=1, num_steps=4)
 """
 KEPT = """
 from workbench import ConfigForm
