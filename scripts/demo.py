@@ -127,7 +127,7 @@ class Demo(Stages):
 
         result, times = json.loads((self.run / "evaluation.json").read_text()), json.loads(self.times.read_text())
         manifest = json.loads((self.data / "manifest.json").read_text())
-        psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in manifest["psnr_db"].items() if k != "split")
+        psnr = ", ".join(f"{k} {v:.1f} dB" for k, v in manifest["psnr_db"].items() if isinstance(v, float))
         records = [r for r in read_metrics(self.train / "metrics.jsonl") if "loss" in r]
         head = sum(r["loss"] for r in records[:20]) / 20
         tail = sum(r["loss"] for r in records[-50:]) / 50
