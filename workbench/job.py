@@ -9,6 +9,7 @@ Any process can recreate a `Job` from the folder alone. The command survives the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Literal
+from typing import Callable, Iterator, Literal
 
 import psutil
 from pydantic import TypeAdapter, ValidationError
@@ -93,8 +94,7 @@ class Job:
         FileExistsError : a command already runs in this folder, or it is a file, or another's.
         """
         folder, log = self.folder, self.log
-        folder.mkdir(parents=True, exist_ok=True)
-        with turn(folder / LOCK, f"another process starts a command in {folder}"):
+        with self._turn():
             theirs = log.exists() and not (folder / RECORD).exists()
             if theirs or Run(folder).is_foreign(RECORD) or any(map(os.path.islink, (log, folder / RECORD))):
                 raise FileExistsError(f"{log} must be that of a run of yours; choose another run folder, or move it")
@@ -112,6 +112,20 @@ class Job:
                 if not process.is_alive(supervisor):
                     raise RunFailed(f"the command could not be started; see {log}\n{self.tail(20)}")
                 time.sleep(0.01)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Hold the lock in the folder, which another starter may move away after we made it."""
+        with contextlib.ExitStack() as held:
+            while True:
+                try:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    held.enter_context(turn(self.folder / LOCK, f"another process starts a command in {self.folder}"))
+                    break
+                except (FileExistsError, FileNotFoundError):
+                    if os.path.lexists(self.folder) and not self.folder.is_dir():  # a file, or a dangling link
+                        raise
+            yield
 
     # ---- looking --------------------------------------------------------------------------------------------------
 

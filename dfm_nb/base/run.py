@@ -233,6 +233,10 @@ def turn(place: Path, busy: str) -> Iterator[None]:
     """Hold a lock file, after its holder has released it, whom `busy` names; nothing where there are no locks.
 
     A holder that moves the folder away keeps those out who wait: each attempt opens the path anew.
+
+    Raises
+    ------
+    FileNotFoundError, FileExistsError : the lock's folder is absent, or was moved just now.
     """
     lock = FileLock(place, fallback_to_soft=False)  # why: `claim`
     try:
@@ -240,6 +244,8 @@ def turn(place: Path, busy: str) -> Iterator[None]:
     except Timeout:
         log.warning("%s; waiting for it to end", busy)
         lock.acquire()
+    except (FileNotFoundError, FileExistsError):
+        raise
     except OSError:  # such as ENOLCK of NFS without its lock daemon
         pass
     try:
