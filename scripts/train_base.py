@@ -21,7 +21,6 @@ from pathlib import Path
 
 from demo import Stages, dfm
 
-from dfm_nb import config as cfg
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.checkpoints import exported
 from dfm_nb.evaluation.results import table
@@ -56,10 +55,6 @@ wordings). In clips, frames with half-closed wings lose their pattern. At 128 px
         """Of the training, apart from the recipe."""
         return []
 
-    def settled(self, files: dict[str, bytes]) -> dict[str, bytes]:
-        """The small files of the asset."""
-        return files
-
     def main(self, output: Path) -> None:
         result, asset = self.run / "evaluation.json", output / f"{self.name}.safetensors"
         self.stage("prepare", f"{self.name} {self.about} -> shards", self.data / "manifest.json", *self.prepare())
@@ -73,7 +68,7 @@ wordings). In clips, frames with half-closed wings lose their pattern. At 128 px
         self.stage("export", "one file in bf16", asset, export)
         tensors, files = exported.read(asset)
         if files.pop("tokenizer.safetensors", None):  # it comes with the package
-            exported.write(asset, {name: tensor.clone() for name, tensor in tensors.items()}, self.settled(files))
+            exported.write(asset, {name: tensor.clone() for name, tensor in tensors.items()}, files)
         evaluate = dfm(
             "evaluate",
             *self.more_measured,
@@ -135,17 +130,9 @@ What its teacher cannot do; and guidance, negative prompts and other samplers, f
 
     def settings(self) -> list[str]:
         packs = ["mixed_precision=fp32", "dataset.task_encoder_seq_length=512", "train.eval_interval=0"]
-        return ["checkpoint.pretrained=butterflies", *packs, "train.train_iters=1800"]
-
-    def settled(self, files: dict[str, bytes]) -> dict[str, bytes]:
-        """Asked for what its teacher is asked for: in these data a caption says nothing about size or frame rate."""
-        config = self.run / "config.yaml"
-        config.write_bytes(files["config.yaml"])
-        resolved = cfg.from_yaml(config)
-        same = {"captions": None, "fps": 12.0}
-        of = resolved.config.generation
-        resolved.config.generation = of.model_copy(update=same | {"other": of.other.model_copy(update=same)})
-        return files | {"config.yaml": cfg.to_yaml(resolved).encode()}
+        # the teacher's: a caption of these data says nothing about size or frame rate
+        asked = [f"generation.{name}" for name in ("height=64", "width=64", "fps=12", "other.fps=12")]
+        return ["checkpoint.pretrained=butterflies", *packs, *asked, "train.train_iters=1800"]
 
 
 class Drawings(Base):
