@@ -9,12 +9,14 @@ A value that the user has set is kept. The derived values are written to the run
 keeps them: it is then like any other run with these numbers, so it resumes exactly.
 
     20 minutes, 210 pictures of 96 px, two CPU cores, 0.12 s a step
-    of_data -> packs of 768 tokens, the network `demo`, P_mean -0.28
+    of_data -> packs of 768 tokens, the network `demo` or the weights of `BASE`, P_mean -0.28
     of_rate -> 9,392 iterations, a validation and a checkpoint every 1,174
 """
 
+import contextlib
 import math
 import time
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +24,12 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.geometry import PX_PER_LATENT
 from dfm_nb.base.log import log
+from dfm_nb.base.pretrained import packaged, weights_path
+from dfm_nb.checkpoints import folders, loading
+from dfm_nb.config import counts
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.parallel.groups import everyones, layout_of
-from dfm_nb.training.batches import packed_loader
+from dfm_nb.training.batches import data_folder, packed_loader
 from dfm_nb.training.trainer import Trainer
 from dfm_nb.training.validation import CAPTIONS
 
@@ -38,12 +43,16 @@ FEWEST, MOST = 5, 100  # timed iterations
 CLIP_SHARE = 0.25  # of the work, while pictures outnumber clips (benchmarks/results/own_pictures.md)
 PASSES = {140: "85 to 100 %", 30: "25 to 93 %"}
 """Pictures that came back from their captions in runs with at least that many passes (docs/own-pictures.md)."""
+BASE = "drawings"
+"""The packaged weights that a run starts from where they fit (benchmarks/results/own_pictures.md)."""
 CPU_TOKENS, GPU_TOKENS = 768, 8192
 """Of a pack: fewer do not keep the kernels busy; more make fewer steps in the time, and not better ones."""
 
 
 def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.Resolved:
     """The settings that follow from the number and size of the samples, and from the kind of machine."""
+    derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
+    resolved = resolved.with_derived(derived, "the data set")
     minutes, m, device = resolved.config.train.minutes, resolved.config.model, parallel.device().type
     assert minutes is not None
     dp_size = world_size // layout_of(m).model_size
@@ -61,7 +70,8 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
     few_clips = weight < 1 and len(clips) < len(stills)
     of_clips = f"so that {len(clips)} clips take {CLIP_SHARE:.0%} of the work beside {len(stills)} pictures"
     of_size = f"for sides of about {side:.0f} px (benchmarks/results/noise_levels.md)"
-    return resolved.dialled(
+    return _from_base(
+        resolved,
         {
             "model.size": (size, f"the largest size that learns in this time on a {device} device"),
             "model.P_mean": (round(-0.4 + 0.2 * octaves, 2), of_size),
@@ -76,8 +86,30 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
                 f"a pack for each of {dp_size} data-parallel processes, at least two, or one for a student",
             ),
         }
-        | ({"dataset.clip_weight": (round(max(weight, 0.001), 3), of_clips)} if few_clips else {})
+        | ({"dataset.clip_weight": (round(max(weight, 0.001), 3), of_clips)} if few_clips else {}),
+        store,
     )
+
+
+def _from_base(resolved: cfg.Resolved, values: dict[str, tuple[Any, str]], store: SampleStore) -> cfg.Resolved:
+    """With these values, and the weights of `BASE` if they fit: stills, the same latents, no smaller network."""
+    scratch, folder, c = resolved.dialled(values), data_folder(resolved.config), resolved.config
+    chosen = not resolved.is_free("checkpoint.pretrained") or c.checkpoint.load or c.checkpoint.load_checkpoint
+    encoded = folder and (folder / folders.MANIFEST).is_file()
+    stills = store.most_frames() == 1  # clips come out worse: it has seen none
+    if chosen or c.model.student or not stills or not encoded or weights_path(BASE) != packaged(BASE):
+        return scratch
+    source = loading.find_weights(BASE)
+    why = f"{BASE} has the latents of these pictures; checkpoint.pretrained=null starts from scratch"
+    of_base = {"model.size": (source.config.model.size, f"the network of {BASE}"), "checkpoint.pretrained": (BASE, why)}
+    start = resolved.dialled(values | of_base)
+    larger = counts.parameter_count(scratch.config.model) > counts.parameter_count(start.config.model)
+    with contextlib.suppress(ValueError):  # the user has set another network
+        loading.check_same_model(source, start.config)
+        if not larger and not loading.different_encoders(source.folder, folder):
+            log.info("Packaged weights are the start: %s", why)
+            return start
+    return scratch
 
 
 def _tokens(config: cfg.Config, store: SampleStore) -> list[np.ndarray]:

@@ -7,7 +7,9 @@ import time
 import pytest
 
 from dfm_nb import config as cfg
-from dfm_nb import train_model
+from dfm_nb import prepare_dataset, train_model
+from dfm_nb.checkpoints.folders import read_manifest
+from dfm_nb.checkpoints.loading import find_weights
 from dfm_nb.data.stores import MockStore, ShardStore
 from dfm_nb.training import dial
 from tests.tiny_run import SIZE
@@ -51,6 +53,28 @@ def test_minutes_that_are_over_before_training_begins_still_give_a_run(tiny_data
 def clip_share(config, store) -> float:
     tokens = store.voxels(slice(None)) * store.weights(config.dataset.clip_weight)
     return tokens[store.of_kind(still=False)].sum() / tokens.sum()
+
+
+def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_path):
+    source = find_weights(dial.BASE)
+    same = read_manifest(source.folder)["tokenizer"]["name"]
+    for tokenizer in (same, "pca"):
+        prepare_dataset(source="drawings", output_dir=tmp_path / tokenizer, tokenizer=tokenizer, limit=6)
+
+    def start(tokenizer: str, *overrides: str, store=None) -> tuple:
+        asked = ["train.minutes=5", f"dataset.path={tmp_path / tokenizer}", *overrides]
+        store = store or ShardStore(tmp_path / tokenizer)
+        config = dial.of_data(cfg.resolve("own", overrides=asked), store, 1).config
+        return config.checkpoint.pretrained, config.model.num_layers
+
+    assert start(same) == (dial.BASE, source.config.model.num_layers)
+    assert start(same, "checkpoint.pretrained=null") == start("pca") == (None, 4)
+    assert start(same, "model.hidden_size=48")[0] is None, "another network"
+    assert start(same, store=MockStore([(1, 8, 8), (3, 8, 8)]))[0] is None, "clips"
+    asked = dict(dataset_path=tmp_path / same, minutes=0.05, overrides=["validation.samples=false"])
+    run, again = [train_model(run_dir=tmp_path / "run", **asked) for _ in range(2)]
+    assert run.config.config.checkpoint.pretrained == again.config.config.checkpoint.pretrained == dial.BASE
+    assert "Started from the weights of drawings" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_what_the_time_buys_is_counted_in_uses_of_each_sample():
