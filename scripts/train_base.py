@@ -1,7 +1,7 @@
 """Train a packaged model: prepare, train on two processes, export, measure, write its model card.
 
 `butterflies` takes about two and a half hours on two CPU cores, two of them for training, and its student
-`butterflies-student` about an hour on one. `drawings` trains on one core, from scratch or on from `--pretrained`
+`butterflies-student` about two hours on one. `drawings` trains on one core, from scratch or on from `--pretrained`
 weights; it needs what `fetch_openclipart.py` and `fetch_emoji.py` fetch. A second run skips finished stages and resumes
 a stopped training.
 
@@ -122,7 +122,9 @@ class Student(Base):
     intro = """
 A few-step student of the packaged `butterflies`: `Pipeline.from_pretrained("butterflies-student")`. It calls the
 network four times a sample instead of 28, without guidance ([how](../../../docs/students.md)). The Studio opens it by
-default."""
+default. The packaged file was made in five stages, in which its teacher's guidance rose from 2 to 4.5
+([stages](../../../benchmarks/results/sampler_quality.md#the-packaged-student)); the script takes the last one's
+settings throughout."""
     machine, processes = "one shared CPU core", 1
     recipe, images, clips = "student", 2_400, 1_200
     limits = """
@@ -132,7 +134,9 @@ What its teacher cannot do; and guidance, negative prompts and other samplers, f
         packs = ["mixed_precision=fp32", "dataset.task_encoder_seq_length=512", "train.eval_interval=0"]
         # the teacher's: a caption of these data says nothing about size or frame rate
         asked = [f"generation.{name}" for name in ("height=64", "width=64", "fps=12", "other.fps=12")]
-        return ["checkpoint.pretrained=butterflies", *packs, *asked, "train.train_iters=1800"]
+        # a student learns guidance only in part (benchmarks/results/sampler_quality.md)
+        teacher = ["checkpoint.pretrained=butterflies", "train.teacher_guidance=4.5", "train.teacher_steps=16"]
+        return [*teacher, *packs, *asked, "train.train_iters=3100"]
 
 
 class Drawings(Base):

@@ -149,6 +149,12 @@ class TrainConfig(Group):
     eval_iters: Int = option(8, "global batches per validation; 0 means no validation", ge=0)
     # the unconditional estimate for guidance is learned from these (Ho & Salimans 2022: 0.1 and 0.2 work equally well)
     caption_dropout: float = option(0.1, "probability that a sample's caption is replaced by the empty one", ge=0, le=1)
+    teacher_guidance: float | None = option(
+        None, "guidance of a student's teacher; null: as its weights recommend", ge=0
+    )
+    teacher_steps: Int = option(
+        8, "least number of steps of a student's teacher; it takes two or more for each of the student's", ge=2
+    )
     given_dropout: float = option(0.1, "probability that a sample's given pictures are left out", ge=0, le=0.5)
     max_skipped_steps: Int = option(10, "most steps in a row skipped for NaN or Inf; more end the run", ge=0)
     exit_on_signal: bool = option(True, "on Ctrl-C, SIGTERM or SIGUSR1, save a checkpoint and exit cleanly")

@@ -27,9 +27,6 @@ from dfm_nb.model.linear import without_lora
 from dfm_nb.packs.packs import Pack, retexted
 from dfm_nb.parallel.groups import layout_of
 
-PATH_STEPS = 8
-"""Least number of the teacher's steps from noise to sample; two or more for each of the student's."""
-
 
 class Teacher:
     """The frozen average of `checkpoint.pretrained`, in the student's layout.
@@ -37,7 +34,7 @@ class Teacher:
     Parameters
     ----------
     student : this rank's chunks. With LoRA their base, which is frozen, is the teacher.
-    empty_text : [L, D], for the guidance that the teacher recommends.
+    empty_text : [L, D], for guidance.
     """
 
     def __init__(
@@ -54,8 +51,9 @@ class Teacher:
         if source.config.model.student:
             raise ValueError(f"{config.checkpoint.pretrained} is a student itself; use its teacher")
         self.student, self.objective, self.device = student, objective, parallel.device()
-        self.guidance, own = source.config.generation.guidance, config.generation
-        self.each = max(2, math.ceil(PATH_STEPS / own.num_steps))
+        asked, own = config.train.teacher_guidance, config.generation
+        self.guidance = source.config.generation.guidance if asked is None else asked
+        self.each = max(2, math.ceil(config.train.teacher_steps / own.num_steps))
         self.path = samplers.flow_sigmas(self.each * own.num_steps, sigma_max=own.sigma_max, shift=own.shift)
         self.levels = self.path[:: self.each]
         missing = max(0, (config.model.text_padding or 0) - len(empty_text))

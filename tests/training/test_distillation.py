@@ -73,8 +73,10 @@ def test_retexted_pack_is_one_of_that_text(one_rank):
         torch.testing.assert_close(*(of(x, own.sigma)[:capacity] for of in D))
 
 
-def test_lessons_lie_on_the_teachers_guided_path(one_rank, teacher):
-    trainer, loader = make_trainer([*STUDENT, f"checkpoint.pretrained={teacher}", "train.global_batch_size=1"])
+@pytest.mark.parametrize("asked, guidance, steps", [([], 7, 8), (["guidance=3", "steps=15"], 3, 16)])
+def test_lessons_lie_on_the_teachers_guided_path(one_rank, teacher, asked, guidance, steps):
+    words = [f"checkpoint.pretrained={teacher}", "train.global_batch_size=1", *(f"train.teacher_{of}" for of in asked)]
+    trainer, loader = make_trainer([*STUDENT, *words])
     randomise(trainer)
     (pack,), of = loader.next_step(), (EDM(0.5), torch.device("cpu"))
     empty, free = retexted(pack, loader.order.store.empty_text), pack.loss_mask[:, None]
@@ -85,10 +87,10 @@ def test_lessons_lie_on_the_teachers_guided_path(one_rank, teacher):
         x = torch.where(free, x, pack.x0)
         with_text, without = cond(x, sigma), none(x, sigma)
         contrast.append((with_text - without).abs().max())
-        return without + 7 * (with_text - without)  # the recommended guidance
+        return without + guidance * (with_text - without)
 
     x, lessons = 80 * pack.noise.double(), trainer.teacher.lessons(pack)
-    end = sample_unipc(guided, x, flow_sigmas(8), order=2)
+    end = sample_unipc(guided, x, flow_sigmas(steps), order=2)
     assert len(lessons) == 4 and min(contrast) > 1e-4 and not any(lesson.noise.any() for lesson in lessons)
     for lesson, s, s_next in zip(lessons, *(flow_sigmas(4)[i:] for i in (0, 1))):
         rows = torch.unique(pack.row[pack.loss_mask])
