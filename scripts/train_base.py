@@ -1,9 +1,9 @@
 """Train a packaged model: prepare, train on two processes, export, measure, write its model card.
 
 `butterflies` takes about two and a half hours on two CPU cores, two of them for training, and its student
-`butterflies-student` about two hours on one. `drawings` trains on one core, from scratch or on from `--pretrained`
-weights; it needs what `fetch_openclipart.py` and `fetch_emoji.py` fetch. A second run skips finished stages and resumes
-a stopped training.
+`butterflies-student` about two and a half hours on one. `drawings` trains on one core, from scratch or on from
+`--pretrained` weights; it needs what `fetch_openclipart.py` and `fetch_emoji.py` fetch. A second run skips finished
+stages and resumes a stopped training.
 
     python scripts/train_base.py [--run-dir runs/base] [--output dfm_nb/butterflies/pretrained]
     python scripts/train_base.py --model drawings --clipart data/openclipart \\
@@ -123,8 +123,8 @@ class Student(Base):
 A few-step student of the packaged `butterflies`: `Pipeline.from_pretrained("butterflies-student")`. It calls the
 network four times a sample instead of 28, without guidance ([how](../../../docs/students.md)). The Studio opens it by
 default. The packaged file was made in five stages, in which its teacher's guidance rose from 2 to 4.5
-([stages](../../../benchmarks/results/sampler_quality.md#the-packaged-student)); the script takes the last one's
-settings throughout."""
+([stages](../../../benchmarks/results/sampler_quality.md#the-packaged-student)); the script takes the last
+teacher throughout, and was not run like this."""
     machine, processes = "one shared CPU core", 1
     recipe, images, clips = "student", 2_400, 1_200
     limits = """

@@ -117,13 +117,13 @@ class Job:
     def _turn(self) -> Iterator[None]:
         """Hold the lock in the folder, which another starter may move away after we made it."""
         with contextlib.ExitStack() as held:
-            while True:
+            for left in reversed(range(20)):
                 try:
                     self.folder.mkdir(parents=True, exist_ok=True)
                     held.enter_context(turn(self.folder / LOCK, f"another process starts a command in {self.folder}"))
                     break
-                except (FileExistsError, FileNotFoundError):
-                    if os.path.lexists(self.folder) and not self.folder.is_dir():  # a file, or a dangling link
+                except (FileExistsError, FileNotFoundError):  # moved just now, or it cannot be made
+                    if not left:
                         raise
             yield
 

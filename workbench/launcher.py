@@ -162,7 +162,7 @@ class Launcher(Live):
         if self.program == PREPARE:
             offers["Start over"] = "deletes the prepared data and prepares them again"
         elif not elsewhere:
-            offers["Start over"] = f"moves this run to {self._aside().name} and starts from scratch"
+            offers["Start over"] = f"moves this run to {self._aside().name} and begins again"
         return offers
 
     def _checkpointed(self) -> int:
@@ -207,7 +207,7 @@ class Launcher(Live):
         return self._launch(self.argv, confirm)
 
     def start_over(self, confirm: bool = False) -> Launcher:
-        """Move the run to the folder `NAME-before-1` next to it, and start from scratch; prepared data are overwritten.
+        """Move the run to the folder `NAME-before-1` next to it, and begin again; prepared data are overwritten.
 
         Parameters, errors : as `start`.
         """

@@ -395,8 +395,10 @@ def _kept(merged: Resolved, stored: Resolved) -> dict[str, Any]:
         return now != "" and (now == source(began) or (same_minutes and began.startswith(DIALLED)))
 
     same_minutes = merged.config.train.minutes == stored.config.train.minutes
-    several = ("model.size", "model.variant")  # the settings behind these names are kept key by key
-    differ = [k for k in FIELDS if stored.get(k) != merged.get(k) and k not in several]
+    left = {"model.size", "model.variant"}  # the settings behind these names are kept key by key
+    if merged.config.checkpoint.load_checkpoint:  # the other way to start
+        left.add("checkpoint.pretrained")
+    differ = [k for k in FIELDS if stored.get(k) != merged.get(k) and k not in left]
     return {k: stored.get(k) for k in differ if keeps(k)}
 
 

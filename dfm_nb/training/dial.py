@@ -13,9 +13,9 @@ keeps them: it is then like any other run with these numbers, so it resumes exac
     of_rate -> 9,392 iterations, a validation and a checkpoint every 1,174
 """
 
-import contextlib
 import math
 import time
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.pretrained import packaged, weights_path
 from dfm_nb.checkpoints import folders, loading
 from dfm_nb.config import counts
+from dfm_nb.config.schema import marked
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.parallel.groups import everyones, layout_of
 from dfm_nb.training.batches import data_folder, packed_loader
@@ -45,11 +46,27 @@ PASSES = {140: "85 to 100 %", 30: "25 to 93 %"}
 """Pictures that came back from their captions in runs with at least that many passes (docs/own-pictures.md)."""
 BASE = "drawings"
 """The packaged weights that a run starts from where they fit (benchmarks/results/own_pictures.md)."""
+BASE_PASSES = 100  # with fewer, fewer training captions come back than from scratch
 CPU_TOKENS, GPU_TOKENS = 768, 8192
 """Of a pack: fewer do not keep the kernels busy; more make fewer steps in the time, and not better ones."""
 
 
-def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.Resolved:
+def settings(resolved: cfg.Resolved, store: SampleStore, world_size: int, started: float) -> cfg.Resolved:
+    """All of them; called by every rank. `started`: `time.monotonic()` when the run began."""
+    for base in (BASE, None):
+        chosen = of_data(resolved, store, world_size, base)
+        if chosen.is_free("train.train_iters"):
+            chosen = of_rate(chosen, store, started)
+        c = chosen.config
+        tokens = c.train.train_iters * c.train.global_batch_size * c.dataset.task_encoder_seq_length
+        ours = c.checkpoint.pretrained == BASE and resolved.is_free("checkpoint.pretrained")
+        if not ours or tokens >= BASE_PASSES * sum(map(np.sum, _tokens(c, store))):
+            break
+        log.info("These are too few passes for a start from %s: it starts from scratch", BASE)
+    return chosen
+
+
+def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int, base: str | None = BASE) -> cfg.Resolved:
     """The settings that follow from the number and size of the samples, and from the kind of machine."""
     derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
     resolved = resolved.with_derived(derived, "the data set")
@@ -70,25 +87,21 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
     few_clips = weight < 1 and len(clips) < len(stills)
     of_clips = f"so that {len(clips)} clips take {CLIP_SHARE:.0%} of the work beside {len(stills)} pictures"
     of_size = f"for sides of about {side:.0f} px (benchmarks/results/noise_levels.md)"
-    return _from_base(
-        resolved,
-        {
-            "model.size": (size, f"the largest size that learns in this time on a {device} device"),
-            "model.P_mean": (round(-0.4 + 0.2 * octaves, 2), of_size),
-            # Measured from 64 px (1.03 to 1.06) up; 0.8, below 22 px, limits the extrapolation to smaller pictures.
-            "model.P_std": (round(max(0.8, 1.0 + 0.13 * octaves), 2), of_size),
-            "dataset.task_encoder_seq_length": (
-                -(-max(tokens, largest) // 256) * 256,  # a multiple of the tp * cp of usual layouts
-                f"as the longest of {len(store)} samples has {largest} tokens, and {tokens} keep a {device} busy",
-            ),
-            "train.global_batch_size": (
-                max(2 - m.student, dp_size),
-                f"a pack for each of {dp_size} data-parallel processes, at least two, or one for a student",
-            ),
-        }
-        | ({"dataset.clip_weight": (round(max(weight, 0.001), 3), of_clips)} if few_clips else {}),
-        store,
-    )
+    values = {
+        "model.size": (size, f"the largest size that learns in this time on a {device} device"),
+        "model.P_mean": (round(-0.4 + 0.2 * octaves, 2), of_size),
+        # Measured from 64 px (1.03 to 1.06) up; 0.8, below 22 px, limits the extrapolation to smaller pictures.
+        "model.P_std": (round(max(0.8, 1.0 + 0.13 * octaves), 2), of_size),
+        "dataset.task_encoder_seq_length": (
+            -(-max(tokens, largest) // 256) * 256,  # a multiple of the tp * cp of usual layouts
+            f"as the longest of {len(store)} samples has {largest} tokens, and {tokens} keep a {device} busy",
+        ),
+        "train.global_batch_size": (
+            max(2 - m.student, dp_size),
+            f"a pack for each of {dp_size} data-parallel processes, at least two, or one for a student",
+        ),
+    } | ({"dataset.clip_weight": (round(max(weight, 0.001), 3), of_clips)} if few_clips else {})
+    return _from_base(resolved, values, store) if base else resolved.dialled(values)
 
 
 def _from_base(resolved: cfg.Resolved, values: dict[str, tuple[Any, str]], store: SampleStore) -> cfg.Resolved:
@@ -96,7 +109,7 @@ def _from_base(resolved: cfg.Resolved, values: dict[str, tuple[Any, str]], store
     scratch, folder, c = resolved.dialled(values), data_folder(resolved.config), resolved.config
     chosen = not resolved.is_free("checkpoint.pretrained") or c.checkpoint.load or c.checkpoint.load_checkpoint
     encoded = folder and (folder / folders.MANIFEST).is_file()
-    stills = store.most_frames() == 1  # clips come out worse: it has seen none
+    stills = store.most_frames() == 1 and not store.any_given  # clips come out worse: it has seen none, nor pairs
     if chosen or c.model.student or not stills or not encoded or weights_path(BASE) != packaged(BASE):
         return scratch
     source = loading.find_weights(BASE)
@@ -104,12 +117,11 @@ def _from_base(resolved: cfg.Resolved, values: dict[str, tuple[Any, str]], store
     of_base = {"model.size": (source.config.model.size, f"the network of {BASE}"), "checkpoint.pretrained": (BASE, why)}
     start = resolved.dialled(values | of_base)
     larger = counts.parameter_count(scratch.config.model) > counts.parameter_count(start.config.model)
-    with contextlib.suppress(ValueError):  # the user has set another network
-        loading.check_same_model(source, start.config)
-        if not larger and not loading.different_encoders(source.folder, folder):
-            log.info("Packaged weights are the start: %s", why)
-            return start
-    return scratch
+    ours = [k for k in marked("network") if k.startswith("model.") and k not in {"model.size", *values}]
+    other = any(start.get(k) != attrgetter(k)(source.config) for k in ours)  # the user has set another network
+    if larger or other or loading.different_encoders(source.folder, folder):
+        return scratch
+    return start
 
 
 def _tokens(config: cfg.Config, store: SampleStore) -> list[np.ndarray]:
@@ -136,7 +148,7 @@ def expected(config: cfg.Config, store: SampleStore, tokens: float) -> str:
 def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.Resolved:
     """The settings that follow from the time an iteration takes; called by every rank.
 
-    started : `time.monotonic()` when the run began.
+    started : as for `settings`.
     """
     minutes = resolved.config.train.minutes
     assert minutes is not None

@@ -414,10 +414,8 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
     arithmetic = everyones(precision(resolved.config.mixed_precision))[0]  # one for all, whatever their processors
     resolved = resolved.with_derived({"mixed_precision": arithmetic}, "the processor of rank 0")
     if resolved.config.train.minutes and not resolved.is_dialled:
-        resolved = dial.of_data(resolved, store, dist.get_world_size())
-        if resolved.is_free("train.train_iters"):
-            run.tell("timing iterations")
-            resolved = dial.of_rate(resolved, store, started)
+        run.tell("timing iterations")
+        resolved = dial.settings(resolved, store, dist.get_world_size(), started)
     config = resolved.config
     if parallel.rank() == 0:
         run.save_config(cfg.to_yaml(resolved))

@@ -55,7 +55,7 @@ def clip_share(config, store) -> float:
     return tokens[store.of_kind(still=False)].sum() / tokens.sum()
 
 
-def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_path):
+def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_path, monkeypatch):
     source = find_weights(dial.BASE)
     same = read_manifest(source.folder)["tokenizer"]["name"]
     for tokenizer in (same, "pca"):
@@ -69,12 +69,20 @@ def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_p
 
     assert start(same) == (dial.BASE, source.config.model.num_layers)
     assert start(same, "checkpoint.pretrained=null") == start("pca") == (None, 4)
-    assert start(same, "model.hidden_size=48")[0] is None, "another network"
+    for other in ("model.hidden_size=48", "model.qk_layernorm=false"):
+        assert start(same, other)[0] is None, "another network"
     assert start(same, store=MockStore([(1, 8, 8), (3, 8, 8)]))[0] is None, "clips"
-    asked = dict(dataset_path=tmp_path / same, minutes=0.05, overrides=["validation.samples=false"])
-    run, again = [train_model(run_dir=tmp_path / "run", **asked) for _ in range(2)]
+
+    def trained(name: str, *overrides: str):
+        asked = ["validation.samples=false", *overrides]
+        return train_model(run_dir=tmp_path / name, dataset_path=tmp_path / same, minutes=0.05, overrides=asked)
+
+    run, again = trained("run"), trained("run")
     assert run.config.config.checkpoint.pretrained == again.config.config.checkpoint.pretrained == dial.BASE
+    assert trained("on", f"checkpoint.load_checkpoint={run.path}").config.config.checkpoint.pretrained is None
     assert "Started from the weights of drawings" in (tmp_path / "run" / "log.txt").read_text()
+    monkeypatch.setattr(dial, "BASE_PASSES", 1e9)
+    assert trained("short").config.config.checkpoint.pretrained is None
 
 
 def test_what_the_time_buys_is_counted_in_uses_of_each_sample():
