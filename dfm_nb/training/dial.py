@@ -53,20 +53,23 @@ CPU_TOKENS, GPU_TOKENS = 768, 8192
 
 def settings(resolved: cfg.Resolved, store: SampleStore, world_size: int, started: float) -> cfg.Resolved:
     """All of them; called by every rank. `started`: `time.monotonic()` when the run began."""
-    for base in (BASE, None):
-        chosen = of_data(resolved, store, world_size, base)
-        if chosen.is_free("train.train_iters"):
-            chosen = of_rate(chosen, store, started)
-        c = chosen.config
-        tokens = c.train.train_iters * c.train.global_batch_size * c.dataset.task_encoder_seq_length
-        ours = c.checkpoint.pretrained == BASE and resolved.is_free("checkpoint.pretrained")
-        if not ours or tokens >= BASE_PASSES * sum(map(np.sum, _tokens(c, store))):
-            break
-        log.info("These are too few passes for a start from %s: it starts from scratch", BASE)
-    return chosen
+
+    def choose(resolved: cfg.Resolved) -> cfg.Resolved:
+        chosen = of_data(resolved, store, world_size)
+        return of_rate(chosen, store, started) if chosen.is_free("train.train_iters") else chosen
+
+    chosen = choose(resolved)
+    c = chosen.config
+    tokens = c.train.train_iters * c.train.global_batch_size * c.dataset.task_encoder_seq_length
+    from_base = c.checkpoint.pretrained != resolved.config.checkpoint.pretrained
+    if not from_base or tokens >= BASE_PASSES * np.concatenate(_tokens(c, store)).sum():
+        return chosen
+    why = f"these are fewer than {BASE_PASSES} passes, too few for a start from {BASE}"
+    log.info("Training starts from scratch: %s", why)
+    return choose(resolved.dialled({"checkpoint.pretrained": (None, why)}))
 
 
-def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int, base: str | None = BASE) -> cfg.Resolved:
+def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.Resolved:
     """The settings that follow from the number and size of the samples, and from the kind of machine."""
     derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
     resolved = resolved.with_derived(derived, "the data set")
@@ -101,7 +104,7 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int, base: s
             f"a pack for each of {dp_size} data-parallel processes, at least two, or one for a student",
         ),
     } | ({"dataset.clip_weight": (round(max(weight, 0.001), 3), of_clips)} if few_clips else {})
-    return _from_base(resolved, values, store) if base else resolved.dialled(values)
+    return _from_base(resolved, values, store)
 
 
 def _from_base(resolved: cfg.Resolved, values: dict[str, tuple[Any, str]], store: SampleStore) -> cfg.Resolved:
