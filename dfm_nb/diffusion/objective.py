@@ -9,7 +9,6 @@ same paths at another scale. Noise levels are drawn by `edm.sigma_from_normal`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -19,48 +18,35 @@ HUBER = 0.03
 """Residuals below this are squared in `pseudo_huber`."""
 
 
-class Objective(Protocol):
-    """F is the network, x = y + sigma eps its noisy latent; sigma broadcasts to x, and all is float32 or float64."""
-
-    def scaled(self, x: Tensor, sigma: Tensor) -> Tensor:
-        """The network's input."""
-        ...
-
-    def denoised(self, F_x: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
-        """D(x; sigma) from the network's output."""
-        ...
-
-    def loss(self, F_x: Tensor, y: Tensor, eps: Tensor, sigma: Tensor) -> Tensor:
-        """The elementwise loss of a network's output; the caller masks and averages."""
-        ...
-
-    def residual(self, F_x: Tensor, D: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
-        """F_x minus the output whose estimate is D, up to its sign: the error of a student whose target is D."""
-        ...
-
-
 @dataclass(frozen=True)
 class EDM:
-    """Eq. 7 and 8 of Karras et al. 2022. sigma_data : standard deviation of the clean latents."""
+    """Eq. 7 and 8 of Karras et al. 2022. sigma_data : standard deviation of the clean latents.
+
+    F is the network, x = y + sigma eps its noisy latent; sigma broadcasts to x, and all is float32 or float64.
+    """
 
     sigma_data: float
 
     def scaled(self, x: Tensor, sigma: Tensor) -> Tensor:
+        """The network's input."""
         return edm.c_in(sigma, self.sigma_data) * x
 
     def denoised(self, F_x: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        """D(x; sigma) from the network's output."""
         return edm.denoised(F_x, x, sigma, self.sigma_data)
 
     def loss(self, F_x: Tensor, y: Tensor, eps: Tensor, sigma: Tensor) -> Tensor:
+        """The elementwise loss of a network's output; the caller masks and averages."""
         return edm.loss(F_x, y, eps, sigma, self.sigma_data)
 
     def residual(self, F_x: Tensor, D: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+        """F_x minus the output whose estimate is D, up to its sign: the error of a student whose target is D."""
         return (self.denoised(F_x, x, sigma) - D) / edm.c_out(sigma, self.sigma_data)
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Rectified flow: F predicts eps - y."""
+    """Rectified flow: F predicts eps - y. The methods are those of `EDM`."""
 
     def scaled(self, x: Tensor, sigma: Tensor) -> Tensor:
         x, sigma = edm.wide(x, sigma)
@@ -78,6 +64,9 @@ class Flow:
 
     def residual(self, F_x: Tensor, D: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
         return (self.denoised(F_x, x, sigma) - D) * (1 + sigma) / sigma
+
+
+Objective = EDM | Flow
 
 
 def pseudo_huber(residual: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
 All samplers have the same arguments. State and coefficients are float64, so a bfloat16 network does not reduce the
 solver's accuracy. No global random number is used: a sample depends only on its own noise.
 
-To add a sampler or a schedule, write one function with its decorator. A package's sampler is an entry point of
-`dfm_nb.samplers`, a function of the same arguments; without the decorator it is taken for one of order 1.
+To add a sampler, write one function with its decorator; a schedule is a function with a name in `SCHEDULES`. A
+package's sampler is an entry point of `dfm_nb.samplers`, a function of the same arguments; without the decorator it is
+taken for one of order 1.
 """
 
 from __future__ import annotations
@@ -49,44 +50,21 @@ class Sampler:
         return self.function(*args, **kwargs)
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """A schedule's function and the names of its settings other than num_steps, sigma_min and sigma_max.
-
-    Each is a field of `Request`, or the model's `sigma_data`.
-    """
-
-    function: Callable[..., Tensor]
-    settings: tuple[str, ...] = ()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.function(*args, **kwargs)
-
-
 SAMPLERS: dict[str, Sampler] = {}
-SCHEDULES: dict[str, Schedule] = {}
 
 Function = Callable[..., Tensor]
-
-
-def _entering(table: dict[str, Any], name: str, entry: Callable[[Function], Any]) -> Callable[[Function], Function]:
-    def register(function: Function) -> Function:
-        table[name] = entry(function)
-        return function
-
-    return register
 
 
 def sampler(
     name: str, order: int, evaluations_per_step: int = 1, stochastic: bool = False
 ) -> Callable[[Function], Function]:
     """Decorator: register a function in `SAMPLERS`."""
-    return _entering(SAMPLERS, name, lambda function: Sampler(function, order, evaluations_per_step, stochastic))
 
+    def register(function: Function) -> Function:
+        SAMPLERS[name] = Sampler(function, order, evaluations_per_step, stochastic)
+        return function
 
-def schedule(name: str, *settings: str) -> Callable[[Function], Function]:
-    """Decorator: register a function in `SCHEDULES`."""
-    return _entering(SCHEDULES, name, lambda function: Schedule(function, settings))
+    return register
 
 
 def names() -> list[str]:
@@ -111,7 +89,6 @@ def evaluations(name: str, num_steps: int) -> int:
 # ---- noise levels -------------------------------------------------------------------------------------------------
 
 
-@schedule("karras", "rho")
 def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, rho: float = 7.0) -> Tensor:
     """Noise levels evenly spaced in sigma^(1/rho) (Karras et al. 2022, Eq. 5), and a final 0.
 
@@ -125,7 +102,6 @@ def karras_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 8
     return _finish((high + ramp * (low - high)) ** rho, sigma_min, sigma_max)
 
 
-@schedule("exponential")
 def exponential_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0) -> Tensor:
     """Noise levels evenly spaced in ln(sigma), and a final 0; float64 [num_steps + 1]."""
     _check_range(sigma_min, sigma_max)
@@ -134,7 +110,6 @@ def exponential_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: floa
     )
 
 
-@schedule("focused", "sigma_data")
 def focused_sigmas(
     num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, sigma_data: float = 0.5, focus: float = 0.3
 ) -> Tensor:
@@ -170,7 +145,6 @@ def _focused_logs(num_steps: int, low: float, high: float, centre: float, focus:
     return (a + b) / 2
 
 
-@schedule("flow", "shift")
 def flow_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.0, shift: float = 1.0) -> Tensor:
     """Flow matching's schedule: evenly spaced times, sigma = shift t / (1 - t) (Esser et al. 2024, Eq. 23).
 
@@ -184,6 +158,15 @@ def flow_sigmas(num_steps: int, sigma_min: float = 0.002, sigma_max: float = 80.
     sigmas = shift * t / (1 - t)
     sigmas[0], sigmas[-1] = sigma_max, 0  # not rounded
     return sigmas
+
+
+SCHEDULES: dict[str, Function] = {
+    "karras": karras_sigmas,
+    "exponential": exponential_sigmas,
+    "focused": focused_sigmas,
+    "flow": flow_sigmas,
+}
+"""A schedule gets its arguments by name: fields of `Request`, and the model's `sigma_data`."""
 
 
 def _ramp(num_steps: int) -> Tensor:

@@ -6,13 +6,14 @@ A field of `Request` defines a setting once: default, help text and limits. The 
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,7 +23,6 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base import geometry, plugins, simhash, video
 from dfm_nb.base.log import log
-from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Options, fields, option
 from dfm_nb.config.schema import STUDENT_SAMPLING, GenerationConfig
 from dfm_nb.data.sources._media import MediaOptions
@@ -41,25 +41,7 @@ def _codable(frames: int) -> int:
     return rounded
 
 
-def _side(px: int) -> int:
-    if not geometry.is_side(px):
-        raise ValueError(f"must be divisible by 16; got {px}; use {geometry.nearest_multiples(px, 16)}")
-    return px
-
-
-def _one_of(names: Iterable[str]) -> Callable[[str], str]:
-    def check(name: str) -> str:
-        if name not in names:
-            near = nearest(name, names)
-            raise ValueError(f"must be one of {', '.join(names)}; got {name!r}" + (f"; use {near}" if near else ""))
-        return name
-
-    return check
-
-
 def _sampler(name: str) -> str:
-    if not plugins.is_module_name(name):
-        _one_of(samplers.names())(name)
     samplers.find(name)
     return name
 
@@ -80,7 +62,10 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-Side = Annotated[int, AfterValidator(_side)]
+if TYPE_CHECKING:
+    Schedule = str
+else:
+    Schedule = Literal[tuple(samplers.SCHEDULES)]
 InputPath = Annotated[str, AfterValidator(_absolute)]
 
 
@@ -163,9 +148,7 @@ class Sampling(Options):
     sampler: Annotated[str, AfterValidator(_sampler)] = recommended(
         _USUAL.sampler, f"the solver: {', '.join(samplers.names())}, or module:name"
     )
-    schedule: Annotated[str, AfterValidator(_one_of(samplers.SCHEDULES))] = recommended(
-        _USUAL.schedule, f"spacing of the steps: {', '.join(samplers.SCHEDULES)}"
-    )
+    schedule: Schedule = recommended(_USUAL.schedule, "spacing of the steps")
     sigma_max: float = recommended(_USUAL.sigma_max, "first noise level")
     shift: float = recommended(_USUAL.shift, "of --schedule flow: larger, denser in strong noise", gt=0)
 
@@ -184,8 +167,8 @@ class Request(Sampling):
 
     prompt: str = option(help="what the clip shows")
     index: int = option(0, "its place in the list", ge=0)
-    height: Side = recommended(64, "px, divisible by 16")
-    width: Side = recommended(64, "px, divisible by 16")
+    height: int = recommended(64, "px, divisible by 16", ge=16, multiple_of=16)
+    width: int = recommended(64, "px, divisible by 16", ge=16, multiple_of=16)
     num_video_frames: Annotated[int, AfterValidator(_codable)] = recommended(
         1, "pixel frames, rounded to 1 + 4k (the tokenizer encodes 1 and then groups of 4); 1 gives a PNG", ge=1
     )
@@ -322,8 +305,9 @@ class Request(Sampling):
             levels = samplers.check_sigmas(self.sigma_levels)
         else:
             schedule = samplers.SCHEDULES[self.schedule]
-            own = {name: sigma_data if name == "sigma_data" else getattr(self, name) for name in schedule.settings}
-            levels = schedule(self.num_steps, self.sigma_min, self.sigma_max, **own)
+            known = {**dict(self), "sigma_data": sigma_data}
+            taken = inspect.signature(schedule).parameters.keys() & known.keys()
+            levels = schedule(**{name: known[name] for name in taken})
         return samplers.tail(levels, self.strength) if self.init_video else levels
 
 
