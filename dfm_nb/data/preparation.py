@@ -431,8 +431,8 @@ class Preparation:
             raise ValueError(f"{self.config.source} gave no usable sample ({dropped}); first: {first}")
         prepared_folder.write_empty_text(self.folder.path, self.text_encoder.encode([""])[0])
         splits = {split: [r["name"] for r in totals.full if r["split"] == split] for split in SPLITS}
-        shards.write_energon_metadata(self.folder.path, splits)
         write_indexes(self.folder.path, splits)
+        shards.write_energon_metadata(self.folder.path, splits)
         arguments = self.config.model_dump(exclude={"options", "table", "as_json"}, exclude_none=True)
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
         own["arguments"] = arguments | {"tokenizer": self.config.tokenizer_name} | self.config.options

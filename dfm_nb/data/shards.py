@@ -16,16 +16,13 @@ file: unknown names in a pickle are refused and reported.
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import json
-import logging
 import math
-import multiprocessing
 import os
 import pickle
-import shutil
 import tarfile
+import uuid
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -293,56 +290,59 @@ class ShardWriter:
 
 
 def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
-    """`.nv-meta` as `energon prepare` writes it, without a prompt; `splits` lists the shards of train, val and test."""
-    import warnings
+    """`.nv-meta` and the index of each tar, as `energon prepare` writes them; `splits`: shards of train, val and test.
+
+    Raises
+    ------
+    ValueError : two samples have the same key.
+    """
+    with imported_without(UNUSED_BY_ENERGON):  # its own writers; its public API forks, and skips what it cannot write
+        from megatron.energon import __version__
+        from megatron.energon.epathlib import EPath
+        from megatron.energon.flavors.webdataset.indexing import DuplicateSampleKeyError, SqliteIndexWriter
+        from megatron.energon.flavors.webdataset.itar import TarIndexWriter
+        from megatron.energon.flavors.webdataset.prepare import IndexSample, IndexSamplePart
 
     for name in NV_META:  # a kill may have left some of them
         (folder / name).unlink(missing_ok=True)
-    every = sorted(name for names in splits.values() for name in names)
-    printed = io.StringIO()
-    with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(printed):
-        with imported_without(UNUSED_BY_ENERGON):
-            from megatron.energon.epathlib import EPath
-            from megatron.energon.flavors import BaseWebdatasetFactory
-
-        # Energon skips a shard whose index it cannot write, with a traceback in its log
-        logger = logging.getLogger("megatron.energon.flavors.webdataset.prepare")
-        logger.disabled = True
-        others = multiprocessing.active_children()
-        gc.collect()  # Energon forks, and a decoder that is freed in the child would wait for threads that it lacks
-        try:
-            BaseWebdatasetFactory.prepare_dataset(
-                EPath(str(folder.absolute())),
-                every,
-                split_parts_patterns=[(part, name) for part, names in splits.items() for name in names],
-                workers=1,
-            )
-        except (SystemExit, AssertionError, UnicodeEncodeError) as error:  # how Energon exits after printing the reason
-            why = " ".join(printed.getvalue().split()) or error
-            raise ValueError(f"Energon refuses the shards in {folder}: {str(why)[:300]}") from None
-        finally:
-            logger.disabled = False
-            for child in multiprocessing.active_children():  # of Energon: they continue to write after it has failed
-                if child not in others:
-                    child.kill()
-                    child.join()
-            for leftover in folder.rglob("*.tar.idx.tmp*"):
-                leftover.unlink(missing_ok=True)
-    if lacking := [name for name in every if not (folder / f"{name}.idx").is_file()]:
-        raise ValueError(
-            f"Energon wrote no index of {lacking[0]} and {len(lacking) - 1} other shards of {folder}, most often as "
-            f"there is no space left ({shutil.disk_usage(folder).free >> 20} MiB free); free some and try again"
-        )
+    counts = dict.fromkeys(sorted(name for names in splits.values() for name in names), 0)
+    with SqliteIndexWriter(EPath(str(folder.absolute() / ".nv-meta" / "index.sqlite"))) as index:
+        for number, name in enumerate(counts):
+            samples, parts = list[IndexSample](), list[IndexSamplePart]()
+            tar, end = folder.absolute() / name, 0
+            with tar.open("rb") as file, TarIndexWriter(EPath(str(tar))) as offsets:
+                for key, extension, member in _members(file, whole=True):
+                    if not samples or samples[-1].sample_key != key:
+                        place = {"tar_file_id": number, "sample_index": len(samples)}
+                        samples.append(IndexSample(**place, sample_key=key, byte_offset=member.offset, byte_size=0))
+                        offsets.append(member.offset)
+                    bytes_of = {"content_byte_offset": member.offset_data, "content_byte_size": member.size}
+                    parts.append(IndexSamplePart(**place, part_name=extension, **bytes_of))
+                    end = _end(member)
+                    samples[-1].byte_size = end - samples[-1].byte_offset
+                offsets.append(end)
+            try:
+                index.append_samples(samples)
+            except DuplicateSampleKeyError as error:
+                raise ValueError(f"{folder} must have each key once; {error.sample_key} occurs again") from None
+            index.append_parts(parts)
+            counts[name] = len(samples)
     # `energon info` of 7.4.1 wants a sample type, which a crude data set's own configuration must not have:
     # energon info DIR --dataset-config info.yaml
     contents = {
-        "info": {"sample_type": {"__module__": "megatron.energon", "__class__": "CrudeSample"}},
-        "split": {"exclude": [], "split_parts": {part: sorted(splits.get(part, [])) for part in shard_plan.SPLITS}},
+        ".info.json": json.dumps({"energon_version": __version__, "shard_counts": counts}),
+        "index.uuid": str(uuid.uuid4()),
+        "info.yaml": {"sample_type": {"__module__": "megatron.energon", "__class__": "CrudeSample"}},
+        "split.yaml": {
+            "exclude": [],
+            "split_parts": {part: sorted(splits.get(part, [])) for part in shard_plan.SPLITS},
+        },
         # last: `has_energon_metadata` asks for it
-        "dataset": {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"},
+        "dataset.yaml": {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"},
     }
     for name, content in contents.items():
-        write_atomically(folder / ".nv-meta" / f"{name}.yaml", yaml.safe_dump(content, sort_keys=False).encode())
+        text = content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False)
+        write_atomically(folder / ".nv-meta" / name, text.encode())
 
 
 def has_energon_metadata(folder: Path) -> bool:
@@ -428,8 +428,7 @@ def samples_of(tar: Path) -> list[SampleEntry]:
                     found.append(SampleEntry(key, tar, member.offset, 0))
                 entry = found[-1]
                 entry.extensions += (extension,)
-                end = member.offset_data + member.size
-                entry.size = end + -end % tarfile.BLOCKSIZE - entry.offset
+                entry.size = _end(member) - entry.offset
                 if extension == "json":
                     file.seek(member.offset_data)
                     with contextlib.suppress(SampleError):  # reading the sample reports it
@@ -438,6 +437,12 @@ def samples_of(tar: Path) -> list[SampleEntry]:
         after = f"after sample {found[-1].key}" if found else "before its first sample"
         raise ValueError(f"{tar} is not a readable, uncompressed tar {after}: {error}; write it again") from None
     return found
+
+
+def _end(member: tarfile.TarInfo) -> int:
+    """Where the next member begins: content is padded to whole blocks."""
+    end = member.offset_data + member.size
+    return end + -end % tarfile.BLOCKSIZE
 
 
 def _members(file: BinaryIO, whole: bool = False) -> Iterator[tuple[str, str, tarfile.TarInfo]]:

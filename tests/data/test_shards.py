@@ -1,11 +1,16 @@
 import io
 import json
 import pickle
+import shutil
+import sqlite3
 import sys
 import types
+import uuid
 
 import pytest
 import torch
+from megatron.energon.epathlib import EPath
+from megatron.energon.flavors import BaseWebdatasetFactory
 
 from dfm_nb.base import files
 from dfm_nb.base.records import EncodedClip, SampleError
@@ -31,6 +36,28 @@ def test_shard_gives_back_what_was_written(tmp_path):
         assert got.latent.dtype == torch.bfloat16 and got.meta == want.meta
     tar = tmp_path / "rank0-000000.tar"
     assert files.sha256(tar) == digest and tar.stat().st_size == size
+
+
+def test_energons_metadata_is_what_energon_writes(tmp_path):
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.mkdir()
+    names = ["rank0-000000.tar", "rank1-000000.tar"]
+    write_shard(ours / names[0], [clip("a-1", 1), several("b_2")])
+    write_shard(ours / names[1], [clip("c", 2)])
+    shutil.copytree(ours, theirs)
+    shards.write_energon_metadata(ours, {"train": names[:1], "val": names[1:]})
+    ratio = [("train", 1.0), ("val", 1.0)]
+    BaseWebdatasetFactory.prepare_dataset(EPath(str(theirs)), names, split_parts_ratio=ratio, workers=1)
+    for file in (".nv-meta/.info.json", *(f"{name}.idx" for name in names)):
+        read = json.loads if file.endswith("json") else bytes
+        assert read((ours / file).read_bytes()) == read((theirs / file).read_bytes())
+    one, other = (list(sqlite3.connect(f / ".nv-meta" / "index.sqlite").iterdump()) for f in (ours, theirs))
+    assert one == other and len([line for line in one if "INTO" in line]) == 3 + 10
+    uuid.UUID((ours / ".nv-meta" / "index.uuid").read_text())
+
+    write_shard(ours / names[1], [clip("a-1", 2)])
+    with pytest.raises(ValueError, match="a-1"):
+        shards.write_energon_metadata(ours, {"train": names})
 
 
 def several(key="a-1"):
