@@ -6,8 +6,8 @@ Each benchmark makes its own data, and is a process group of its own with a time
 is killed. One that fails does not stop the others; the exit code is then 1. Their results, and bench.{md,json} with the
 machine and all tables, go to a folder that git ignores: the full results, which the docs quote, stay as they are.
 
-Others by name: `studio.py` and `samplers.py --checkpoint-path` measure a trained model, `speedrun.py` trains five,
-`bench_gpu.py` needs a GPU (`make bench-gpu`). `chaos.py` and `parallel_check.py` prove, and measure nothing.
+Others by name: `studio.py` measures a trained model, `speedrun.py` trains five, `bench_gpu.py` needs a GPU
+(`make bench-gpu`). `chaos.py` and `parallel_check.py` prove, and measure nothing.
 """
 
 from __future__ import annotations

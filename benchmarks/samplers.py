@@ -1,20 +1,12 @@
-"""Error of every sampler against network evaluations: on Gaussian mixtures with the exact denoiser, and on a model.
+"""Error of every sampler against network evaluations, on Gaussian mixtures with the exact denoiser.
 
     python benchmarks/samplers.py [--num-samples 1000]
-    python benchmarks/samplers.py --checkpoint-path runs/demo/train [--num-prompts 48]
 
-Without a checkpoint targets and starts are seeded. Error is the distance of each sample to the end of its own exact
-trajectory (a reference run of 4,000 steps), per dimension and divided by the data's standard deviation; the median over
-starts, so that the few starts on a watershed between two modes do not decide, and the root mean square, which they
-dominate. Orders are measured on one Gaussian, whose flow is known in closed form. The focus of the schedule "focused"
-was chosen on the first two targets; no choice was made on the third. Writes samplers.{json,md}; a minute or two.
-
-With a checkpoint trained on the synthetic set (the packaged `butterflies`, or of `make demo`), all cells share prompts
-(attribute combinations that training never showed), starting noise and guidance. Measured, by sampler and evaluations:
-the share of samples whose colour, background and pattern are right for the judge of `dfm evaluate`, and the kernel
-distance to real renders, with intervals, also of the differences from Heun's 18 steps. `CELLS` have one seed and the
-distance to the fine solution of the same trajectory, `FINALISTS` five seeds. Writes sampler_quality.{json,md}; about
-20 minutes of CPU time.
+Targets and starts are seeded. Error is the distance of each sample to the end of its own exact trajectory (a reference
+run of 4,000 steps), per dimension and divided by the data's standard deviation; the median over starts, so that the few
+starts on a watershed between two modes do not decide, and the root mean square, which they dominate. Orders are
+measured on one Gaussian, whose flow is known in closed form. The focus of the schedule "focused" was chosen on the
+first two targets; no choice was made on the third. Writes samplers.{json,md}; a minute or two.
 """
 
 from __future__ import annotations
@@ -22,13 +14,10 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -41,28 +30,7 @@ BUDGETS = (9, 15, 19, 21, 25, 31, 39, 49, 69, 99, 139)
 PLAIN_BUDGETS = (10, 15, 20, 25, 30, 40, 50, 70, 100, 140)
 DETERMINISTIC = [name for name, sampler in SAMPLERS.items() if not sampler.stochastic]
 BASELINE = ("heun", "karras", 35)
-"""On mixtures: sampler, schedule and steps."""
-REFERENCE = {"sampler": "unipc", "num_steps": 150}
-KINDS = {"images": (1, "still"), "clips": (9, "flapping")}
-CELLS = [
-    *(("heun", "karras", n) for n in (35, 15, 21, 27)),
-    *(
-        (name, schedule, n)
-        for name in ("unipc_2", "dpmpp_2m")
-        for schedule in ("karras", "focused")
-        for n in (8, 10, 12, 16, 20)
-    ),
-    *(("unipc", schedule, n) for schedule in ("karras", "focused") for n in (12, 16, 20)),
-]
-"""On a model: sampler, schedule and the evaluations that it may spend."""
-FINALISTS = [
-    ("heun", "karras", 35),
-    *(("unipc_2", "focused", n) for n in (14, 12, 10)),
-    ("unipc_2", "karras", 12),
-    ("unipc", "focused", 12),
-]
-STRONG = [FINALISTS[0], FINALISTS[1], FINALISTS[-1]]
-"""With guidance 5."""
+"""Sampler, schedule and steps."""
 
 
 # ---- mixtures with a known answer ---------------------------------------------------------------------------------
@@ -219,133 +187,12 @@ def on_mixtures(num_samples: int) -> dict:
     return results | {"findings": findings(results["targets"])}
 
 
-# ---- a trained model ----------------------------------------------------------------------------------------------
-
-
-def on_model(checkpoint: str, count: int, of_finalist: int) -> dict:
-    """Rows of `CELLS` with one seed and of `FINALISTS` with five, for so many stills and half as many clips."""
-    from dfm_nb.evaluation.features import Features
-    from dfm_nb.generation.pipeline import Pipeline
-
-    pipe, network = Pipeline.from_checkpoint(checkpoint), Features()
-    return {
-        "precision": pipe.config.mixed_precision,
-        "screen": [row for kind in KINDS for row in on_kind(pipe, network, kind, CELLS, count, 1)],
-        "strong": on_kind(pipe, network, "images", STRONG, count, 1, guidance=5.0),
-        "finalists": [row for kind in KINDS for row in on_kind(pipe, network, kind, FINALISTS, of_finalist, 5)],
-    }
-
-
-def on_kind(
-    pipe: Any, network: Any, kind: str, cells: list[tuple[str, str, int]], count: int, seeds: int, guidance: float = 2.0
-) -> list[dict]:
-    """A row for each cell: shares right and kernel distance, with intervals, also of their differences from the first.
-
-    Differences are paired by prompt (means over seeds) and, for the distance, by sample.
-    """
-    from dfm_nb.butterflies import attributes, synthetic
-    from dfm_nb.butterflies.attributes import CORE
-    from dfm_nb.butterflies.judge import AttributeClassifier
-    from dfm_nb.evaluation import distance
-    from dfm_nb.generation.request import Request
-
-    frames, motion = KINDS[kind]
-    wanted = attributes.unseen_attributes(count if frames == 1 else count // 2, motion)
-    classifier, sure = AttributeClassifier.load(), attributes.stored_thresholds(kind)["value"]
-    asked = attributes._asked(wanted * seeds, CORE)
-    real = network(np.stack([synthetic.render(w, 10_000 + i, 64, 64, frames)[0] for i, w in enumerate(wanted)]))
-    size = {"height": 64, "width": 64, "num_video_frames": frames, "guidance": guidance}
-
-    def latents(seed: int, **settings) -> Tensor:
-        prompts = [synthetic.caption_for(a, template=i) for i, a in enumerate(wanted)]
-        requests = [Request(p, index=i, seed=seed, **size, **settings) for i, p in enumerate(prompts)]
-        return torch.cat([pipe.sample_latents(requests[i : i + 16]) for i in range(0, len(requests), 16)])
-
-    fine, rows, first = latents(1, **REFERENCE) if seeds == 1 else None, [], {}
-    for sampler, schedule, budget in tqdm(cells, desc=kind, disable=None):
-        steps = steps_for(sampler, budget)
-        made = [latents(s, sampler=sampler, schedule=schedule, num_steps=steps) for s in range(1, seeds + 1)]
-        videos = [pipe.decode(latent) for of_seed in made for latent in of_seed]
-        said = classifier.probabilities(videos)
-        influences = distance.kernel_influences(network(np.stack([v[i % frames] for i, v in enumerate(videos)])), real)
-        row: dict = {"kind": kind, "sampler": sampler, "schedule": schedule, "samples": len(videos)}
-        row |= {"evaluations": evaluations(sampler, steps), "distance": asdict(distance.estimate(*influences))}
-        first.setdefault("distance", influences)
-        row["distance_difference"] = asdict(distance.difference(influences, first["distance"]))
-        for how, at in (("sure", sure), ("argmax", dict.fromkeys(CORE, 0.0))):
-            right = (attributes._sure(said, at, CORE) == asked).all(1)
-            change = (right * 1.0 - first.setdefault(how, right)).reshape(seeds, -1).mean(0)
-            row[how] = attributes.share(right) | {"difference": asdict(distance.mean_estimate(change))}
-        if fine is not None:
-            rms = (made[0] - fine).square().mean((1, 2, 3, 4)).sqrt() / pipe.sigma_data
-            row["error"] = float(rms.median())
-        rows.append(row)
-    return rows
-
-
-def model_markdown(result: dict, about: dict) -> str:
-    def shown(value: dict, scale: float, sign: str = "") -> str:
-        middle = value.get("share", value.get("value"))
-        return f"{scale * middle:{sign}.1f} ({scale * value['low']:{sign}.1f} - {scale * value['high']:{sign}.1f})"
-
-    def lines(of: str) -> list[list]:
-        out = []
-        for r in result[of]:
-            cells: list = [r["kind"], f"{r['sampler']}, {r['schedule']}", r["evaluations"]]
-            cells += [f"{r['error']:.3f}"] if "error" in r else []
-            for how in ("sure", "argmax"):
-                cells += [shown(r[how], 100), shown(r[how]["difference"], 100, "+")]
-            out.append([*cells, shown(r["distance"], 1000), shown(r["distance_difference"], 1000, "+")])
-        return out
-
-    measures = ["confidently correct, %", "difference", "by argmax, %", "difference", "kernel distance x 1000"]
-    head, measures = ["", "sampler, schedule", "evaluations"], [*measures, "difference"]
-    counts = {of: {r["kind"]: r["samples"] for r in result[of]} for of in ("screen", "finalists")}
-    several = " and ".join(f"{n} {kind}" for kind, n in counts["finalists"].items())
-    one = " and ".join(f"{n} {kind}" for kind, n in counts["screen"].items())
-    return "\n".join(
-        [
-            "# Samplers on a model: quality against network evaluations",
-            "",
-            f"Written by `benchmarks/samplers.py --checkpoint-path`: colour, background and pattern of unseen "
-            f"combinations (development part), guidance 2, {result['precision']}, the same noise in all rows. "
-            f"Intervals are of 95 %; differences are from the first row of the kind, paired. {report.sentence(about)}.",
-            "",
-            f"## Five seeds: {several}",
-            "",
-            report.table([*head, *measures], lines("finalists")),
-            "",
-            f"## Guidance 5, one seed: {result['strong'][0]['samples']} images",
-            "",
-            report.table([*head, "error", *measures], lines("strong")),
-            "",
-            f"## One seed: {one}",
-            "",
-            "Error: the distance to the fine solution of the same trajectory (UniPC, 150 steps), root mean square over "
-            "the latent in units of sigma_data, median over samples.",
-            "",
-            report.table([*head, "error", *measures], lines("screen")),
-        ]
-    )
-
-
 def main(argv: list[str] | None = None) -> int:
-    parser = report.arguments(
-        __doc__,
-        num_samples=(1000, "starts per target"),
-        checkpoint_path=("", "measure this model instead"),
-        num_prompts=(96, "stills of a cell of one seed"),
-        finalist_prompts=(156, "stills of a finalist and seed"),
-    )
+    parser = report.arguments(__doc__, num_samples=(1000, "starts per target"))
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    about = report.machine()
-    if args.checkpoint_path:
-        result = {"machine": about} | on_model(args.checkpoint_path, args.num_prompts, args.finalist_prompts)
-        report.save("sampler_quality", result, model_markdown(result, about), args.output_dir)
-    else:
-        result = {"machine": about} | on_mixtures(args.num_samples)
-        report.save("samplers", result, markdown(result), args.output_dir)
+    result = {"machine": report.machine()} | on_mixtures(args.num_samples)
+    report.save("samplers", result, markdown(result), args.output_dir)
     return 0
 
 
