@@ -8,6 +8,7 @@ only that picture and a line of text. A panel appears once a run has data for it
 from __future__ import annotations
 
 import contextlib
+import functools
 import html
 import os
 import threading
@@ -195,7 +196,6 @@ class Monitor(Live):
             control.observe(lambda _change: self.paint(), names="value")
         self._samples: Any = None
         self._looked = time.monotonic()
-        self._box: Any = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.RLock()
@@ -254,7 +254,7 @@ class Monitor(Live):
                 if plot is not self.by_sigma and plot.x_label != label:
                     plot.x_label, plot.zoom = label, []  # another axis has other ends
                 plot.layout.display = "" if plot.data or plot is self.loss else "none"
-            if self._box is not None:
+            if "widget" in vars(self):
                 self._paint_box()
 
     def _curves(self, picked: Sequence[tuple[int, Watched]], key: str, smoothing: float = 0.0) -> list[Series]:
@@ -337,25 +337,24 @@ class Monitor(Live):
         clips: Any = shown if len(self.runs) > 1 else next(iter(shown.values()))
         self._media.value = Gallery(clips, width_px=144, details=False, title=head).html()
 
-    @property
+    @functools.cached_property
     def widget(self) -> Any:
         """The live view; reading starts when it is first asked for."""
-        if self._box is None:
-            flow = widgets.Layout(flex_flow="row wrap", overflow="visible", width="100%")
-            self._bar = widgets.FloatProgress(min=0, max=1, layout=widgets.Layout(width="auto", margin="0"))
-            self._text, self._media, self._picker = widgets.HTML(), widgets.HTML(), widgets.HBox(layout=flow)
-            self.smoothing.layout = widgets.Layout(flex="0 1 24em", overflow="visible")
-            self.when.layout = widgets.Layout(display="none", width="min(40em, 100%)")
-            for plot in self.plots:  # two wide ones, and below them as many as have room
-                plot.layout = widgets.Layout(flex="1 1 420px", min_width="260px", overflow="visible")
-            small = widgets.Layout(grid_template_columns="repeat(auto-fill, minmax(300px, 1fr))", width="100%")
-            rows = [widgets.HBox(row, layout=flow) for row in ([self.axis, self.smoothing], self.plots[:2])]
-            rows.append(widgets.GridBox(self.plots[2:], layout=small))
-            self._box = widgets.VBox([self._bar, self._text, self._picker, *rows, self.when, self._media])
-            self._box.add_class("dfm-monitor")
-            self.refresh()
-            self.watch()
-        return self._box
+        flow = widgets.Layout(flex_flow="row wrap", overflow="visible", width="100%")
+        self._bar = widgets.FloatProgress(min=0, max=1, layout=widgets.Layout(width="auto", margin="0"))
+        self._text, self._media, self._picker = widgets.HTML(), widgets.HTML(), widgets.HBox(layout=flow)
+        self.smoothing.layout = widgets.Layout(flex="0 1 24em", overflow="visible")
+        self.when.layout = widgets.Layout(display="none", width="min(40em, 100%)")
+        for plot in self.plots:  # two wide ones, and below them as many as have room
+            plot.layout = widgets.Layout(flex="1 1 420px", min_width="260px", overflow="visible")
+        small = widgets.Layout(grid_template_columns="repeat(auto-fill, minmax(300px, 1fr))", width="100%")
+        rows = [widgets.HBox(row, layout=flow) for row in ([self.axis, self.smoothing], self.plots[:2])]
+        rows.append(widgets.GridBox(self.plots[2:], layout=small))
+        self.refresh()
+        self._paint_box()
+        self.watch()
+        box = widgets.VBox([self._bar, self._text, self._picker, *rows, self.when, self._media])
+        return box.add_class("dfm-monitor")
 
     def show(self) -> None:
         """Display the live view; when the run ends, a picture of it stays in the saved notebook."""
@@ -389,7 +388,7 @@ class Monitor(Live):
             counts = [w.reader.count for w in self.runs]
             if counts != painted:
                 self.paint()
-            elif doing != before and self._box is not None:  # the curves are unchanged
+            elif doing != before and "widget" in vars(self):  # the curves are unchanged
                 with self._lock:
                     self._paint_box()
             rest = REST * (time.thread_time() - begun)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb.base.nearest import nearest
-from workbench.parameters import WORDS, as_type
+from workbench.parameters import KINDS, as_type
 from workbench.place import RESULT_TYPE, add_to_jupyter
 
 _NO_SCRIPT = "data:text/javascript,"
@@ -37,7 +37,7 @@ class Parameter:
     @property
     def kind(self) -> Any:
         """The type, without entries; that of the default if none is given."""
-        if known := {known.__name__: known for known in WORDS}.get(self.type.partition("[")[0]):
+        if known := {known.__name__: known for known in KINDS}.get(self.type.partition("[")[0]):
             return known
         return str if self.default[:1] in ("'", '"') else None
 

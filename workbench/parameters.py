@@ -10,26 +10,20 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dfm_nb import config as cfg
+from dfm_nb.base.options import must
 from dfm_nb.config import notation
 
-WORDS: dict[type, str] = {
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    list: "a list",
-    dict: "a mapping",
-}
+KINDS = (int, float, bool, str, list, dict)
 """The types that a parameter may have."""
 
 
 def as_type(name: str, kind: Any, value: Any, strict: bool = False) -> Any:
-    """A parameter's value in its type; the ValueError names that type. strict : text is not accepted as a number."""
+    """A parameter's value in its type; ValueError if it does not fit. strict : text is not accepted as a number."""
     try:
         return TypeAdapter(kind).validate_python(value, strict=strict)
-    except ValidationError:
-        word = WORDS[typing.get_origin(kind) or kind]
-        raise ValueError(f"parameter {name!r} must be {word}; got {value!r}") from None
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ValueError(f"parameter {name!r} {must(fault['msg'])}; got {fault['input']!r}") from None
 
 
 def check_parameters(
@@ -57,7 +51,7 @@ def check_parameters(
     assert frame is not None and frame.f_back is not None
     space = frame.f_back.f_globals
     for name, kind in space.get("__annotations__", {}).items():
-        if (typing.get_origin(kind) or kind) in WORDS:
+        if (typing.get_origin(kind) or kind) in KINDS:
             as_type(name, kind, space[name], strict=True)
     if num_processes < 1:
         raise ValueError(f"num_processes must be at least 1; got {num_processes}")

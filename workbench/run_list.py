@@ -67,7 +67,6 @@ class Runs(Live):
         self.folder = Path(folder).expanduser().resolve()
         self.paths: dict[str, Path] = {}
         self.table = pd.DataFrame()
-        self._box: Any = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -80,7 +79,7 @@ class Runs(Live):
             sick = row["iterations"] is None or str(row["state"]).startswith("damaged")  # its state says why
             if not sick and (state := Job(path).state) != "not started":  # which also knows failed and lost runs
                 self.table.loc[name, "state"] = state
-        if self._box is not None:
+        if "widget" in vars(self):
             self._paint()
 
     # ---- what can be done with a run ------------------------------------------------------------------------------
@@ -163,25 +162,23 @@ class Runs(Live):
     def __repr__(self) -> str:
         return f"Runs: {len(self.paths)} in {self.folder}"
 
-    @property
+    @functools.cached_property
     def widget(self) -> Any:
         """The table, and buttons for the runs that are ticked."""
-        if self._box is None:
-            actions: dict[str, Callable[[tuple[str, ...], bool], Any]] = {
-                "Open": lambda names, _sure: self.open(*names).widget,
-                "Continue": lambda names, sure: self.resume(names[0], sure).widget,
-                "Page": lambda names, _sure: w.HTML("<br>".join(html.escape(str(self.report(n))) for n in names)),
-                "Delete": lambda names, sure: w.HTML(html.escape("".join(self.delete(n, confirm=sure) for n in names))),
-            }
-            self._table, self._below, self._asked = RunsTable(), w.VBox(), ("", ())
-            self._table.on_msg(lambda _widget, sent, _buffers: self.annotate(sent["run"], sent["tags"], sent["note"]))
-            buttons = [w.Button(description=name, layout=w.Layout(width="auto")) for name in (*actions, "Refresh")]
-            for button in buttons[:-1]:
-                button.on_click(functools.partial(self._press, actions[button.description]))
-            buttons[-1].on_click(lambda _button: self.refresh())
-            self._box = w.VBox([self._table, w.HBox(buttons), self._below])
-            self._paint()
-        return self._box
+        actions: dict[str, Callable[[tuple[str, ...], bool], Any]] = {
+            "Open": lambda names, _sure: self.open(*names).widget,
+            "Continue": lambda names, sure: self.resume(names[0], sure).widget,
+            "Page": lambda names, _sure: w.HTML("<br>".join(html.escape(str(self.report(n))) for n in names)),
+            "Delete": lambda names, sure: w.HTML(html.escape("".join(self.delete(n, confirm=sure) for n in names))),
+        }
+        self._table, self._below, self._asked = RunsTable(), w.VBox(), ("", ())
+        self._table.on_msg(lambda _widget, sent, _buffers: self.annotate(sent["run"], sent["tags"], sent["note"]))
+        buttons = [w.Button(description=name, layout=w.Layout(width="auto")) for name in (*actions, "Refresh")]
+        for button in buttons[:-1]:
+            button.on_click(functools.partial(self._press, actions[button.description]))
+        buttons[-1].on_click(lambda _button: self.refresh())
+        self._paint()
+        return w.VBox([self._table, w.HBox(buttons), self._below])
 
     def _paint(self) -> None:
         self._table.heads, self._table.rows = self._heads(), self._rows()
