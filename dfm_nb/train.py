@@ -42,7 +42,8 @@ def _dialled(resolved: cfg.Resolved, world_size: int) -> cfg.Resolved:
         from dfm_nb.training import batches, dial
 
         log.info("Iterations, validations and checkpoints follow when a run has timed its first iterations")
-        return dial.of_data(resolved, batches.open_store(resolved.config), world_size)
+        store = batches.open_store(resolved.config)
+        return dial.of_data(batches.with_data(resolved, store), store, world_size)
     return resolved
 
 

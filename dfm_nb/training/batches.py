@@ -11,7 +11,7 @@ from dfm_nb.config import sizes
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.remote import local_folder, remote_folder
-from dfm_nb.data.stores import MockStore, SampleStore, ShardStore, has_split
+from dfm_nb.data.stores import MockStore, SampleStore, ShardStore, has_split, usual_sizes
 from dfm_nb.packs.packs import LatentStatistics, PackSettings
 from dfm_nb.parallel.groups import layout_of
 
@@ -50,8 +50,8 @@ def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
         text_tokens = d.mock_text_tokens or min(512, -(-tokens // 16))
         channels = m.in_channels or sizes.LATENT_CHANNELS
         return MockStore(d.mock_latent_sizes or [whole], text_tokens, channels, m.text_dim or MOCK_TEXT_DIM)
-    assert d.path is not None  # the configuration was checked
-    folder = local_folder(d.path, d.cache_dir, d.cache_gib)
+    folder = data_folder(config)
+    assert d.path is not None and folder is not None  # the configuration was checked
     remote = remote_folder(d.path, d.cache_dir, d.cache_gib) if is_url(d.path) else None
     t, held_out = config.train, not d.use_train_split_for_val and has_split(folder, "val")
     validated = t.eval_iters and 0 < t.eval_interval <= t.train_iters
@@ -63,6 +63,15 @@ def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
     if split == "val" and not held_out:
         split = "train"
     return ShardStore(folder, split, progress=parallel.rank() == 0, remote=remote)
+
+
+def with_data(resolved: cfg.Resolved, store: SampleStore) -> cfg.Resolved:
+    """With what the data set decides: the network's inputs, and what generation recommends."""
+    usual = usual_sizes(store, resolved.config.generation.num_video_frames)
+    if not (resolved.is_free("generation.height") and resolved.is_free("generation.width")):  # the user recommends one
+        usual = {name: value for name, value in usual.items() if not name.endswith("captions")}
+    inputs = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
+    return resolved.with_derived({**inputs, **usual, "generation.given": store.any_given or None}, "the data set")
 
 
 def pack_capacity(config: cfg.Config) -> int:

@@ -53,12 +53,9 @@ CPU_TOKENS, GPU_TOKENS = 768, 8192
 
 def settings(resolved: cfg.Resolved, store: SampleStore, world_size: int, started: float) -> cfg.Resolved:
     """All of them; called by every rank. `started`: `time.monotonic()` when the run began."""
-
-    def choose(resolved: cfg.Resolved) -> cfg.Resolved:
-        chosen = of_data(resolved, store, world_size)
-        return of_rate(chosen, store, started) if chosen.is_free("train.train_iters") else chosen
-
-    chosen = choose(resolved)
+    chosen = of_data(resolved, store, world_size)
+    if chosen.is_free("train.train_iters"):
+        chosen = of_rate(chosen, store, started)
     c = chosen.config
     tokens = c.train.train_iters * c.train.global_batch_size * c.dataset.task_encoder_seq_length
     from_base = c.checkpoint.pretrained != resolved.config.checkpoint.pretrained
@@ -66,13 +63,15 @@ def settings(resolved: cfg.Resolved, store: SampleStore, world_size: int, starte
         return chosen
     why = f"these are fewer than {BASE_PASSES} passes, too few for a start from {BASE}"
     log.info("Training starts from scratch: %s", why)
-    return choose(resolved.dialled({"checkpoint.pretrained": (None, why)}))
+    scratch = resolved.dialled({"checkpoint.pretrained": (None, why)})
+    return settings(scratch, store, world_size, started)  # the network may be smaller, so its iterations are timed too
 
 
 def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.Resolved:
-    """The settings that follow from the number and size of the samples, and from the kind of machine."""
-    derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
-    resolved = resolved.with_derived(derived, "the data set")
+    """The settings that follow from the number and size of the samples, and from the kind of machine.
+
+    resolved : as of `batches.with_data`.
+    """
     minutes, m, device = resolved.config.train.minutes, resolved.config.model, parallel.device().type
     assert minutes is not None
     dp_size = world_size // layout_of(m).model_size

@@ -25,12 +25,12 @@ from dfm_nb.base.run import Run
 from dfm_nb.checkpoints import folders, loading, saving
 from dfm_nb.config import counts
 from dfm_nb.data.edits import LEFT_OUT
-from dfm_nb.data.stores import SampleStore, usual_sizes
+from dfm_nb.data.stores import SampleStore
 from dfm_nb.model.dit import network_class
 from dfm_nb.packs.packs import LatentStatistics, Pack
 from dfm_nb.parallel.groups import everyones, layout_of
 from dfm_nb.training import dial
-from dfm_nb.training.batches import data_folder, open_store, packed_loader
+from dfm_nb.training.batches import data_folder, open_store, packed_loader, with_data
 from dfm_nb.training.report import Report
 from dfm_nb.training.trainer import Trainer, no_bars
 from dfm_nb.training.validation import Samples, Validation
@@ -404,13 +404,7 @@ def _warn_of_large_steps(config: cfg.Config, store: SampleStore) -> None:
 def _train(resolved: cfg.Resolved, run: Run) -> int:
     started = time.monotonic()
     store = open_store(resolved.config)
-    usual = usual_sizes(store, resolved.config.generation.num_video_frames)
-    if not (resolved.is_free("generation.height") and resolved.is_free("generation.width")):  # the user recommends one
-        usual = {name: value for name, value in usual.items() if not name.endswith("captions")}
-    derived = {"model.in_channels": store.channels, "model.text_dim": store.text_dim, **usual}
-    if store.any_given:
-        derived["generation.given"] = True
-    resolved = resolved.with_derived(derived, "the data set")
+    resolved = with_data(resolved, store)
     arithmetic = everyones(precision(resolved.config.mixed_precision))[0]  # one for all, whatever their processors
     resolved = resolved.with_derived({"mixed_precision": arithmetic}, "the processor of rank 0")
     if resolved.config.train.minutes and not resolved.is_dialled:

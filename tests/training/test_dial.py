@@ -12,6 +12,7 @@ from dfm_nb.checkpoints.folders import read_manifest
 from dfm_nb.checkpoints.loading import find_weights
 from dfm_nb.data.stores import MockStore, ShardStore
 from dfm_nb.training import dial
+from dfm_nb.training.batches import with_data
 from tests.tiny_run import SIZE
 
 pytestmark = pytest.mark.slow
@@ -64,7 +65,7 @@ def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_p
     def start(tokenizer: str, *overrides: str, store=None) -> tuple:
         asked = ["train.minutes=5", f"dataset.path={tmp_path / tokenizer}", *overrides]
         store = store or ShardStore(tmp_path / tokenizer)
-        config = dial.of_data(cfg.resolve("own", overrides=asked), store, 1).config
+        config = dial.of_data(with_data(cfg.resolve("own", overrides=asked), store), store, 1).config
         return config.checkpoint.pretrained, config.model.num_layers
 
     assert start(same) == (dial.BASE, source.config.model.num_layers)
