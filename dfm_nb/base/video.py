@@ -45,6 +45,8 @@ FRAMES_PER_STORED = 240
 WHITE = (255, 255, 255)
 BT709 = 1  # FFmpeg's code of ITU-R BT.709 for primaries, transfer and matrix
 LIMITED_RANGE = 1
+ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+"""Of codecs whose transparency FFmpeg's own decoders leave out."""
 SRGB_TRANSFER, HDR_TRANSFERS = 13, (16, 18)  # PQ and HLG
 WIDE_PRIMARIES = (9, 11, 12)  # BT.2020, DCI-P3, Display P3
 UNSPECIFIED, HD_HEIGHT_PX = 2, 720
@@ -204,13 +206,14 @@ def bounded(frames: Iterable[np.ndarray], name: object) -> Iterator[np.ndarray]:
 
 @contextlib.contextmanager
 def open_video(
-    source: str | Path | bytes, fps: float | None = None, lost: Lost | None = None
+    source: str | Path | bytes, fps: float | None = None, lost: Lost | None = None, background: RGB = WHITE
 ) -> Iterator[tuple[Iterator[np.ndarray], float]]:
     """Stream a video's best video stream, so no cover: `with open_video(path) as (frames, rate):`.
 
     Parameters
     ----------
     fps : frames per second of the result (the frame shown at each instant); None keeps every stored frame.
+    background : RGB under transparent pixels.
 
     Yields
     ------
@@ -232,8 +235,9 @@ def open_video(
                 raise SampleError("unreadable_video", f"{name} has no video stream")
             stream.thread_type = "AUTO"
             rate = float(stream.average_rate or stream.guessed_rate or 25)
-            timed = _decoded(name, container, stream, rate, {} if lost is None else lost)
-            yield held(timed, rate, fps, name) if fps else (frame for _, frame in timed), fps or rate
+            lost = {} if lost is None else lost
+            timed = _decoded(name, container, stream, rate, lost, background)
+            yield held(timed, rate, fps, name) if fps else evenly(timed, rate, lost), fps or rate
     except (av.error.FFmpegError, OSError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise SampleError("unreadable_video", f"{name} is not a readable video ({reason})") from None
@@ -245,22 +249,40 @@ def read_video(path: str | Path, fps: float | None = None) -> tuple[np.ndarray, 
         return np.stack(list(bounded(frames, path))), rate
 
 
-def _decoded(name: object, container: Any, stream: Any, rate: float, lost: Lost) -> Iterator:
+def _decoded(name: object, container: Any, stream: Any, rate: float, lost: Lost, background: RGB) -> Iterator:
     """(seconds since the first frame, uint8 [H, W, 3]) of each frame."""
-    first, start = None, 0.0
+    import av
+
+    first, start, frames = None, 0.0, container.decode(stream)
+    if "alpha_mode" in map(str.lower, stream.metadata) and stream.codec.name in ALPHA_DECODERS:
+        decoder: Any = av.CodecContext.create(ALPHA_DECODERS[stream.codec.name], "r")
+        frames = itertools.chain.from_iterable(map(decoder.decode, container.demux(stream)))
     # AVI has decoding times alone, which differ from display times with B-frames; frames come in display order
     untimed = container.format.name == "avi" and stream.codec_context.has_b_frames
-    for i, frame in enumerate(container.decode(stream)):
+    for i, frame in enumerate(frames):
         time = i / rate if untimed or frame.time is None else frame.time
         if first is None:
             first, start = frame, time
             size = {"width": max(1, round(frame.width * (stream.sample_aspect_ratio or 1))), "height": frame.height}
             if frame.interlaced_frame:
                 lost["interlaced"] = "it is interlaced; convert it: ffmpeg -i IN -vf bwdif=send_frame OUT.mp4"
-        rgb = frame.reformat(**size, **_colours(frame), format="rgb24").to_ndarray()
+        opaque = not any(component.is_alpha for component in frame.format.components)
+        rgb = frame.reformat(**size, **_colours(frame), format="rgb24" if opaque else "rgba").to_ndarray()
+        if not opaque:
+            ground, shown = Image.new("RGBA", rgb.shape[1::-1], (*background, 255)), Image.fromarray(rgb)
+            rgb = np.asarray(Image.alpha_composite(ground, shown).convert("RGB"))
         yield time - start, _turned(rgb, first)
     if first is None:
         raise SampleError("unreadable_video", f"{name} has no frames that can be decoded")
+
+
+def evenly(timed: Iterable, rate: float, lost: Lost) -> Iterator[np.ndarray]:
+    """Every frame of (seconds, frame), as if shown at 0, 1/rate, 2/rate, ...; `lost` says where their times differ."""
+    for i, (time, frame) in enumerate(timed):
+        if abs(time - i / rate) > max(2 / rate, 0.05 * time):
+            said = f"its frames are not evenly spaced, and the one of {time:.2f} s is used at {i / rate:.2f} s"
+            lost.setdefault("uneven_frames", f"{said}; keep their times: --fps")
+        yield frame
 
 
 def _colours(frame: Any) -> dict[str, int]:

@@ -345,6 +345,9 @@ def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any], num_i
     return [request for each in first for request in each.variants(num_images)]
 
 
+PROMPT_SUFFIXES = (".txt", ".jsonl", ".json", ".png", ".mp4")
+
+
 def read_prompts(path: Path) -> list[tuple[str, dict]]:
     """(file and line, settings) per prompt of a `.txt`, `.jsonl`, or of a clip: its `.json`, `.png` or `.mp4`.
 
@@ -353,7 +356,10 @@ def read_prompts(path: Path) -> list[tuple[str, dict]]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no prompt file {path}")
-    if path.suffix in (".png", ".mp4"):
+    suffix = path.suffix.lower()
+    if suffix not in ("", *PROMPT_SUFFIXES):
+        raise ValueError(f"a prompt file must end in {', '.join(PROMPT_SUFFIXES)}; got {path}; rename or convert it")
+    if suffix in (".png", ".mp4"):
         if not (text := video.read_comment(path)):
             raise ValueError(f"{path} has no settings inside; use a picture or clip of dfm generate, or its .json")
         return [(str(path), {k: v for k, v in _json(text, str(path)).items() if k in Request.model_fields})]
@@ -361,11 +367,11 @@ def read_prompts(path: Path) -> list[tuple[str, dict]]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8") from None
-    if path.suffix == ".json":
+    if suffix == ".json":
         record = _json(text, str(path))
         return [(str(path), {k: v for k, v in record.items() if k in Request.model_fields})]
     lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if path.suffix != ".jsonl":
+    if suffix != ".jsonl":
         return [(where, {"prompt": " ".join(line.split())}) for where, line in lines]
     return [(where, _json(line, where)) for where, line in lines]
 

@@ -269,6 +269,20 @@ def test_colours_are_those_that_players_show(how, yuv, colour, tmp_path):
     assert np.abs(out[0, 32, 32].astype(int) - colour).max() <= (9 if "bits" in how else 4)
 
 
+@pytest.mark.parametrize("codec, kind, suffix", [("png", "rgba", "mov"), ("libvpx-vp9", "yuva420p", "webm")])
+def test_transparent_pixels_of_a_video_show_the_background(codec, kind, suffix, tmp_path):
+    with av.open(str(tmp_path / f"a.{suffix}"), "w") as container:
+        stream = container.add_stream(codec, rate=25)
+        stream.height, stream.width, stream.pix_fmt = 64, 64, kind
+        half = np.full((64, 64, 4), (200, 30, 30, 255), np.uint8)
+        half[:, 32:, 3] = 0
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(half, format="rgba").reformat(format=kind)))
+        container.mux(stream.encode(None))
+    with video.open_video(tmp_path / f"a.{suffix}", background=(0, 0, 255)) as (frames, _):
+        (shown,) = frames
+    assert np.abs(shown[32, [8, 56]].astype(int) - [(200, 30, 30), (0, 0, 255)]).max() <= 4
+
+
 @pytest.mark.parametrize("suffix", ["avi", "ts", "flv"])
 def test_frames_are_shown_once_and_in_order_whatever_times_a_container_has(suffix, tmp_path):
     clip = np.broadcast_to((np.arange(25) * 10).astype(np.uint8)[:, None, None, None], (25, 64, 64, 3))

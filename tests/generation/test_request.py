@@ -83,6 +83,11 @@ def test_text_file_has_a_prompt_a_line_and_a_sidecar_is_a_prompts_file(tmp_path)
         read_prompts(tmp_path / "p.txt")
     (tmp_path / "p.jsonl").write_text('\ufeff{"prompt": "a\u2028b"}\n')
     assert read_prompts(tmp_path / "p.jsonl")[0][1] == {"prompt": "a\u2028b"}
+    (tmp_path / "p.jsonl").rename(tmp_path / "P.JSONL")
+    assert read_prompts(tmp_path / "P.JSONL")[0][1] == {"prompt": "a\u2028b"}
+    (tmp_path / "p.txt").rename(tmp_path / "p.csv")
+    with pytest.raises(ValueError, match=r"p\.csv"):  # its header would be a prompt
+        read_prompts(tmp_path / "p.csv")
     sidecar = {"prompt": "a", "index": 7, "seed": 3, "guidance_interval": None, "latent_sha256": "ab", "checkpoint": {}}
     (tmp_path / "c.mp4.json").write_text(json.dumps(sidecar))
     (request,) = arguments("--prompts-file", tmp_path / "c.mp4.json").requests()

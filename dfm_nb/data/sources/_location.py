@@ -26,6 +26,8 @@ from dfm_nb.data.sources._media import MediaOptions
 
 COMPARED_BYTES, COMPARED_FILES = 4 << 20, 20_000
 """Larger files, and files beyond this number, get no checksum: much data would be read twice."""
+OWN_MARKS = (".dfm", ".run.json")
+"""In a prepared folder and in a run folder, whose contact sheets and samples are no pictures of the user's."""
 
 
 def parent(spec: str) -> tuple[str, str]:
@@ -139,7 +141,7 @@ class Location:
 
 
 def _visible(root: Path) -> Iterator[str]:
-    """Files of the folder and those below by their relative names with /; hidden ones are skipped.
+    """Files of the folder and those below by their relative names with /; hidden ones, and what dfm wrote, are skipped.
 
     Includes pipes, devices and broken links: reading them reports what they are.
     """
@@ -149,6 +151,9 @@ def _visible(root: Path) -> Iterator[str]:
 
     for place, folders, files in os.walk(root, onerror=left_out):
         folders[:] = [name for name in folders if not name.startswith(".")]
+        for own in [name for name in folders if any(os.path.exists(os.path.join(place, name, m)) for m in OWN_MARKS)]:
+            log.info("%s is a data set or run of dfm and is skipped", os.path.join(place, own))
+            folders.remove(own)
         for link in filter(os.path.islink, (os.path.join(place, name) for name in folders)):
             log.warning("%s is a link to a folder and is skipped", link)
         yield from (Path(place, name).relative_to(root).as_posix() for name in files if not name.startswith("."))

@@ -34,6 +34,7 @@ UNREAD = {
 }
 """Pictures and videos that are not read, by the command that converts them."""
 HEIF_BRANDS = (b"avif", b"avis", b"mif1", b"mif2", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx")
+STILL_FPS = 1.0  # of every still, also of one that is a frame of a video
 Clips = Iterator[tuple[str, np.ndarray, float, video.Lost]]
 """For each clip: key, frames uint8 [T, H, W, 3], frames per second, and what is lost of its file."""
 
@@ -45,7 +46,7 @@ class MediaOptions(Options):
     `allow_outside` also reads files outside the folder, and fetches from this machine's network.
     """
 
-    background: str = option("white", "colour behind transparent images: a name or #rrggbb")
+    background: str = option("white", "colour behind transparent images and videos: a name or #rrggbb")
     clip_frames: int | None = option(
         None, "videos: frames per clip, 1 + 4k; default: one clip of the whole video", ge=1
     )
@@ -98,17 +99,19 @@ class MediaOptions(Options):
         """
         name, lost = source if isinstance(source, Path) else key, video.Lost()
         if isinstance(source, (Path, bytes)) and _is_video(source):
-            with video.open_video(source, self.fps, lost) as (frames, fps):
+            with video.open_video(source, self.fps, lost, self.colour) as (frames, fps):
                 yield from self._cut(frames, fps, key, name, lost)
             return
         stills, durations_s = video.read_still_or_animation(source, self.colour, lost)
         if len(stills) == 1:
-            yield key, stills, 1.0, lost
+            yield key, stills, STILL_FPS, lost
             return
-        frames, fps = iter(stills), self.fps or len(stills) / sum(durations_s)
-        if self.fps:
-            timed = zip(itertools.accumulate(durations_s, initial=0.0), stills)
-            frames = video.held(timed, 1 / durations_s[-1], fps, name)
+        fps, timed = (
+            self.fps or len(stills) / sum(durations_s),
+            zip(itertools.accumulate(durations_s, initial=0.0), stills),
+        )
+        last = 1 / durations_s[-1]
+        frames = video.held(timed, last, fps, name) if self.fps else video.evenly(timed, fps, lost)
         yield from self._cut(frames, fps, key, name, lost)
 
     def beside(self, given: Iterable[video.Media], key: str) -> Callable[[int], list[np.ndarray]]:
@@ -139,7 +142,8 @@ class MediaOptions(Options):
             for count, frame in enumerate(frames if length else video.bounded(frames, name), 1):
                 window.append(frame)
                 if length and count >= length and (count - length) % (self.stride or length) == 0:
-                    yield f"{key}-{given:04d}", np.stack(window), fps, lost | repeats(window, fps)
+                    rate = fps if length > 1 else STILL_FPS
+                    yield f"{key}-{given:04d}", np.stack(window), rate, lost | repeats(window, fps)
                     given += 1
         except SampleError as error:
             if given or not window or error.reason == "too_long":
@@ -156,7 +160,7 @@ class MediaOptions(Options):
         elif kept < 0.95 * len(window):
             lost["cut_over_5%"] = f"{kept} of {len(window)} frames are used, as a clip has 1 + 4k"
         used = list(window)[:kept]
-        yield key, np.stack(used), fps, lost | repeats(used, fps)
+        yield key, np.stack(used), fps if kept > 1 else STILL_FPS, lost | repeats(used, fps)
 
 
 def repeats(frames: Iterable[np.ndarray], fps: float) -> video.Lost:

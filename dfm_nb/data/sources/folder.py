@@ -11,7 +11,8 @@ A list's column weight or repeats says how often an epoch uses a file; without o
 `10_cats` are used 10 times.
 `a.source.png` (or `a.source1.png`, `a.source2.png`, ...) is given beside `a.png`: a model makes `a.png` of it and of
 the caption. A list may name such files in a column source, input_image, conditioning_image or the like.
-Folders `validation` (or `val`) and `test` next to `train` are the splits that Hugging Face's datasets make of them.
+Folders `validation` (or `val`, `valid`, `dev`) and `test` next to `train`, and a list's column `split`, say what is
+held out.
 The folder may be a .zip or at a URL (`s3://`, `gs://`, `https://`, `hf://datasets/OWNER/NAME`, a chain of fsspec):
 each file is fetched when it is read. Files are read in sorted order, hidden ones are skipped, transparent pixels are
 put on `background`. An unusable or missing file raises a `SampleError` that names it. So does a file
@@ -43,7 +44,6 @@ Flags = MediaOptions
 LISTS = ("captions.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
 FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path", *table.TARGET_COLUMNS)
 KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", ".txt", *(Path(name).suffix for name in LISTS)}
-SPLIT_FOLDERS = {"validation": "val", "val": "val", "test": "test"}
 REPEATS = re.compile(r"([1-9]\d{0,2})_\D")
 """Begins kohya's folder names; not 01_cats nor 2024_cats, which number or date the folder."""
 LARGEST_LIST = 1 << 28  # bytes; a list takes eight times its own in memory
@@ -69,25 +69,27 @@ class Folder(Source):
         for name in media:
             by_leaf[_nfc(posixpath.basename(name))].append(name)
         self.listed: dict[str, Said] = {}
-        self.weights = dict[str, Any]()  # cells of the lists, by file
+        self.cells = dict[str, tuple[Any, Any]]()  # weights and splits of the lists, by file
         self.given = dict[str, list[str]]()
         for name in sorted(names, key=lambda name: name.count("/")):  # the nearest list comes last and counts
             folder, file = posixpath.split(name)
             if file.lower() in LISTS:
                 with location.local(name) as path:
-                    rows, weights, given = _read_captions(path, partial(self._named, folder), self.names)
+                    rows, cells, given = _read_captions(path, partial(self._named, folder), self.names)
                 for row in [row for row in rows if row not in self.names and posixpath.dirname(row) == folder]:
                     below = [n for n in by_leaf[_nfc(posixpath.basename(row))] if n.startswith(folder and f"{folder}/")]
                     if len(below) == 1 and below[0] not in rows and not self._text_file(below[0]):
                         rows[below[0]] = rows.pop(row)
-                        weights[below[0]] = weights.pop(row)
+                        cells[below[0]] = cells.pop(row)
                 self.listed |= rows
-                self.weights |= weights
+                self.cells |= cells
                 self.given |= given
-        held_out = SPLIT_FOLDERS if any(name.startswith("train/") for name in names) else {}
+        tops = {name: table.SPLITS.get(name.lower().partition("/")[0]) for name in names if "/" in name}
         media -= self._pair(media)
         files = media | self.listed.keys()  # those that are listed and missing are reported when they are read
-        split = {name: held_out.get(name.partition("/")[0]) for name in files}
+        split = {name: self.cells.get(name, (None, None))[1] for name in files}
+        if "train" in tops.values():
+            split |= {name: top for name, top in tops.items() if name in files and top in ("val", "test")}
         self.files = sorted(files, key=lambda name: (bool(split[name]), name))  # --limit takes from `train` first
         rest = "train" if "val" in split.values() else None  # None: --val-fraction and --test-fraction decide
         self.splits = [split[name] or rest for name in self.files]
@@ -123,7 +125,7 @@ class Folder(Source):
         return key_of(self.files[index])
 
     def item_split(self, index: int) -> str | None:
-        """The split of the item's folder."""
+        """The split of the item's folder, or of its row in a list."""
         return self.splits[index]
 
     def identity(self) -> dict:
@@ -137,6 +139,9 @@ class Folder(Source):
             "contents_sha256": listing_sha256(self.location.states(self.files)),
             "captions_sha256": listing_sha256(zip(map(self._listed, self.files), self.location.states(texts))),
             **({"splits": sorted({*filter(None, self.splits)})} if any(self.splits) else {}),
+            **(
+                {"splits_sha256": listing_sha256(self.splits)} if any(split for _, split in self.cells.values()) else {}
+            ),
             **({"weights_sha256": listing_sha256(weights)} if any(weights := [*map(self._weight, self.files)]) else {}),
             **({"given_sha256": listing_sha256(given)} if (given := self._given_states()) else {}),
             **self.reading.identity(),
@@ -153,7 +158,7 @@ class Folder(Source):
     def _weight(self, name: str) -> Any:
         """What its list says, else the name of its folder; None: nothing."""
         of_folder = REPEATS.match(posixpath.basename(posixpath.dirname(name)))
-        return listed if (listed := self.weights.get(name)) is not None else of_folder and of_folder[1]
+        return listed if (listed := self.cells.get(name, [None])[0]) is not None else of_folder and of_folder[1]
 
     def _named(self, folder: str, path: str) -> str:
         """The file that a row of a list in `folder` means, by its name in the location: `/me/set/a.png` is `a.png`."""
@@ -203,8 +208,8 @@ _nfc = partial(unicodedata.normalize, "NFC")
 
 def _read_captions(
     path: Path, named: Callable[[str], str], files: Container[str]
-) -> tuple[dict[str, Said], dict[str, Any], dict[str, list[str]]]:
-    """Captions and tags, cells of weights, and files that are given, by file from one of `LISTS`.
+) -> tuple[dict[str, Said], dict[str, tuple[Any, Any]], dict[str, list[str]]]:
+    """Captions and tags, weights and splits, and files that are given, by file from one of `LISTS`.
 
     Captions of one file add up, its last weight counts, and empty rows are ignored.
 
@@ -218,20 +223,21 @@ def _read_captions(
     columns = [next((c for c in names if c in rows), None) for names in kinds]
     if file_column is None or not any(columns[:2]):
         raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows)}")
-    found, weights, given = dict[str, Said](), dict[str, Any](), dict[str, list[str]]()
+    found, about, given = dict[str, Said](), dict[str, tuple[Any, Any]](), dict[str, list[str]]()
+    splits = table.held_out(rows["split"], path) if "split" in rows else itertools.repeat(None)
     beside = [rows[c] for c in table.given_columns(rows, file_column, exists=lambda said: named(said) in files)]
-    for number, (file, caption, tags, weight) in enumerate(
-        zip(rows[file_column], *(rows[c] if c else itertools.repeat(None) for c in columns))
+    for number, (file, split, caption, tags, weight) in enumerate(
+        zip(rows[file_column], splits, *(rows[c] if c else itertools.repeat(None) for c in columns))
     ):
         said = captioning.texts_of(caption, f"the caption of {file} in {path}"), captioning.tags_of(tags)
         if file and any(said):
             texts, words = found.setdefault(name := named(str(file)), ([], []))
             texts += said[0]
             words += said[1]
-            weights[name] = weight
+            about[name] = weight, split
             if those := [named(str(one)) for cells in beside for one in table.pictures_of(cells[number])]:
                 given[name] = those
-    return found, weights, given
+    return found, about, given
 
 
 def _caption_file(path: Path) -> str:

@@ -7,9 +7,10 @@ table), a file:// URL or an http(s) URL. Of several such columns (`image`, `imag
 that is not empty. A table that you name may hold any path; one that is fetched, only names of files at its own place
 and addresses of the internet, unless `allow_outside`. From Python the table may be a DataFrame, whose media column may
 also hold PIL images and uint8 arrays. A caption is a text or a list of texts; a column `tags` or `keywords` holds tags,
-and `weight` or `repeats` how often an epoch uses the row. Pictures in `source`, `input_image`, `conditioning_image` and
-the like (`GIVEN_COLUMNS`; several columns, or lists) are given beside the row's picture, which may be in
-`edited_image`: a model makes it of them and of the caption. An empty cell there gives none.
+`weight` or `repeats` how often an epoch uses the row, and `split` what is held out (val, test). Pictures in `source`,
+`input_image`, `conditioning_image` and the like (`GIVEN_COLUMNS`; several columns, or lists) are given beside the
+row's picture, which may be in `edited_image`: a model makes it of them and of the caption. An empty cell there gives
+none.
 
 An empty cell, a null and a NaN are None. No type is guessed in a text file: the caption 007 stays "007", NA is text.
 A text file is UTF-8, UTF-16 with its mark, or else Windows-1252, as Excel writes; the header of a CSV says which of
@@ -268,7 +269,7 @@ class Table(Source):
     location : what relative paths in the table refer to. With `allow_outside` paths may leave it, and URLs may name
         this machine's network.
     media : columns with images or videos, in order of preference.
-    splits : of each row, where the names of the table's files say it.
+    splits : of each row, where the names of the table's files or its column `split` say it.
     given : columns with what is given beside the row's picture.
     """
 
@@ -293,7 +294,7 @@ class Table(Source):
         return f"{key_of(Path(self.label).name)}-{index:07d}"
 
     def item_split(self, index: int) -> str | None:
-        """The split in the name of the row's file."""
+        """The split in the name of the row's file, or in its column `split`."""
         return self.splits[index] if self.splits else None
 
     def identity(self) -> dict:
@@ -440,13 +441,23 @@ def _pick(rows: Rows, label: str, flag: str, given: str | None, usual: Sequence[
     return found
 
 
-SPLIT_WORDS = {"train": "train training", "val": "validation valid val dev", "test": "test testing eval evaluation"}
-"""Words in a file's name that Hugging Face's datasets take for its split."""
+SPLITS = dict.fromkeys("train training".split(), "train") | dict.fromkeys("validation valid val dev".split(), "val")
+SPLITS |= dict.fromkeys("test testing eval evaluation".split(), "test")
+"""Words in a file's name that Hugging Face's datasets take for its split, in a folder's, and in a column `split`."""
 
 
 def _split_of(name: str) -> str | None:
-    words = set(re.split(r"[^a-z]+", name.lower()))
-    return next((split for split, known in SPLIT_WORDS.items() if words & set(known.split())), None)
+    found = set(map(SPLITS.get, re.split(r"[^a-z]+", name.lower())))
+    return next((split for split in ("train", "val", "test") if split in found), None)
+
+
+def held_out(cells: Iterable[Any], where: object) -> list[str | None]:
+    """`val` or `test` where a cell of a column `split` says so; None for training's."""
+    words = ["train" if cell is None else str(cell).strip().lower() for cell in cells]
+    if unknown := sorted(set(words) - SPLITS.keys()):
+        said = "%s has the splits %s, whose rows are not held out; known are %s"
+        log.warning(said, where, ", ".join(unknown[:8]), ", ".join(SPLITS))
+    return [None if (split := SPLITS.get(word)) == "train" else split for word in words]
 
 
 def _open(spec: str, location: Location, name: str) -> Rows:
@@ -527,5 +538,8 @@ def build(
         if values.lists if isinstance(values, StoredPictures) else any(isinstance(v, (list, tuple)) for v in values):
             said = "%s has lists of pictures in %s: the first of each row is used; give others rows of their own"
             log.warning(said, label, name)
+    if "split" in rows and not any(splits):
+        splits = held_out(rows["split"], label)
+        splits = [split or ("train" if "val" in splits else None) for split in splits]
     given = given_columns(rows, *media, caption, exists=partial(_exists, location))
     return Table("table", rows, label, location, media, caption, splits, tags, weight, given)

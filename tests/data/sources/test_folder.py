@@ -10,7 +10,7 @@ from PIL import Image
 
 from dfm_nb.base import video
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.sources import _location, folder
+from dfm_nb.data.sources import _location, folder, table
 
 
 def picture(path, colour="red", size=(24, 32), **options):
@@ -74,6 +74,26 @@ def test_a_folder_of_hugging_faces_has_its_captions_and_one_without_any_is_warne
         "test",
         "val",
     ] and before != build().identity()
+
+
+def test_folders_and_rows_are_held_out_by_any_usual_word_for_it(tmp_path, caplog):
+    words = {"Train": None, "valid": "val", "Dev": "val", "Test": "test"}
+    for name in words:
+        picture(tmp_path / "a" / name / "0.png")
+    named = folder.build(str(tmp_path / "a"))
+    assert {f.partition("/")[0]: s for f, s in zip(named.files, named.splits)} == words | {"Train": "train"}
+    for i in range(4):
+        picture(tmp_path / "b" / f"{i}.png")
+    rows = tmp_path / "b" / "metadata.csv"
+    rows.write_text("file_name,text,split\n0.png,a,train\n1.png,b,Test\n2.png,c,\n3.png,d,spare\n")
+    listed, as_table = folder.build(str(tmp_path / "b")), table.build(str(rows))
+    assert dict(zip(listed.files, listed.splits)) == {"0.png": None, "1.png": "test", "2.png": None, "3.png": None}
+    assert [as_table.item_split(i) for i in range(4)] == [None, "test", None, None] and "spare" in caplog.text
+    before = listed.identity(), as_table.identity()
+    rows.write_text(rows.read_text().replace("0.png,a,train", "0.png,a,val"))
+    listed, as_table = folder.build(str(tmp_path / "b")), table.build(str(rows))
+    assert [as_table.item_split(i) for i in range(4)] == ["val", "test", "train", "train"]
+    assert listed.identity() != before[0] and as_table.identity() != before[1]
 
 
 def test_a_file_may_have_several_captions_and_tags(tmp_path, caplog):
@@ -203,6 +223,10 @@ def test_hidden_and_foreign_files_are_no_items(tmp_path, caplog):
     picture(tmp_path / "a.png")
     picture(tmp_path / ".trash" / "b.png")
     picture(tmp_path / ".c.png")
+    for own in (".dfm/plan.json", ".run.json"):  # a prepared folder and a run, which have contact sheets and samples
+        picture(tmp_path / "sub" / own.strip(".") / "contact_sheet.png")
+        (tmp_path / "sub" / own.strip(".") / own).parent.mkdir(exist_ok=True)
+        (tmp_path / "sub" / own.strip(".") / own).touch()
     (tmp_path / "d.pdf").write_text("x")
     (tmp_path / "E.PSD").write_text("x")
     with caplog.at_level("INFO", "dfm_nb"):
@@ -228,7 +252,11 @@ def test_animations_are_clips_of_one_plus_four_k_frames(tmp_path):
         tmp_path / "a.webp", save_all=True, append_images=frames[1:3], duration=[400, 100, 200], lossless=True
     )
     (uneven,) = read(folder.build(str(tmp_path), fps=10))
-    assert frame_numbers(uneven) == [0, 0, 0, 0, 1]  # of 7 that are shown
+    assert frame_numbers(uneven) == [0, 0, 0, 0, 1] and "uneven_frames" not in uneven.lost  # of 7 that are shown
+    times = dict(duration=[100] * 4 + [2000], lossless=True)
+    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:5], **times)
+    (uneven,) = read(folder.build(str(tmp_path)))
+    assert len(uneven.video) == 5 and uneven.lost.keys() == {"uneven_frames"}
 
 
 def test_keys_keep_the_letters_of_any_script():
@@ -253,7 +281,7 @@ def test_videos_are_cut_into_clips(tmp_path):
     (short,) = read(folder.build(str(tmp_path), clip_frames=25))
     assert len(short.video) == 17 and short.lost.keys() == {"short_clip"}
     (still,) = read(folder.build(str(tmp_path), fps=2))
-    assert len(still.video) == 1 and still.lost.keys() == {"short_clip"}
+    assert len(still.video) == 1 and still.lost.keys() == {"short_clip"} and still.fps == 1, "as pictures have"
     assert whole[0].lost.keys() == {"cut_over_5%"}, "3 of 20 frames"
     assert not any(clip.lost for clip in (*parts, *overlapping))
 
