@@ -1,7 +1,7 @@
 """Tokens per second, CPU seconds and memory of `dfm text preprocess` against Megatron-LM's design, on real text.
 
     python scripts/fetch_text.py data/text
-    python benchmarks/text_preprocess.py data/text/*.jsonl [--megabytes 30] [--rounds 3] [--before DIR]
+    python benchmarks/text_preprocess.py data/text/*.jsonl [--megabytes 30] [--rounds 3]
 
 Each JSONL file gives an equal share of the megabytes, as far as it goes. Results go to text_preprocess.{json,md}.
 
@@ -31,7 +31,7 @@ import tempfile
 import time
 from pathlib import Path
 
-if (ROOT := str(Path(__file__).resolve().parents[1])) not in sys.path:  # in a worker, it is there after older code
+if (ROOT := str(Path(__file__).resolve().parents[1])) not in sys.path:
     sys.path.insert(0, ROOT)
 
 import psutil
@@ -43,8 +43,6 @@ VARIANTS = {  # name: (kind, workers, once)
     "Megatron-LM's design, 1 worker": ("baseline", 1, True),
     "steps of Megatron-LM's fast tool": ("fast_tool", 2, False),
     "dfm with tokenizers, 2 workers": ("tokenizers", 2, False),
-    "dfm of d6968ba, 1 worker": ("before", 1, True),
-    "dfm of d6968ba, 2 workers": ("before", 2, True),
     "dfm text preprocess, 1 worker": ("auto", 1, False),
     "dfm text preprocess, 2 workers": ("auto", 2, False),
 }
@@ -165,14 +163,11 @@ def run_one(kind: str, source: str, prefix: str, folder: str, workers: int) -> N
     elif kind == "fast_tool":
         run_fast_tool(source, prefix, folder)
     else:
-        backend = {"tokenizer_backend": kind}
-        if os.path.isdir(kind):
-            sys.path.insert(0, kind)
-            backend = {}
         from dfm_nb.text.corpus import PreprocessConfig, preprocess
 
         files = {"input": [source], "output_prefix": prefix, "tokenizer_model": folder}
-        preprocess(PreprocessConfig(**files, workers=workers, append_eod=True, progress=False, **backend))
+        how = {"workers": workers, "tokenizer_backend": kind}
+        preprocess(PreprocessConfig(**files, **how, append_eod=True, progress=False))
     used, wall = os.times(), time.time() - psutil.Process().create_time()
     user, system = used.user + used.children_user, used.system + used.children_system
     print(json.dumps({"wall_s": wall, "user_s": user, "system_s": system, "cpu_s": user + system}))
@@ -203,16 +198,15 @@ def tokens_of(prefix: Path) -> int:
     return Index.open(f"{prefix}_text_document").num_tokens
 
 
-def speed(work: Path, corpus: Path, folder: Path, rounds: int, before: str) -> tuple[list[dict], int]:
-    variants = {name: row for name, row in VARIANTS.items() if before or row[0] != "before"}
-    rows = {name: {"name": name, "workers": workers, "runs": []} for name, (_, workers, _) in variants.items()}
+def speed(work: Path, corpus: Path, folder: Path, rounds: int) -> tuple[list[dict], int]:
+    rows = {name: {"name": name, "workers": workers, "runs": []} for name, (_, workers, _) in VARIANTS.items()}
     want, tokens = None, 0
     for number in range(rounds):
-        for name, (kind, workers, once) in variants.items():
+        for name, (kind, workers, once) in VARIANTS.items():
             if once and number:
                 continue
             out = work / f"{kind}-{workers}"
-            run = measure(before if kind == "before" else kind, corpus, out, folder, workers)
+            run = measure(kind, corpus, out, folder, workers)
             rows[name]["runs"].append(run)
             got = digest(out)
             want, tokens = want or got, tokens or tokens_of(out)
@@ -261,7 +255,7 @@ def text(result: dict) -> str:
     parts = [
         f"{result['tokens']:,} tokens of a byte-level BPE with {result['vocab_size']:,} entries, trained on every "
         f"tenth document. Whole processes, with start and imports. {rounds}; "
-        "Megatron-LM's design and dfm d6968ba ran once. All runs wrote the same .bin and .idx. "
+        "Megatron-LM's design ran once. All runs wrote the same .bin and .idx. "
         f"{report.sentence(result['machine'])}.",
         report.table(["text", "documents", "M characters", "ASCII documents"], rows),
         report.table(head, cells),
@@ -280,8 +274,7 @@ def text(result: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    flags = {"megabytes": (30.0, "of text for the speed"), "before": ("", "a checkout of d6968ba to measure too")}
-    parser = report.arguments(__doc__, **flags, rounds=3, vocab_size=32000)
+    parser = report.arguments(__doc__, megabytes=(30.0, "of text for the speed"), rounds=3, vocab_size=32000)
     parser.add_argument("input", nargs="*", type=Path, help="JSONL files, as scripts/fetch_text.py writes them")
     parser.add_argument("--memory-megabytes", type=int, nargs="*", default=[10, 100, 400])
     parser.add_argument("--only", choices=["speed", "memory"], help="keep the other part of the results as it is")
@@ -303,7 +296,7 @@ def main(argv: list[str] | None = None) -> int:
         about = write_corpus(work / "in.jsonl", args.input, args.megabytes * 1e6)
         train_tokenizer(work / "tokenizer", work / "in.jsonl", args.vocab_size)
         if args.only != "memory":
-            rows, tokens = speed(work, work / "in.jsonl", work / "tokenizer", args.rounds, args.before)
+            rows, tokens = speed(work, work / "in.jsonl", work / "tokenizer", args.rounds)
             result |= {"corpus": about, "tokens": tokens, "rounds": args.rounds, "speed": rows}
         if args.only != "speed":
             write_corpus(work / "whole.jsonl", args.input, float("inf"))
