@@ -17,7 +17,7 @@ from dfm_nb.base.verb import Report, Verb
 from dfm_nb.checkpoints import loading
 from dfm_nb.checkpoints.consolidated import whole_weights, without_updates, write_weights
 from dfm_nb.config import networks
-from dfm_nb.model.build import ALONE
+from dfm_nb.parallel.groups import Layout
 
 FORMATS = sorted({name for variant in networks.names() for name in networks.find(variant).exporters})
 DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
@@ -54,7 +54,7 @@ class ExportOptions(Verb):
         if held and not self.overwrite:
             raise FileExistsError(f"{held[0]} exists; pass --overwrite or another --output")
         # layout and folders of the machine that trained it mean nothing elsewhere
-        weights.config.model = weights.config.model.model_copy(update=ALONE)
+        weights.config.model = weights.config.model.model_copy(update=Layout().settings)
         weights.config.dataset.path, weights.config.checkpoint = None, type(weights.config.checkpoint)()
         parallel.init()
         average = "auto" if self.ema_sigma_rel is None else self.ema_sigma_rel

@@ -45,9 +45,9 @@ class Exam:
         part: str,
         size_px: int,
     ):
-        self.generate, self.round_trip, self.part, self.size_px = generate, round_trip, part, size_px
+        self.generate, self.part, self.size_px = generate, part, size_px
         self.classifier = AttributeClassifier.load()
-        self.renders = functools.cache(self._renders)
+        self.renders = functools.cache(lambda kind, frames: Renders(round_trip, kind, size_px, frames, part, REAL_SEED))
 
     def unseen(self, counts: Mapping[str, int], num_worded: int, network: Features | None) -> dict[str, Any]:
         """Attribute combinations that training never showed, in the words of training and in others.
@@ -113,9 +113,6 @@ class Exam:
             "as_drawn": renders.as_drawn[:n],
             "real": real[:n],
         }
-
-    def _renders(self, kind: str, frames: int) -> Renders:
-        return Renders(self.round_trip, kind, self.size_px, frames, self.part, REAL_SEED)
 
 
 def _stills(videos: Sequence[np.ndarray]) -> np.ndarray:

@@ -153,10 +153,7 @@ class Pipeline:
         elif parallel.device().type == "cpu" and not cpu.fast_bf16():
             config.mixed_precision = "fp32"  # faster there
         layout = layout or Layout()
-        m = config.model
-        m.tensor_model_parallel_size, m.pipeline_model_parallel_size = layout.tp, layout.pp
-        m.context_parallel_size, m.virtual_pipeline_model_parallel_size = layout.cp, layout.vpp
-        m.sequence_parallel, m.recompute_granularity = layout.sequence_parallel, None
+        config.model = m = config.model.model_copy(update={**layout.settings, "recompute_granularity": None})
         if not mpu.is_initialized():
             parallel.init(layout)
         _, chunks = build_chunks(m, config.mixed_precision, seed=0)

@@ -49,15 +49,6 @@ class _Run:
     kv_mask: torch.Tensor | None  # bool [count, 1, 1, kv_len], True = attend; None: all have the longest length
 
 
-@dataclass(slots=True)
-class _Calls:
-    """All runs in the order of the queries, and their K/V rows in that order: `kv_index`, or starting at `kv_start`."""
-
-    runs: list[_Run]
-    kv_start: int
-    kv_index: torch.Tensor | None  # int64 [sum of count * kv_len]
-
-
 @dataclass
 class SegmentBounds:
     """Bounds of the segments, on the host (`cu_q`, `cu_kv`, ints) and, for CUDA's kernels, on the device (`varlen`)."""
@@ -86,8 +77,11 @@ class SegmentBounds:
         return [(*q, *kv) for q, kv in spans if q[1] > q[0]]
 
     @functools.cached_property
-    def calls(self) -> _Calls:
+    def calls(self) -> tuple[list[_Run], int, torch.Tensor | None]:
         """Neighbouring segments with equally many queries are one batch, with keys padded to the batch's longest.
+
+        Returns all runs in the order of the queries, and their K/V rows in that order: `kv_start` if they are adjacent
+        and begin there, and `kv_index`, int64 [sum of count * kv_len], if not.
 
         `pack_draws` sorts samples by length, so that there are few runs. For example, segments with 4, 4 and 9 queries
         and with 3, 5 and 6 keys (rows 0-2, 3-7 and 8-13 of K and V):
@@ -112,7 +106,7 @@ class SegmentBounds:
         index = torch.cat(indices)
         first = int(index[0])
         adjacent = torch.equal(index, torch.arange(first, first + len(index)))
-        return _Calls(runs, first, None if adjacent else index.to(self.device, non_blocking=True))
+        return runs, first, None if adjacent else index.to(self.device, non_blocking=True)
 
 
 def pick_backend(name: str, device: torch.device, mixed_precision: str = "bf16") -> str:
@@ -132,7 +126,7 @@ def pick_backend(name: str, device: torch.device, mixed_precision: str = "bf16")
 
 def sdpa(q_QHD, k_KHD, v_KHD, bounds, scale):
     """torch's SDPA, batched by `SegmentBounds.calls`."""
-    runs, start, index = bounds.calls.runs, bounds.calls.kv_start, bounds.calls.kv_index
+    runs, start, index = bounds.calls
     dtype = q_QHD.dtype
     if dtype == torch.bfloat16 and not q_QHD.is_cuda and len(q_QHD) < FLOAT32_BELOW * sum(r.count for r in runs):
         q_QHD, k_KHD, v_KHD = q_QHD.float(), k_KHD.float(), v_KHD.float()

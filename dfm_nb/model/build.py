@@ -10,22 +10,13 @@ from dfm_nb.config.schema import ModelConfig
 from dfm_nb.model.attention import pick_backend
 from dfm_nb.model.dit import DiT, DiTConfig, init_weights, network_class, transformer_config
 from dfm_nb.model.linear import freeze_base, is_lora
-from dfm_nb.parallel.groups import mpu
-
-ALONE = {
-    "tensor_model_parallel_size": 1,
-    "pipeline_model_parallel_size": 1,
-    "context_parallel_size": 1,
-    "virtual_pipeline_model_parallel_size": None,
-    "sequence_parallel": False,
-}
-"""The layout of one process."""
+from dfm_nb.parallel.groups import Layout, mpu
 
 
 def on_meta(model: ModelConfig) -> DiT:
     """The complete network without memory for its float32 weights: names, shapes and places."""
     with torch.device("meta"):
-        return network_class(model)(transformer_config(model.model_copy(update=ALONE)))
+        return network_class(model)(transformer_config(model.model_copy(update=Layout().settings)))
 
 
 def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **overrides: Any) -> tuple[DiTConfig, list[DiT]]:

@@ -19,6 +19,15 @@ from torch.distributed.rendezvous import rendezvous
 
 from dfm_nb.base.torchrun import group_of_this_machine
 
+AXES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "vpp": "virtual_pipeline_model_parallel_size",
+    "sequence_parallel": "sequence_parallel",
+}
+"""Fields of `Layout`, and their names in the settings' group `model`."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -29,6 +38,11 @@ class Layout:
     cp: int = 1
     vpp: int | None = None
     sequence_parallel: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its settings in the group `model`."""
+        return {name: getattr(self, axis) for axis, name in AXES.items()}
 
     @property
     def model_size(self) -> int:
@@ -54,13 +68,7 @@ class Layout:
 
 def layout_of(model: Any) -> Layout:
     """The layout in the settings' group `model`."""
-    return Layout(
-        model.tensor_model_parallel_size,
-        model.pipeline_model_parallel_size,
-        model.context_parallel_size,
-        model.virtual_pipeline_model_parallel_size,
-        model.sequence_parallel,
-    )
+    return Layout(**{axis: getattr(model, name) for axis, name in AXES.items()})
 
 
 def device() -> torch.device:

@@ -173,8 +173,7 @@ class Parts:
         self._state.unlink(missing_ok=True)
 
     def _remove(self) -> None:
-        kinds = "idx", "meta", "counts"  # the last is of runs that an older version left unfinished
-        ends = (Path(f"{p}.{kind}.part") for p in self._prefixes.values() for kind in kinds)
+        ends = (Path(f"{p}.{kind}.part") for p in self._prefixes.values() for kind in ("idx", "meta"))
         for path in (*self._paths.values(), *ends, Path(f"{self._state}.tmp")):
             if str(path) != self.skipped_path:
                 path.unlink(missing_ok=True)

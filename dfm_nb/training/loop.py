@@ -358,8 +358,8 @@ class Training:
         self.folder.tell("training")
 
 
-def run(resolved: cfg.Resolved, run_dir: str) -> int:
-    """Start this process's groups, train, end them; rank 0 owns the run folder meanwhile. Returns the exit code.
+def run(resolved: cfg.Resolved, run_dir: str) -> None:
+    """Start this process's groups, train, end them; rank 0 owns the run folder meanwhile.
 
     Raises
     ------
@@ -383,7 +383,6 @@ def run(resolved: cfg.Resolved, run_dir: str) -> int:
         folder.release()
     if stop == signal.SIGINT:
         raise KeyboardInterrupt
-    return 0
 
 
 def _warn_of_large_steps(config: cfg.Config, store: SampleStore) -> None:
