@@ -15,31 +15,43 @@ from dfm_nb.base import plugins
 from dfm_nb.base.files import listed_as
 from dfm_nb.base.geometry import LATENT_CHANNELS, PX_PER_LATENT, SIDE_MULTIPLE
 from dfm_nb.base.log import log
+from dfm_nb.base.options import option
 from dfm_nb.base.records import SampleError
-from dfm_nb.data import preparation, sample_index, shard_plan, shards
+from dfm_nb.base.verb import Report, Verb
+from dfm_nb.data import preparation, prepared_folder, sample_index, shard_plan, shards
 from dfm_nb.data.encoding import latent_sums
-from dfm_nb.data.prepared_folder import CHECKSUMS, NO_CAPTION_TOKENS, PreparedFolder, write_empty_text, write_manifest
+from dfm_nb.data.prepared_folder import CHECKSUMS, PreparedFolder, write_manifest
 
 
-def adopt_dataset(
-    folder: str | Path,
-    tokenizer: str,
-    text_encoder: str,
-    tokenizer_path: str | None = None,
-    text_encoder_path: str | None = None,
-    val_fraction: float = 0.0,
-    device: str = "cpu",
-) -> dict[str, Any]:
+class AdoptOptions(Verb):
+    """Add what is missing to a folder of third-party shards."""
+
+    prog, logs = "dfm adopt", True
+
+    folder: str = option(help="folder with .tar shards; they are not changed", positional=True)
+    tokenizer: str = option(help="of the latents: " + ", ".join(plugins.names("tokenizers")))
+    text_encoder: str = option(help="of the texts: " + ", ".join(plugins.names("text_encoders")))
+    tokenizer_path: str | None = option(None, "its file or folder", flags=("--tokenizer-cache-dir",))
+    text_encoder_path: str | None = option(
+        None, "its folder; without it the empty caption is one token of zeros", flags=("--t5-cache-dir",)
+    )
+    val_fraction: float = option(0.0, "share of the samples for validation, in complete shards", ge=0, lt=1)
+    device: str = option("cpu", "where the encoders run")
+
+    def run(self) -> dict[str, Any]:
+        """The manifest."""
+        return adopt(self)
+
+    def report(self, result: dict[str, Any]) -> Report:
+        return Report(prepared_folder.summary(self.folder))
+
+
+def adopt(options: AdoptOptions) -> dict[str, Any]:
     """Add to a folder of WebDataset shards the other files that training and generation need.
 
-    Parameters
-    ----------
-    folder : holds tars of samples `.pth` [1, 16, T, H, W], `.pickle` [1, L, D] and `.json`. They are not changed.
-    tokenizer, text_encoder : names of the plugins that encoded the latents and the text embeddings.
-    tokenizer_path, text_encoder_path : their weights. Without them nothing is fetched: the manifest has only the names,
-        and the empty caption is one token of zeros, as NeMo DFM replaces dropped captions by zeros.
-    val_fraction : share of the shards' bytes for validation, in complete shards; an existing `.nv-meta` is kept with
-        its own splits.
+    Its tars hold samples `.pth` [1, 16, T, H, W], `.pickle` [1, L, D] and `.json`. Without paths of encoders nothing is
+    fetched: the manifest has only their names, and the empty caption is one token of zeros, as NeMo DFM replaces
+    dropped captions by zeros. An existing `.nv-meta` is kept with its own splits.
 
     Returns
     -------
@@ -49,7 +61,7 @@ def adopt_dataset(
     ------
     ValueError, FileNotFoundError : wrong input; the message has the fix.
     """
-    place = PreparedFolder(folder)
+    place = PreparedFolder(options.folder)
     tars = shards.find_shards(place.path)
     # WebDataset's writer leaves an empty one if the last tar was just full; Energon refuses them
     if empty := [tar for tar in tars if tar.stat().st_size <= tarfile.RECORDSIZE and not shards.samples_of(tar)]:
@@ -59,12 +71,12 @@ def adopt_dataset(
         fix = "it needs no adopting" if (place.path / CHECKSUMS).is_file() else "finish it with --resume"
         raise ValueError(f"{place.path} was made by dfm prepare: {fix}")
     # a wrong path fails now, not after all tars were read
-    about = {"tokenizer": {"name": tokenizer}, "text_encoder": {"name": text_encoder}}
-    paths = {"tokenizer": tokenizer_path, "text_encoder": text_encoder_path}
-    encoders = {kind: _build(kind, about[kind]["name"], paths[kind], place, device) for kind in about}
+    about: dict[str, dict] = {kind: {"name": getattr(options, kind)} for kind in ("tokenizer", "text_encoder")}
+    paths = {kind: getattr(options, f"{kind}_path") for kind in about}
+    encoders = {kind: _build(kind, about[kind]["name"], paths[kind], place, options.device) for kind in about}
     about |= {kind: encoder.identity() for kind, encoder in encoders.items() if encoder is not None}
     with place.turn():
-        splits = _splits(place.path, tars, val_fraction)
+        splits = _splits(place.path, tars, options.val_fraction)
         survey = _Survey(place.path, splits)
         sample_index.write_indexes(place.path, splits, survey)
         for record in survey.records.values():
@@ -78,7 +90,7 @@ def adopt_dataset(
             raise ValueError(f"{place.path}: no sample of the train split can be used; the first: {first}")
         if not shards.has_energon_metadata(place.path):
             shards.write_energon_metadata(place.path, splits)
-        if hasattr(encoders["tokenizer"], "save") and (tokenizer_path or not place.tokenizer.is_file()):
+        if hasattr(encoders["tokenizer"], "save") and (options.tokenizer_path or not place.tokenizer.is_file()):
             encoders["tokenizer"].save(place.tokenizer)
         _write_empty_caption(place.path, encoders["text_encoder"], survey.text_dim)
         items = sum(r["samples"] for r in totals.full) + totals.reasons.total()
@@ -116,14 +128,14 @@ def _build(kind: str, name: str, path: str | None, place: PreparedFolder, device
 
 def _write_empty_caption(folder: Path, encoder: Any, text_dim: int) -> None:
     """text_empty.safetensors [1, L, D]."""
-    zeros = torch.zeros(NO_CAPTION_TOKENS, text_dim, dtype=torch.bfloat16)
+    zeros = torch.zeros(prepared_folder.NO_CAPTION_TOKENS, text_dim, dtype=torch.bfloat16)
     empty_LD = zeros if encoder is None else encoder.encode([""])[0]
     if empty_LD.shape[1] != text_dim:
         raise ValueError(
             f"{folder}: the text encoder must have made the embeddings: it gives {empty_LD.shape[1]} numbers a token "
             f"and the shards hold {text_dim}; name the one that made them with --text-encoder and its path"
         )
-    write_empty_text(folder, empty_LD)
+    prepared_folder.write_empty_text(folder, empty_LD)
 
 
 # ---- measuring ----------------------------------------------------------------------------------------------------
