@@ -381,7 +381,7 @@ class OpenShard:
 
     def __init__(self, folder: Path, plan: ShardPlan, encoders: Encoders):
         self.folder, self.plan, self.encoders = folder, plan, encoders
-        self.writer: shards.ShardWriter | None = None  # none before the first sample: an empty shard is no tar
+        self.writer = shards.ShardWriter(folder / plan.name)
         self.text_tokens = 0
         self.drops: list[dict] = []
         self.lost: list[dict] = []
@@ -406,8 +406,6 @@ class OpenShard:
             if more:
                 meta["more_text_tokens"] = [len(t) for t in more]
             padding = max(0, (self.encoders.pad_text_tokens or 0) - len(text))
-            if self.writer is None:
-                self.writer = shards.ShardWriter(self.folder / self.plan.name)
             padded = F.pad(text, (0, 0, 0, padding))[None]  # further captions are of our own readers alone
             self.writer.add(EncodedClip(meta["key"], latent, padded, meta, [t[None] for t in more], given))
             self.sums[:, : latent.shape[1]] += latent_sums(latent)
@@ -416,13 +414,11 @@ class OpenShard:
 
     def finish(self) -> None:
         """Close the shard and write its record."""
-        digest, size = self.writer.close() if self.writer else (None, 0)
-        if not self.writer:  # new captions may leave none of a shard
-            (self.folder / self.plan.name).unlink(missing_ok=True)
+        digest, size = self.writer.close()
         record = {
             "name": self.plan.name,
             "split": self.plan.split,
-            "samples": self.writer.samples if self.writer else 0,
+            "samples": self.writer.samples,
             "bytes": size,
             "sha256": digest,
             "drops": self.drops,
@@ -434,11 +430,6 @@ class OpenShard:
         path = shards.record_path(self.folder, self.plan.name)
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, json.dumps(record).encode())
-
-    def abort(self) -> None:
-        """Remove an incomplete shard; a finished one stays."""
-        if self.writer:
-            self.writer.abort()
 
 
 def encode_shards(
@@ -468,7 +459,7 @@ def encode_shards(
         finally:  # after an error: let running work end, and remove incomplete shards
             writer.shutdown(cancel_futures=True)
             for shard in unfinished:
-                shard.abort()
+                shard.writer.abort()
 
 
 # ---- captions alone -----------------------------------------------------------------------------------------------
@@ -519,6 +510,6 @@ def reword_shard(
         shard.write(part)
         shard.finish()
     finally:  # after an error, remove the incomplete shard
-        shard.abort()
+        shard.writer.abort()
     on_items(len(plan.items))
     return True

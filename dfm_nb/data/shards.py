@@ -273,17 +273,21 @@ class ShardWriter:
             self._tar.addfile(member, io.BytesIO(data))
         self.samples += 1
 
-    def close(self) -> tuple[str, int]:
-        """(sha256, bytes) of the finished shard."""
+    def close(self) -> tuple[str | None, int]:
+        """(sha256, bytes) of the finished shard; without samples it is no tar, and one of before is removed."""
         self._tar.close()
         self._file.close()
+        if not self.samples:
+            self.abort()
+            self.path.unlink(missing_ok=True)
+            return None, 0
         digest, size = sha256(self.temporary), self.temporary.stat().st_size
         fsync_replace(self.temporary, self.path)
         sync(self.path.parent)
         return digest, size
 
     def abort(self) -> None:
-        """Leave nothing behind."""
+        """Leave nothing unfinished behind."""
         with contextlib.suppress(OSError):  # on a full disk, closing fails because buffered data cannot be written
             self._file.close()
         self.temporary.unlink(missing_ok=True)
