@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from dfm_nb.base.cpu import precision
 from dfm_nb.config.checks import divisors
@@ -16,8 +16,8 @@ RECOMPUTE = ("none", "selective", "full")
 class Load:
     """The input of a step: packs of `tokens` tokens from `samples` samples, `packs` of them over all processes.
 
-    cpu : attention is one SDPA call for each run of equal segments, as on CPU, instead of one kernel for the pack.
-    runs : the number of such runs; the results of several are joined by a copy.
+    cpu : attention is one SDPA call for each run of equal segments, as on CPU, instead of one kernel for the pack. The
+        estimate is for one run; the results of several would be joined by a copy.
     """
 
     tokens: int
@@ -27,10 +27,9 @@ class Load:
     bytes_per_number: int = 2
     ema_averages: int = 2
     cpu: bool = False
-    runs: int = 1
 
     @classmethod
-    def of(cls, config: Config, samples: int, text_tokens: int, **more: Any) -> Self:
+    def of(cls, config: Config, samples: int, text_tokens: int, cpu: bool = False) -> Self:
         """The load of these settings. text_tokens : length of a sample's caption if `model.text_padding` is null."""
         return cls(
             tokens=config.train.micro_batch_size * config.dataset.task_encoder_seq_length,
@@ -39,7 +38,7 @@ class Load:
             packs=config.train.global_batch_size // config.train.micro_batch_size,
             bytes_per_number=4 if precision(config.mixed_precision) == "fp32" else 2,
             ema_averages=len(config.ema.sigma_rels),
-            **more,
+            cpu=cpu,
         )
 
     @property

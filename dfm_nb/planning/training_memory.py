@@ -97,8 +97,6 @@ def _attention_saved_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> i
         # Keys and values of the complete pack are gathered. They replace the local ones, and with norms also the
         # complete joint projection and the normed keys.
         kept += 2 * load.tokens * width * e - (4 if model.qk_layernorm else 2) * t * width * e
-    if load.cpu and load.runs > 1:
-        kept += 2 * t * width * e  # the runs' results, before they are joined
     return kept
 
 

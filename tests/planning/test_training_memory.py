@@ -29,7 +29,7 @@ def kept_by_autograd(model, precision: str) -> int:
 
     _, (chunk,) = build_chunks(model, precision, seed=1)
     chunk.train()
-    store = MockStore([(1, 8, 8), (1, 8, 16)], text_tokens=TEXT, channels=4, text_dim=6)  # 16 and 32 tokens: six runs
+    store = MockStore([(1, 8, 12)], text_tokens=TEXT, channels=4, text_dim=6)  # 24 tokens each: one run of attention
     settings = PackSettings(cfg.resolve(None, overrides=["train.caption_dropout=0"]).config, store.statistics)
     draws = [draw_sample(store.read(i), 0, settings, store.empty_text) for i in range(SAMPLES)]
     pack = pack_draws(draws, settings)
@@ -56,7 +56,7 @@ def one_layer(overrides: list[str], precision: str) -> int:
 
 
 def estimated_layer(layout: GpuLayout, overrides: list[str], precision: str) -> int:
-    load = Load(TOKENS, SAMPLES, TEXT, 1, {"fp32": 4, "bf16": 2}[precision], 0, True, runs=SAMPLES)
+    load = Load(TOKENS, SAMPLES, TEXT, 1, {"fp32": 4, "bf16": 2}[precision], 0, True)
     return layer_saved_bytes(model_of(*overrides), layout, load)
 
 
