@@ -71,10 +71,6 @@ def read_checksums(folder: Path) -> dict[str, dict[str, Any]]:
     """The checksums that `seal_folder` wrote; FileNotFoundError if there are none."""
     if (folder / CHECKSUMS).is_file():
         return files.read_listing(folder / CHECKSUMS)
-    version = (read_json(folder / "manifest.json") or {}).get("format_version", FORMAT_VERSION)
-    if version != FORMAT_VERSION:
-        what = f"{folder / 'manifest.json'} was written by an older dfm_nb; commit d3d8367 reads it"
-        raise ValueError(f"{what} (prepare or adopt the data again)")
     raise FileNotFoundError(
         f"{folder} is not a finished data set: {CHECKSUMS} is missing; make one with `dfm prepare "
         f"--output-dir {folder}`; if it has shards of another tool, {shards.how_to_adopt(folder)}"
