@@ -63,9 +63,7 @@ def verify(folder: Path) -> None:
     try:
         files = read_listing(listing)
         check(folder, files, files, "use another checkpoint")
-        needed = {*NEEDED, *TensorIndex(folder).files()}
-        if files.keys() & {*ASSETS} - {STATISTICS}:  # without a data set's files, the user may have added them
-            needed |= {name for name in ASSETS if (folder / name).is_file()}
+        needed = {*NEEDED, *TensorIndex(folder).files(), *(name for name in ASSETS if (folder / name).is_file())}
         if lacking := sorted(needed - files.keys()):
             raise ValueError(f"{listing} is damaged: it does not list {', '.join(lacking)}")
     except (OSError, ValueError) as error:
@@ -140,8 +138,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} has no manifest.json, so its tokenizer and text encoder are unknown; for shards of another "
-            "tool, `dfm adopt DIR --tokenizer NAME --text-encoder NAME` writes one: copy it into the checkpoint"
+            "the weights come without manifest.json, so their tokenizer and text encoder are unknown; take some that "
+            "were trained on a data set, not with dataset.mock"
         )
     return read_object(path, {**prepared_folder.STATISTICS, **{kind: {"name": str} for kind in ENCODERS}})
 

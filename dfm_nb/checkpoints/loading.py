@@ -70,9 +70,24 @@ class Weights:
             )
         return stored(self.folder, length, lora)
 
+    @torch.no_grad()
     def load(self, chunks: Sequence[nn.Module], ema: float | str | None = "auto") -> None:
         """Into this rank's chunks, in any layout. ema : as for `whole`."""
-        load_whole(chunks, self.file or self.folder, self.whole(ema), bool(self.config.model.lora.rank))
+        whole, source = self.whole(ema), self.file or self.folder
+        for chunk in chunks:
+            for local, p in chunk.named_parameters():
+                if is_lora(local) and not self.config.model.lora.rank:
+                    continue
+                name = global_name(local, chunk)
+                if name not in whole:
+                    raise ValueError(f"{source} lacks the weight {name}: it is of another model")
+                value = own_part(whole[name], p)
+                if value.shape != p.shape:
+                    raise ValueError(
+                        f"{source}: weight {name} must have shape {list(p.shape)} here; it has {list(value.shape)}; "
+                        "it is damaged, or its config.yaml belongs to another model"
+                    )
+                p.copy_(value)
 
 
 def stored(folder: Path, sigma_rel: float | None, lora: bool) -> Mapping[str, Tensor]:
@@ -103,12 +118,8 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
         tensors, files = exported.read(path)
         if "config.yaml" not in files:
             raise ValueError(f"{path} holds no settings; give the file of the base that dfm export wrote next to it")
-        if folders.MANIFEST not in files:  # the run's shards had none; the user may have put one next to the file
-            files = folders.read_assets(path.parent) | files
         folder = Path(exported.unpacked(tuple(files.items())).name)
-        config = cfg.from_yaml(folder / "config.yaml").config
-        own = (folder / folders.MANIFEST).is_file()
-        return _fitting(Weights(folder if own else path.parent, config, path, tensors))
+        return _fitting(Weights(folder, cfg.from_yaml(folder / "config.yaml").config, path, tensors))
     return _fitting(weights_in(folders.find(path)))
 
 
@@ -162,25 +173,6 @@ def read_lora(file: Path) -> dict[str, Tensor]:
             f"{apart.name} in the same folder; copy that file there too"
         )
     return exported.read(apart)[0]
-
-
-@torch.no_grad()
-def load_whole(chunks: Sequence[nn.Module], source: Path, whole: Mapping[str, Tensor], lora: bool = False) -> None:
-    """`whole`, the weights of a file or folder, into this rank's shards; with `lora`, LoRA weights too."""
-    for chunk in chunks:
-        for local, p in chunk.named_parameters():
-            if is_lora(local) and not lora:
-                continue
-            name = global_name(local, chunk)
-            if name not in whole:
-                raise ValueError(f"{source} lacks the weight {name}: it is of another model")
-            value = own_part(whole[name], p)
-            if value.shape != p.shape:
-                raise ValueError(
-                    f"{source}: weight {name} must have shape {list(p.shape)} here; it has {list(value.shape)}; "
-                    "it is damaged, or its config.yaml belongs to another model"
-                )
-            p.copy_(value)
 
 
 def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> LatentStatistics | None:

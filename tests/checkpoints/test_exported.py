@@ -137,15 +137,12 @@ def test_file_of_tensors_alone_is_refused_with_the_way_out(tmp_path, suffix, nam
     assert "dfm import" in refused(file)
 
 
-def test_file_without_manifest_takes_the_one_beside_it(run, tmp_path):
-    tensors, files = exported.read(export_to(run, tmp_path / "whole.pth"))
-    manifest, file = files.pop("manifest.json"), tmp_path / "alone" / "model.pth"
-    file.parent.mkdir()
-    exported.write(file, tensors, files)
-    with pytest.raises(FileNotFoundError, match=f"{file.parent} has no manifest.json"):
-        Pipeline.from_checkpoint(file)
-    file.with_name("manifest.json").write_bytes(manifest)
-    assert Pipeline.from_checkpoint(file).manifest["tokenizer"]["name"] == "pca"
+def test_file_without_manifest_does_not_take_the_one_beside_it(run, tmp_path):
+    tensors, files = exported.read(export_to(run, tmp_path / "model.pth"))
+    (tmp_path / "manifest.json").write_bytes(files.pop("manifest.json"))
+    exported.write(tmp_path / "model.pth", tensors, files)
+    with pytest.raises(FileNotFoundError, match="manifest.json"):
+        Pipeline.from_checkpoint(tmp_path / "model.pth")
 
 
 def test_a_file_larger_than_memory_opens(tmp_path):
