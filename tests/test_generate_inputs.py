@@ -137,6 +137,19 @@ def test_a_picture_is_a_start_and_what_its_mask_has_black_is_kept(conditioned, p
     write_png(tmp_path / "mask.png", mask[1:])
     with pytest.raises(ValueError, match="--mask.*96x64 px; got 96x63"):
         conditioned.sample_latents([request])
+    for level in (1, 255):  # of 1 for what is to change, and white paint on a layer without a ground
+        write_png(tmp_path / "mask.png", np.full_like(mask, level))
+        with pytest.raises(ValueError, match="--mask"):
+            conditioned.sample_latents([request])
+
+
+def test_a_clip_that_starts_at_another_rate_or_is_short_says_so(conditioned, tmp_path, caplog):
+    settings = {k: v for k, v in FAST.items() if k != "num_video_frames"}
+    for count, number, said in ((9, 5, "--fps 24"), (9, 1, ""), (2, 5, "2 frames")):
+        write_mp4(tmp_path / "in.mp4", np.zeros((count, 32, 48, 3), np.uint8), 24)
+        caplog.clear()
+        conditioned._start(Request("a", init_video=str(tmp_path / "in.mp4"), num_video_frames=number, **settings))
+        assert (said in caplog.text) and bool(said) == bool(caplog.text)
 
 
 def test_short_or_missing_init_video_is_refused(conditioned, tmp_path):

@@ -447,10 +447,14 @@ class Pipeline:
                     frames = video.resize(video.read_image(path), request.height, request.width).repeat(still, 0)
                     start[:, at], kept[at] = self.encode_pixels(frames)[:, at], True
             return start, ~kept if kept.any() else None
-        ((_, frames, *_),) = MediaOptions().clips(Path(request.init_video), "init")
+        ((_, frames, rate, lost),) = MediaOptions().clips(Path(request.init_video), "init")
         wanted = request.num_video_frames
         if len(frames) == 1:  # a picture stands still
             frames = frames.repeat(wanted, 0)
+        elif wanted > 1 and abs(rate / request.fps - 1) > 0.05:
+            lost["re_timed"] = f"it has {rate:g} frames a second and gets {request.fps:g}; keep them: --fps {rate:g}"
+        for said in lost.values():
+            log.warning("%s: %s", request.init_video, said)
         if len(frames) < wanted:
             raise ValueError(f"{request.init_video} has {len(frames)} frames; --num-video-frames needs {wanted}")
         size, free = (request.height, request.width), None
@@ -461,6 +465,9 @@ class Pipeline:
                 raise ValueError(f"--mask must have the size of --init-video, {own_w}x{own_h} px; got {w}x{h}")
             white = torch.from_numpy(video.resize(mask, *size)[0].mean(-1) > 127).float()
             free = F.max_pool2d(white[None], geometry.PX_PER_LATENT)[0].bool()
+            if free.all() or not free.any():
+                colour = "white, so that nothing is kept" if free.all() else "black, so that nothing changes"
+                raise ValueError(f"--mask is all {colour}; paint what is to change white, and the rest black")
         return self.encode_pixels(video.resize(frames[:wanted], *size), request.tokenizer_window), free
 
     def _given(self, request: Request) -> list[torch.Tensor]:

@@ -53,6 +53,14 @@ def check_sampler(settings: Mapping[str, Any], origin: str, given: Mapping[str, 
         raise ValueError(f"{origin} names the sampler {name}, and only you may name a module: pass --sampler {name}")
 
 
+def _utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"must be text in UTF-8; got {text!r}") from None
+    return text
+
+
 def _seed(value: Any) -> Any:
     return value.initial_seed() if isinstance(value, torch.Generator) else value
 
@@ -66,6 +74,7 @@ if TYPE_CHECKING:
     Schedule = str
 else:
     Schedule = Literal[tuple(samplers.SCHEDULES)]
+Text = Annotated[str, AfterValidator(_utf8)]
 InputPath = Annotated[str, AfterValidator(_absolute)]
 
 
@@ -134,7 +143,7 @@ def recommended(default: Any, help: str, **limits: Any) -> Any:
 class Sampling(Options):
     """Sampling settings, shared by `dfm evaluate` and `dfm generate`."""
 
-    negative_prompt: str = option("", "what to move away from; empty: the empty caption")
+    negative_prompt: Text = option("", "what to move away from; empty: the empty caption")
     num_steps: int = recommended(_USUAL.num_steps, "steps, each with one evaluation (heun: two)", ge=1)
     guidance: float = recommended(
         _USUAL.guidance, "D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt"
@@ -165,7 +174,7 @@ class Request(Sampling):
     }
     """Names of settings in diffusers' pipelines."""
 
-    prompt: str = option(help="what the clip shows")
+    prompt: Text = option(help="what the clip shows")
     index: int = option(0, "its place in the list", ge=0)
     height: int = recommended(64, "px, divisible by 16", ge=16, multiple_of=16)
     width: int = recommended(64, "px, divisible by 16", ge=16, multiple_of=16)
@@ -246,6 +255,8 @@ class Request(Sampling):
 
     def variants(self, count: int) -> list[Request]:
         """Itself, and with the seeds that follow its own."""
+        if count < 1:
+            raise ValueError(f"num_images must be 1 or more; got {count}")
         return [self, *(self.replace(seed=self.seed + more) for more in range(1, count))]
 
     def read_given(self, short_side: int) -> list[np.ndarray]:

@@ -31,6 +31,7 @@ from dfm_nb.generation.request import Request, read_prompts
         ({"guidance_interval": (3.0, 1.0)}, "low < high"),
         ({"init_video": "a.mp4", "strength": 0.0}, "strength"),
         ({"init_video": "a.mp4", "init_image": "a.png"}, "init-image"),
+        ({"negative_prompt": "a\udce9"}, "UTF-8"),  # as a shell gives bytes that are not
         ({"mask": "a.png"}, "--init-video"),
         ({"negative_prompt": "night", "guidance": 1.0}, "--negative-prompt"),
     ],
