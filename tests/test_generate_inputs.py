@@ -172,6 +172,9 @@ def test_autoguidance_moves_away_from_the_weaker_model(conditioned, conditioned_
     torch.testing.assert_close(estimate(guided, 2.5), weak + 2.5 * (main - weak), rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match="--negative-prompt"):
         estimate(guided, 2.5, negative_prompt="night")
+    plain, negative = (Request("red", **{**FAST, "guidance": 2.5}, negative_prompt=no) for no in ("", "night"))
+    with pytest.raises(ValueError, match="--negative-prompt"):  # of any prompt, not of a batch's first alone
+        list(guided.run([plain, negative]))
 
     with pytest.raises(ValueError, match="--autoguidance-checkpoint"):
         estimate(tiny_pipe, 1.5, autoguidance=2.0)

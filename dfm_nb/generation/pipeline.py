@@ -310,6 +310,7 @@ class Pipeline:
         groups: dict[Request, list[int]] = {}
         for i, r in enumerate(requests):
             r.check()
+            r.weights(self.guide is not None)  # ValueError for a setting without effect, of any prompt of a batch
             pictures: dict[str, Any] = {name: "-" for name in ("init_image", "last_image") if getattr(r, name)}
             same = r.replace(prompt="", negative_prompt="", index=0, seed=0, given=("-",) * len(r.given), **pictures)
             groups.setdefault(same, []).append(i)
