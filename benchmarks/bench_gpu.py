@@ -137,7 +137,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     peak_bytes = torch.cuda.max_memory_allocated() if cuda else _resident_peak()
     backward_s = [timed(lambda i=i: trainer.backward(packs[i % 3])) for i in range(min(3, case["steps"]))]
     unseen_s = [timed(lambda p=p: trainer.step(p)) for p in unseen]
-    flops = [_flops(config, pack) for (pack,) in packs]
+    flops = [counts.model_flops(config.model, *pack.lengths()) for (pack,) in packs]
     used = [flops[i % 3] / s for i, s in enumerate(step_s)]
     name = torch.cuda.get_device_name() if cuda else report.processor()
     peak = peak_flops(name) if cuda else None
@@ -162,14 +162,6 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         out["time_by_kernel"] = profile(lambda: trainer.step(packs[0]), cuda)
     parallel.shutdown()
     return out
-
-
-def _flops(config, pack) -> int:
-    from dfm_nb.config import counts
-
-    n = len(pack.keys)
-    q, kv = ([b - a for a, b in zip(cu, cu[1:])][:n] for cu in (pack.cu_q, pack.cu_kv))
-    return counts.model_flops(config.model, q, kv)
 
 
 def _resident_peak() -> int:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -126,14 +126,9 @@ class AttributeClassifier:
 
     @classmethod
     def load(cls, path: str | Path = ASSET) -> AttributeClassifier:
-        """Read a file of `save`; ValueError if it is not one, or is for other attributes or drawings."""
-        if not Path(path).exists():
-            raise FileNotFoundError(f"{path} does not exist; create one with scripts/train_classifier.py")
-        try:
-            with safe_open(str(path), "pt") as file:
-                meta, state = file.metadata() or {}, {k: file.get_tensor(k) for k in file.keys()}
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a safetensors file ({error})") from None
+        """Read a file of `save`; ValueError if it is for other attributes or drawings."""
+        with safe_open(str(path), "pt") as file:
+            meta, state = file.metadata() or {}, {k: file.get_tensor(k) for k in file.keys()}
         identity = json.loads(meta.get("identity", "{}"))
         if meta.get("heads") != json.dumps(HEADS) or identity.get("drawing") != synthetic.DRAWING:
             raise ValueError(f"{path} was trained for other attributes or drawings; use scripts/train_classifier.py")

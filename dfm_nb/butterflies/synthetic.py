@@ -40,8 +40,8 @@ check = drawing.load_skia
 
 
 class Flags(Options):
-    num_images: int | None = option(None, "synthetic: images to draw")
-    num_clips: int | None = option(None, "synthetic: clips to draw")
+    num_images: int | None = option(None, "synthetic: images to draw", ge=0)
+    num_clips: int | None = option(None, "synthetic: clips to draw", ge=0)
     seed: int | None = option(None, "synthetic: seed")
 
 
@@ -183,9 +183,6 @@ class Synthetic(Source):
     name = "synthetic"
 
     def __post_init__(self) -> None:
-        if min(self.num_images, self.num_clips) < 0:
-            counts = f"{self.num_images} and {self.num_clips}"
-            raise ValueError(f"num_images and num_clips cannot be negative; got {counts}")
         if self.size_px < 32 or self.size_px % 16:
             raise ValueError(f"the synthetic source draws at multiples of 16 px from 32 px up; got {self.size_px}")
         self._combinations = unseen_combinations() if self.unseen else seen_combinations()

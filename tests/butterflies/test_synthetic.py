@@ -138,7 +138,7 @@ def test_clips_beat_their_wings_over_a_still_background():
     [
         (lambda: synthetic.build("elephants"), "elephants"),
         (lambda: synthetic.build(size_px=60), "60"),
-        (lambda: synthetic.build(num_images=-1), "num_images"),
+        (lambda: synthetic.Flags(num_images=-1), "--num-images"),
         (lambda: synthetic.render({"colour": "mauve"}, 0, 64, 64), "mauve"),
         (lambda: synthetic.caption_for({"shade": "red"}), "shade"),
     ],
