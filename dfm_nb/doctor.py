@@ -9,7 +9,6 @@ import os
 import platform
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +25,6 @@ PACKAGES = {
     "jupyterlab": "notebooks",
 }
 """Modules that are imported, since wheels also fail for want of a system library; and their use, "" if required."""
-
-
-DRIVERS = {"12": "525.60.13", "13": "580.65.06"}
-"""The oldest driver of a major version of CUDA (NVIDIA, CUDA Toolkit release notes, table 3)."""
 
 
 class DoctorOptions(Verb):
@@ -73,7 +68,7 @@ def findings() -> Iterator[tuple[str, str]]:
     for i in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(i)
         yield "ok", f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB"
-    yield from _driver(torch.version.cuda)
+    yield from _cuda()
     if not torch.cuda.is_available():
         bf16 = "bf16" if cpu.fast_bf16() else "fp32, as bf16 is slower here"
         yield "note", f"no CUDA device: gloo on {os.cpu_count()} CPU cores; mixed_precision=auto is {bf16}"
@@ -83,21 +78,17 @@ def findings() -> Iterator[tuple[str, str]]:
     yield "ok" if disk > 5 * GIB else "note", free
 
 
-def _driver(cuda: str | None) -> Iterator[tuple[str, str]]:
-    """Whether the NVIDIA driver supports the CUDA that torch was built for; nothing without nvidia-smi."""
-    if shutil.which("nvidia-smi") is None:
-        return
-    ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    drivers = subprocess.run(ask, capture_output=True, text=True).stdout.split()
-    if not drivers:
-        yield "MISSING", "nvidia-smi finds no GPU; load the driver (nvidia-smi says why)"
-    elif cuda is None:
-        yield "MISSING", f"nvidia-smi lists {len(drivers)} GPUs, but torch is a CPU build; install a CUDA build of it"
-    else:
-        needed, numbers = DRIVERS.get(cuda.split(".")[0], "0"), [int(n) for n in drivers[0].split(".")]
-        good = numbers >= [int(n) for n in needed.split(".")]
-        fix = "" if good else f"; install driver {needed} or a torch for an older CUDA"
-        yield "ok" if good else "MISSING", f"NVIDIA driver {drivers[0]}, torch is built for CUDA {cuda}{fix}"
+def _cuda() -> Iterator[tuple[str, str]]:
+    """Whether torch can use the GPUs that nvidia-smi is here for; nothing without it."""
+    import torch
+
+    if shutil.which("nvidia-smi"):
+        try:
+            torch.cuda.init()
+            yield "ok", f"torch uses the GPUs through CUDA {torch.version.cuda}"
+        except (RuntimeError, AssertionError) as error:  # no driver, an old one, no GPU, a CPU build of torch
+            fix = "load or update the driver, or install a torch built for its CUDA (nvidia-smi says which)"
+            yield "MISSING", f"nvidia-smi is here, but torch uses no GPU: {str(error).splitlines()[0]}; {fix}"
 
 
 def _this_place() -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -76,17 +77,17 @@ def test_urls_as_outputs_are_refused_before_anything_is_written(tmp_path, monkey
     assert "s3://bucket" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "driver, cuda, level", [("580.65.06", "13.0", "ok"), ("570.1", "13.0", "MISSING"), ("580.1", None, "MISSING")]
-)
-def test_doctor_compares_the_driver_with_the_cuda_of_torch(tmp_path, monkeypatch, driver, cuda, level):
-    from dfm_nb.doctor import _driver
+@pytest.mark.parametrize("error", [RuntimeError("the driver is too old"), AssertionError("no CUDA"), None])
+def test_doctor_tells_why_torch_uses_no_gpu(tmp_path, monkeypatch, error):
+    from dfm_nb.doctor import _cuda
 
-    assert list(_driver(cuda)) == []
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho {driver}\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert [found for found, _ in _driver(cuda)] == [level]
+    monkeypatch.setattr("torch.cuda.init", Mock(side_effect=error))
+    (tmp_path / "nvidia-smi").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ((level, said),) = _cuda()
+    assert level == ("MISSING" if error else "ok") and str(error or "CUDA") in said
+    monkeypatch.setenv("PATH", "")
+    assert not list(_cuda())
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EROFS])
