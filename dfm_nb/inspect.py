@@ -123,7 +123,7 @@ def _draw(asked: InspectOptions, found: InspectedShards) -> str:
     picture = found.sheet(asked.samples, tokenizer)
     if picture is None:
         return "none, as no sample can be read"
-    target = Path(asked.contact_sheet or found.folder / "contact_sheet.png").expanduser()
+    target = Path(asked.contact_sheet or found.folder / "contact_sheet.png")
     try:
         video.write_png(target, picture)
     except PermissionError:

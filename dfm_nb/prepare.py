@@ -22,7 +22,7 @@ class PreparedDataset(dict):
 
     def __init__(self, folder: str | os.PathLike, manifest: dict[str, typing.Any]):
         super().__init__(manifest)
-        self.path = Path(folder).expanduser().absolute()  # also after os.chdir
+        self.path = Path(folder).absolute()  # also after os.chdir
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -70,12 +70,12 @@ def prepare_dataset(
     name = source if isinstance(source, str) else "table"
     config = PrepareConfig(source=name, output_dir=output_dir, table=table, **flags)
     if num_processes == 1:
-        return PreparedDataset(output_dir, config.run())
+        return PreparedDataset(config.output_dir, config.run())
     if table is not None:
         raise ValueError("a DataFrame is in this process alone; save it as .parquet and give source='table:FILE'")
     config.preflight(num_processes)
     launch("prepare", config.words(), num_processes)
-    return PreparedDataset(output_dir, json.loads((Path(output_dir).expanduser() / "manifest.json").read_text()))
+    return PreparedDataset(config.output_dir, json.loads(Path(config.output_dir, "manifest.json").read_text()))
 
 
 main = PrepareConfig.main

@@ -20,7 +20,7 @@ from pydantic import BeforeValidator
 
 from dfm_nb import config as cfg
 from dfm_nb.base import process
-from dfm_nb.base.files import local, write_atomically
+from dfm_nb.base.files import write_atomically
 from dfm_nb.base.options import option, plain
 from dfm_nb.base.run import Run, iteration_folders
 from dfm_nb.base.verb import Report
@@ -91,12 +91,12 @@ class SweepOptions(TrainOptions):
             name = re.sub(r"[^\w.=,+-]", "_", ",".join(words))[:120] or "run"
             name = name if name not in points else f"{name}-{len(points)}"
             overrides = [*self.overrides, *(f"{key}={value}" for key, value in chosen.items())]
-            own = {"run_dir": f"{local(self.run_dir) / name}", "overrides": overrides, "as_json": False}
+            own = {"run_dir": f"{Path(self.run_dir) / name}", "overrides": overrides, "as_json": False}
             points[name] = TrainOptions(**common | own)
         return points
 
     def run(self) -> Any:
-        points, folder, errors = self.points(), local(self.run_dir), dict[str, str]()
+        points, folder, errors = self.points(), Path(self.run_dir), dict[str, str]()
         if self.print_config:
             return next(iter(points.values())).preflight(self.nproc_per_node)
         todo = {name: point for name, point in points.items() if not _is_finished(point, self.nproc_per_node)}
@@ -114,7 +114,7 @@ class SweepOptions(TrainOptions):
     def report(self, result: Any) -> Report:
         if self.print_config:
             return super().report(result)
-        folder = local(self.run_dir)
+        folder = Path(self.run_dir)
         return swept(result.reset_index(), folder, run_dir=str(folder), page=str(folder / "index.html"))
 
 

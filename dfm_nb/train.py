@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import NPROC, guard, quietly, world_size_from_env
-from dfm_nb.base.files import local
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import read_metrics, read_table
 from dfm_nb.base.options import option
@@ -117,7 +116,7 @@ class TrainOptions(Verb):
         from dfm_nb.training import loop
 
         loop.run(resolved, self.run_dir)
-        return TrainedRun(Path(self.run_dir).expanduser().resolve())
+        return TrainedRun(Path(self.run_dir).resolve())
 
     def report(self, result: cfg.Resolved | TrainedRun) -> Report:
         """The settings and their layers where they were asked for, else the run's row of `dfm_nb.compare`."""
@@ -128,7 +127,7 @@ class TrainOptions(Verb):
             return Report({})
         from dfm_nb.runs import compare
 
-        run = local(self.run_dir)
+        run = Path(self.run_dir)
         saved = iteration_folders(run / "checkpoints")
         row = json.loads(compare([run]).iloc[0].to_json())
         stopped_by = (read_metrics(run) or [{}])[-1].get("stopped_by")
@@ -174,7 +173,7 @@ def train_model(
     options.preflight(num_processes if num_processes > 1 else world_size_from_env())
     if num_processes > 1:
         launch("pretrain", options.words(), num_processes)
-        return TrainedRun(Path(options.run_dir).expanduser().resolve())
+        return TrainedRun(Path(options.run_dir).resolve())
     from dfm_nb import parallel
     from dfm_nb.base.log import stop_logging
     from dfm_nb.training import loop

@@ -77,6 +77,15 @@ def test_urls_as_outputs_are_refused_before_anything_is_written(tmp_path, monkey
     assert "s3://bucket" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+def test_home_in_an_output_is_not_a_folder_of_that_name(tmp_path, monkeypatch):
+    """A shell leaves the ~ of --output=~/a."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert guard(cli.main, ["export", "butterflies-student", "--output=~/a/model.safetensors"]) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["home"]
+    assert (tmp_path / "home" / "a" / "model.safetensors").is_file()
+
+
 @pytest.mark.parametrize("error", [RuntimeError("the driver is too old"), AssertionError("no CUDA"), None])
 def test_doctor_tells_why_torch_uses_no_gpu(tmp_path, monkeypatch, error):
     from dfm_nb.doctor import _cuda

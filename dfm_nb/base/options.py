@@ -44,8 +44,8 @@ def option(default: Any = PydanticUndefined, help: str = "", **limits_and_marks:
     **limits_and_marks : limits are pydantic's (`ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length`, `max_length`). All
         others are marks: `positional` (an argument without a flag), `flag` (if it does not follow from the name),
         `flags` (its other names), `metavar`, `action` (argparse's), `python_only` (no flag), `output` (a path that is
-        written, so not a URL), `unset` (on a command line the default is set later, elsewhere), or any mark that a
-        reader of `fields` uses.
+        written, so not a URL, with `~` expanded), `unset` (on a command line the default is set later, elsewhere), or
+        any mark that a reader of `fields` uses.
     """
     limits = {name: limits_and_marks.pop(name) for name in _LIMITS if name in limits_and_marks}
     return PydanticField(default, description=help, json_schema_extra=limits_and_marks or None, **limits)
@@ -149,13 +149,13 @@ class Options(BaseModel):
             if value is not None:
                 number = not isinstance(value, bool) or name not in known or known[name].type is bool
                 given[name] = plain(value) if number else str(value)  # true is not a number
+                if name in known and known[name].marks.get("output") and isinstance(given[name], str):
+                    local(given[name])
+                    given[name] = os.path.expanduser(given[name])  # a shell leaves the ~ of --output=~/a.mp4
         try:
             super().__init__(**given)
         except ValidationError as error:
             raise OptionError(self._faults(error)) from None
-        for name, field in known.items():
-            if field.marks.get("output"):
-                local(getattr(self, name) or "")
 
     @classmethod
     def names(cls) -> list[str]:

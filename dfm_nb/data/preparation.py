@@ -25,7 +25,7 @@ from pydantic import model_validator
 
 from dfm_nb.base import plugins, version
 from dfm_nb.base.argv import NPROC, ArgumentParser
-from dfm_nb.base.files import local, read_json
+from dfm_nb.base.files import read_json
 from dfm_nb.base.log import log, silent
 from dfm_nb.base.options import fields, option
 from dfm_nb.base.progress import tqdm
@@ -148,7 +148,7 @@ class PrepareConfig(Verb):
         return prepare(self)
 
     def report(self, result: Mapping[str, Any]) -> Report:
-        return Report(prepared_folder.summary(local(self.output_dir)))
+        return Report(prepared_folder.summary(self.output_dir))
 
     def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
         """Those of the plug-ins among them."""
