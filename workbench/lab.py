@@ -89,9 +89,7 @@ def free_port(wanted: int | None) -> int:
     """
     tried = [wanted] if wanted is not None else list(range(DEFAULT_PORT, DEFAULT_PORT + 50))
     for port in tried:
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            s.bind((HOST, port))
+        with contextlib.suppress(OSError), socket.create_server((HOST, port)):
             return port
     raise ValueError(f"port {tried[0]} is taken; choose another --port, or leave it out for a free one")
 

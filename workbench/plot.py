@@ -79,10 +79,9 @@ def downsample(x: Any, y: Any, limit: int = MAX_POINTS) -> tuple[list[float], li
 def averaged(x: np.ndarray, y: np.ndarray, share: float, limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
     """A running mean over `share` of the points; for many points, over the means of at most `limit` intervals."""
     if len(x) > limit:
-        begin = np.unique(np.linspace(0, len(x), limit, endpoint=False).astype(int))
-        counts = np.diff(np.append(begin, len(x)))
-        ends = np.append(begin[1:], len(x)) - 1  # the end of each interval, so that the line ends with the run
-        x, y = x[ends], np.add.reduceat(y, begin) / counts
+        parts = np.array_split(x, limit), np.array_split(y, limit)
+        x = np.array([part[-1] for part in parts[0]])  # the end of each interval, so that the line ends with the run
+        y = np.array([part.mean() for part in parts[1]])
     return x.tolist(), smooth(y.tolist(), max(1, int(share * len(y))))
 
 
