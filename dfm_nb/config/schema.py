@@ -8,9 +8,10 @@ Limits on one key are here; rules between several keys are in `checks`.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from pydantic import Field as PydanticField
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
@@ -44,6 +45,7 @@ def _precision(value: Any) -> Any:
 
 Int = Annotated[int, BeforeValidator(_whole)]
 Text = Annotated[str, BeforeValidator(_text)]
+Place = Annotated[Text, AfterValidator(os.path.expanduser)]  # a shell leaves the ~ of key=~/a
 # Below 12^-0.5, the relative width of the mean over all steps: no average of `model.ema` is wider.
 SigmaRel = Annotated[float, PydanticField(gt=0, lt=0.2886)]
 LatentSize = Annotated[list[Annotated[Int, PydanticField(ge=1)]], PydanticField(min_length=3, max_length=3)]
@@ -127,7 +129,7 @@ class ModelConfig(Group):
     recompute_granularity: Literal["selective", "full"] | None = option(
         None, "recompute in the backward pass: selective (attention), full (layers), or null (nothing)", network=False
     )
-    vae_cache_folder: Text | None = option(None, "the tokenizer's folder, for validation samples", network=False)
+    vae_cache_folder: Place | None = option(None, "the tokenizer's folder, for validation samples", network=False)
     lora: LoraConfig = LoraConfig()
 
     @property
@@ -191,10 +193,10 @@ class SchedulerConfig(Group):
 
 
 class DatasetConfig(Group):
-    path: Text | None = option(
+    path: Place | None = option(
         None, "folder with the shards that `dfm prepare` wrote, or its URL (https://, s3://, what fsspec opens)"
     )
-    cache_dir: Text | None = option(None, "cache for shards from a server; null: ~/.cache/dfm_nb")
+    cache_dir: Place | None = option(None, "cache for shards from a server; null: ~/.cache/dfm_nb")
     cache_gib: float = option(64.0, "size of that cache in GiB", gt=0)
     task_encoder_seq_length: Int = option(8192, "tokens in a pack; no sample may be longer", ge=1)
     packing_buffer_size: Int = option(64, "size of the packing buffer", ge=1)
@@ -232,12 +234,12 @@ class DatasetConfig(Group):
 
 
 class CheckpointConfig(Group):
-    checkpoint_dir: Text | None = option(None, "folder for checkpoints; null: checkpoints/ in the run folder")
-    load: Text | None = option(
+    checkpoint_dir: Place | None = option(None, "folder for checkpoints; null: checkpoints/ in the run folder")
+    load: Place | None = option(
         None, "resume from the newest checkpoint of this folder or run, or start from scratch if it has none"
     )
-    load_checkpoint: Text | None = option(None, "resume from this run, checkpoint folder or iter_*, which must exist")
-    pretrained: Text | None = option(None, "start from these weights with a fresh optimizer and data order")
+    load_checkpoint: Place | None = option(None, "resume from this run, checkpoint folder or iter_*, which must exist")
+    pretrained: Place | None = option(None, "start from these weights with a fresh optimizer and data order")
     save_interval: Int = option(1000, "iterations between checkpoints; 0 saves at the end only", ge=0)
     async_save: bool = option(False, "write checkpoints in the background during training")
     keep_last: Int = option(3, "number of newest checkpoints to keep; 0 keeps all", ge=0)

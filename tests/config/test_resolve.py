@@ -110,6 +110,12 @@ def test_a_setting_that_is_text_keeps_the_words(word, tmp_path):
     ]
 
 
+def test_home_in_a_path_is_not_a_folder_of_that_name(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    resolved = C.resolve(None, overrides=["checkpoint.checkpoint_dir=~/a", "dataset.path=s3://b/~"])
+    assert (resolved.config.checkpoint.checkpoint_dir, resolved.config.dataset.path) == ("/home/me/a", "s3://b/~")
+
+
 def test_a_file_keeps_the_words_of_text_and_null_is_none(tmp_path):
     text = "{checkpoint: {checkpoint_dir: 1.10, load: null}, validation: {prompts: [007, yes, '8']}}"
     r = C.resolve(None, write(tmp_path, text), ["checkpoint.pretrained=null", "logger.wandb_exp_name='null'"])
