@@ -28,6 +28,7 @@ import numpy as np
 from dfm_nb import parallel
 from dfm_nb.base import files, plugins, video
 from dfm_nb.base.argv import NPROC, guard, quietly
+from dfm_nb.base.log import log
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.evaluation import features
@@ -100,6 +101,10 @@ def one_checkpoint(options: EvaluateOptions) -> EvaluationResult:
     if options.dataset:
         assert network is not None
         return over_data(options, pipe, network, exam if EXAM in plugins.names("exams") else None)
+    source = (pipe.manifest.get("source") or {}).get("name", "synthetic")
+    if source != "synthetic":
+        said = "the data of this model come from %s, and without --dataset it is asked for %s: give --dataset %s"
+        log.warning(said, source, EXAM, pipe.config.dataset.path or "FOLDER")
     counts = dict(zip(("images", "clips"), options.amounts(64, 16)))
     result.values |= exam().unseen(counts, options.wordings, network)
     return result

@@ -14,6 +14,7 @@ from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image
 from dfm_nb.butterflies import synthetic, wordings
 from dfm_nb.butterflies.attributes import MEASURED, TOGETHER
+from dfm_nb.checkpoints import folders
 from dfm_nb.data.sample_index import index_dataset
 from dfm_nb.evaluation import reference
 from dfm_nb.generation import run_verdict
@@ -99,7 +100,8 @@ def test_without_flags_unseen_captions_and_training_ones_are_asked_as_generate_d
 
 
 @pytest.mark.slow
-def test_unseen_combinations_need_no_dataset_and_repeat(tiny_checkpoint, tmp_path):
+def test_unseen_combinations_need_no_dataset_and_repeat(tiny_checkpoint, tmp_path, caplog, monkeypatch):
+    """A model of other data is asked for them too, with a warning."""
     argv = ["--checkpoint-path", str(tiny_checkpoint), "--num-prompts", "6", "--num-clips", "0", *STEPS]
     argv += ["--part", "test", "--wordings", "2", "--distances"]
     results = []
@@ -108,7 +110,14 @@ def test_unseen_combinations_need_no_dataset_and_repeat(tiny_checkpoint, tmp_pat
         results.append(json.loads((tmp_path / name).read_text()))
     assert results[0] == results[1] and results[0]["images"]["samples"] == 6 and "clips" not in results[0]
     assert set(results[0]["wordings"]) == set(wordings.forms())
-    assert set(results[0]["images"]["distances"]) == {"efficientnet_lite0"}
+    assert set(results[0]["images"]["distances"]) == {"efficientnet_lite0"} and "--dataset" not in caplog.text
+    of_others = {
+        **folders.read_manifest(Pipeline.from_checkpoint(tiny_checkpoint).folder),
+        "source": {"name": "folder"},
+    }
+    monkeypatch.setattr(folders, "read_manifest", lambda folder: of_others)
+    assert guard(evaluate.main, [*argv[:2], "--num-prompts", "1", "--num-clips", "0", *STEPS]) == 0
+    assert "--dataset" in caplog.text
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ torch nor megatron is imported.
 """
 
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Sequence
@@ -117,7 +118,8 @@ def _sound_blend(rows: list[tuple[str, BlendCorpus]], normalize: bool) -> Blend:
 
 def _sound(split: str, corpora: list[BlendCorpus], normalize: bool) -> tuple[BlendCorpus, ...]:
     prefixes, weights = [c.prefix for c in corpora], [c.weight for c in corpora if c.weight is not None]
-    if twice := [p for p in prefixes if prefixes.count(p) > 1]:
+    places = [os.path.realpath(f"{p}.idx") for p in prefixes]
+    if twice := [p for p, place in zip(prefixes, places) if places.count(place) > 1]:
         raise ValueError(f"a corpus may appear once in a split; {twice[0]} appears {len(twice)} times in {split}")
     if not weights:
         return tuple(corpora)
@@ -125,7 +127,8 @@ def _sound(split: str, corpora: list[BlendCorpus], normalize: bool) -> tuple[Ble
     positive = all(0 <= w < math.inf for w in weights) and total > 0
     if not positive or (abs(total - 1) > TOLERANCE and not normalize):
         listed = " + ".join(f"{w:g}" for w in weights)
-        raise ValueError(f"the weights of {split} must sum to 1, or use --normalize; got {listed} = {total:g}")
+        must = "sum to 1, or use --normalize" if positive else "be 0 or more, and not all 0"
+        raise ValueError(f"the weights of {split} must {must}; got {listed} = {total:g}")
     return _weighted(corpora, weights)
 
 

@@ -1,6 +1,7 @@
 """Blends: parsing, checks, strategies against their closed forms, epochs."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,6 +59,11 @@ def test_list_and_yaml_give_the_same_blend(folder):
 def test_weights_must_sum_to_one_per_split(folder):
     with pytest.raises(ValueError, match="train.*1.1"):
         blend_of(folder, [0.5, 0.3, 0.3])
+    with pytest.raises(ValueError, match="0 or more"):
+        blend_of(folder, [-1, 1, 1])
+    first = prefixes(folder)[0]
+    with pytest.raises(ValueError, match="once"):
+        tm.parse_list(["0.5", first, "0.5", f"{Path(first).parent}/./{Path(first).name}"])
     words = [x for w, p in zip([2, 1, 1], prefixes(folder)) for x in (str(w), p)]
     assert weights(tm.parse_list(words, normalize=True)) == [0.5, 0.25, 0.25]
     text = PAGE.format(d=folder).replace("dataset_weight: 1.0", "dataset_weight: 0.9")
