@@ -206,8 +206,9 @@ def _is_finished(point: TrainOptions, nproc: int) -> bool:
     if not run.config_file.is_file():
         return False
     stored, saved = cfg.from_yaml(run.config_file), iteration_folders(run.checkpoints)
-    same = all(resolved.get(k) in (None, "auto", stored.get(k)) for k in cfg.FIELDS)
-    return same and bool(saved) and saved[-1][0] >= stored.config.train.train_iters
+    differ = [k for k in cfg.FIELDS if resolved.get(k) != stored.get(k)]
+    settled = all(resolved.get(k) in (None, "auto") and stored.provenance[k].startswith(cfg.DERIVED) for k in differ)
+    return settled and bool(saved) and saved[-1][0] >= stored.config.train.train_iters
 
 
 def _write(folder: Path, points: Mapping[str, TrainOptions], errors: Mapping[str, str]) -> pd.DataFrame:

@@ -72,6 +72,9 @@ def test_a_second_sweep_does_what_is_left_and_a_failed_run_is_a_row(tmp_path, ca
     flags = {"recipe": "demo", "overrides": TINY[3:], "mock": True, "run_dir": folder}
     table = sweep({"optimizer.lr": [1e-3, 3e-3]}, **flags)
     assert table["state"].tolist() == ["finished"] * 2 and "started" not in capfd.readouterr().out
+    for more in (["model.shift_tokens=64"], []):  # set, and left out again
+        sweep({"optimizer.lr": [1e-3]}, **flags | {"overrides": [*TINY[3:], *more]})
+        assert "-- run started" in capfd.readouterr().out
 
 
 def test_tables_of_somebody_else_are_kept(tmp_path):
