@@ -149,7 +149,7 @@ def findings(targets_: list[dict]) -> list[str]:
     out = [
         "## Do 20 evaluations reach the error of 35 Heun steps?",
         "",
-        "In brackets the best of the three schedules for the sampler at 20 evaluations.",
+        "In brackets the best schedule for the sampler at 20 evaluations.",
         "",
     ]
     for target in targets_:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dfm_nb.base import video
+from dfm_nb.base import pretrained, video
 from dfm_nb.base.files import read_json
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.run import MEDIA, is_iteration, media_in
@@ -209,13 +209,21 @@ def grid(pipe: Any, prompt: str | Sequence[str], **settings: Any) -> Gallery:
     if not 1 <= len(listed) <= 2:
         raise ValueError(f"a grid needs a list of values for one or two settings; got {', '.join(listed) or 'none'}")
     (across, columns), (down, rows) = [*listed.items(), ("", [None])][:2]
-    clips: dict[str, list[Any]] = {}
-    for column, row in itertools.product(columns, rows):
+    labels = [f"{across} {path_of(value) if hasattr(value, 'source') else value}" for value in columns]
+    labels = [label if labels.count(label) == 1 else f"{label} ({i})" for i, label in enumerate(labels, 1)]
+    clips: dict[str, list[Any]] = {label: [] for label in labels}
+    for (label, column), row in itertools.product(zip(labels, columns), rows):
         chosen = {name: v for name, v in (values | {across: column, down: row}).items() if name}
         model = chosen.pop("checkpoint")
-        model, label = model if hasattr(model, "run") else load_once(model), getattr(column, "folder", column)
-        clips.setdefault(f"{across} {label}", []).append(model(chosen.pop("prompt"), **chosen)[0])
+        model = model if hasattr(model, "run") else load_once(model)
+        clips[label].append(model(chosen.pop("prompt"), **chosen)[0])
     return Gallery(clips)
+
+
+def path_of(pipe: Any) -> str:
+    """The argument of `Pipeline.from_pretrained` for the same weights."""
+    path = (pipe.source.file or pipe.source.folder) if pipe.source else pipe.folder
+    return path.stem if pretrained.packaged(path.stem) == path else str(path)
 
 
 def _listed(things: Any) -> list[Any]:

@@ -43,7 +43,7 @@ from dfm_nb.generation.request import (
 )
 from workbench import studio_html as pieces
 from workbench.controls import Section, Slider, copied, faults_of
-from workbench.gallery import Gallery, download, file_stem, load
+from workbench.gallery import Gallery, download, file_stem, load, path_of
 from workbench.live import Live, fault_html
 
 PROMPT = "A spotted blue swallowtail over a meadow."
@@ -374,7 +374,7 @@ class Studio(Live):
 
     def code(self) -> tuple[str, str]:
         """The Python call and the `dfm generate` command that reproduce the shown clip."""
-        request, source = self._shown().request, _path_of(self.pipe)
+        request, source = self._shown().request, path_of(self.pipe)
         file = f"clip{'.png' if request.num_video_frames == 1 else '.mp4'}"
         average = "" if self.pipe.ema == "auto" else f", ema={self.pipe.ema!r}"
         args = ", ".join([repr(request.prompt), *(f"{name}={value!r}" for name, value in self._own(request).items())])
@@ -526,13 +526,7 @@ class Studio(Live):
         super()._ipython_display_()
 
     def __repr__(self) -> str:
-        return f"Studio({_path_of(self.pipe)!r}, {len(self.history)} clips, {self.message!r})"
-
-
-def _path_of(pipe: Any) -> str:
-    """The argument of `Pipeline.from_pretrained` for the same weights."""
-    path = (pipe.source.file or pipe.source.folder) if pipe.source else pipe.folder
-    return path.stem if pretrained.packaged(path.stem) == path else str(path)
+        return f"Studio({path_of(self.pipe)!r}, {len(self.history)} clips, {self.message!r})"
 
 
 def _free_name(request: Request, folder: Path) -> Path:

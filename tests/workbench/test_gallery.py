@@ -11,6 +11,7 @@ import pytest
 from dfm_nb.base.video import read_image, write_mp4, write_png
 from dfm_nb.data.edits import EDITS, Edit, read_edits
 from dfm_nb.data.inspection import pictures
+from dfm_nb.generation.pipeline import Pipeline
 from workbench.browser import DatasetBrowser
 from workbench.gallery import Gallery, file_stem, grid
 
@@ -180,6 +181,15 @@ def test_an_edit_that_cannot_be_kept_is_told(tiny_data, tmp_path):
     caption = browser._cells.children[0].children[1]
     before, caption.value = caption.value, "a moth"
     assert 'role="alert"' in browser._told.value and caption.value == before
+
+
+def test_grid_has_a_column_for_each_of_two_pipelines_of_one_checkpoint(tiny_checkpoint, tiny_pipe):
+    raw = Pipeline.from_checkpoint(tiny_checkpoint, ema=None)
+    packaged = Pipeline.from_pretrained("butterflies")
+    columns = grid([tiny_pipe, raw, packaged], "a moth", num_steps=1, height=64, width=64).columns
+    assert [len(clips) for clips in columns.values()] == [1, 1, 1]
+    folder = raw.folder
+    assert list(columns) == [f"checkpoint {folder} (1)", f"checkpoint {folder} (2)", "checkpoint butterflies"]
 
 
 def test_grid_has_a_column_and_a_row_for_each_value():
