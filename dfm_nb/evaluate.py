@@ -31,6 +31,7 @@ from dfm_nb.base.argv import NPROC, guard, quietly
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
+from dfm_nb.checkpoints import folders
 from dfm_nb.evaluation import features
 from dfm_nb.evaluation.comparison import EvaluationResult
 from dfm_nb.generation.run_verdict import MeasurementOptions, over_checkpoints, over_data
@@ -101,7 +102,7 @@ def one_checkpoint(options: EvaluateOptions) -> EvaluationResult:
     if options.dataset:
         assert network is not None
         return over_data(options, pipe, network, exam if EXAM in plugins.names("exams") else None)
-    source = (pipe.manifest.get("source") or {}).get("name", "synthetic")
+    source = folders.source_of(pipe.manifest).get("name", "synthetic")
     if source != "synthetic":
         said = "the data of this model come from %s, and without --dataset it is asked for %s: give --dataset %s"
         log.warning(said, source, EXAM, pipe.config.dataset.path or "FOLDER")

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from dfm_nb.base.video import read_image, resize, write_mp4, write_png
+from dfm_nb.checkpoints import folders
 from dfm_nb.diffusion.samplers import karras_sigmas, sample_euler
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
@@ -141,6 +143,25 @@ def test_a_picture_is_a_start_and_what_its_mask_has_black_is_kept(conditioned, p
         write_png(tmp_path / "mask.png", np.full_like(mask, level))
         with pytest.raises(ValueError, match="--mask"):
             conditioned.sample_latents([request])
+
+
+def test_transparent_pixels_show_the_ground_that_training_had_from_any_folder(
+    conditioned_checkpoint, tiny_pipe, tmp_path, monkeypatch
+):
+    """The weights have a relative path, and the working directory changes after they are found."""
+    black = {**folders.read_manifest(tiny_pipe.folder), "source": {"name": "folder", "background": [0, 0, 0]}}
+    monkeypatch.setattr(folders, "read_manifest", lambda folder: black)
+    monkeypatch.chdir(conditioned_checkpoint.parent)
+    pipe = Pipeline.from_checkpoint(conditioned_checkpoint.name)
+    monkeypatch.chdir(tmp_path)
+    size = {"height": 32, "width": 48, "num_video_frames": 9}
+    kinds = {"init_image": "clear.png", "last_image": "clear.png", "init_video": "clear.png", "given": ["clear.png"]}
+    for name, value in kinds.items():
+        request, starts = Request("a", **{name: value}, **size), []
+        for colour in ((255, 0, 0, 0), (0, 0, 0, 255)):  # transparent, black
+            Image.new("RGBA", (48, 32), colour).save("clear.png")
+            starts.append([pipe._start(request)[0], *pipe._given(request)])
+        assert all(map(torch.equal, *starts))
 
 
 def test_a_clip_that_starts_at_another_rate_or_is_short_says_so(conditioned, tmp_path, caplog):

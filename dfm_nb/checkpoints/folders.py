@@ -144,6 +144,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return read_object(path, {**prepared_folder.STATISTICS, **{kind: {"name": str} for kind in ENCODERS}})
 
 
+def source_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What a manifest says of the source that its data come from."""
+    return found if isinstance(found := manifest.get("source"), dict) else {}
+
+
 def statistics_file(statistics: LatentStatistics) -> bytes:
     """The content of a checkpoint's `latent_statistics.json`: what training subtracted and divided by."""
     return json.dumps({"latent_mean": statistics.mean.tolist(), "latent_std": statistics.std.tolist()}).encode()

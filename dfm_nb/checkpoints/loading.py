@@ -113,7 +113,7 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
     """
     if isinstance(path, Weights):
         return path
-    path = weights_path(path)
+    path = weights_path(path).absolute()  # the caller may change the working directory before all is read
     if path.suffix in (".safetensors", ".pth") and path.is_file():
         tensors, files = exported.read(path)
         if "config.yaml" not in files:

@@ -60,6 +60,11 @@ class ShardStore(SampleIndex):
         self._left_out = left_out | {f"{key}{MIRRORED}" for key in left_out}
         if progress and left_out:
             log.info("%s sets aside %d samples of all splits", self.folder / EDITS, len(left_out))
+        if progress and not remote:
+            others = sorted({tar.name for tar in self.folder.glob("*.tar")} - read_checksums(self.folder).keys())
+            if others:
+                said = "%s has %d tars that are not of its preparation and are not used, such as %s"
+                log.warning(said, path, len(others), others[0])
         self._remote, self._cache_room, self._lock = remote, self.cache_bytes, threading.Lock()
         self.most_peeks = READ_OF_SERVER if remote else SPREAD_SAMPLES
         self._cache: dict[int, EncodedClip] = {}

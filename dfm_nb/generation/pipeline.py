@@ -114,6 +114,9 @@ class Pipeline:
         self.channels, self.sigma_data = m.in_channels, m.sigma_data
         self.device = parallel.device()
         self.manifest = folders.read_manifest(folder)
+        # pictures to start from are read as those of training were
+        ground = folders.source_of(self.manifest).get("background", video.WHITE)
+        self.reading = MediaOptions(background=f"#{bytes([*ground]).hex()}")
         encoded = m.network.encodes_empty_caption and not (folder / EMPTY_TEXT).is_file()
         self.empty_text = None if encoded else read_empty_text(folder, m.text_dim)
         self.statistics = statistics or folders.read_statistics(folder).used_by(m.network)
@@ -445,10 +448,11 @@ class Pipeline:
             # A first latent frame holds one frame, every later one four: in these the last image stands still.
             for path, at, still in (request.init_image, 0, 1), (request.last_image, -1, 1 + geometry.FRAMES_PER_LATENT):
                 if path:
-                    frames = video.resize(video.read_image(path), request.height, request.width).repeat(still, 0)
+                    picture = video.read_image(path, self.reading.colour)
+                    frames = video.resize(picture, request.height, request.width).repeat(still, 0)
                     start[:, at], kept[at] = self.encode_pixels(frames)[:, at], True
             return start, ~kept if kept.any() else None
-        ((_, frames, rate, lost),) = MediaOptions().clips(Path(request.init_video), "init")
+        ((_, frames, rate, lost),) = self.reading.clips(Path(request.init_video), "init")
         wanted = request.num_video_frames
         if len(frames) == 1:  # a picture stands still
             frames = frames.repeat(wanted, 0)
@@ -478,7 +482,8 @@ class Pipeline:
                 "--given needs a model trained with given pictures, and this one was not; use --init-video with "
                 "--strength instead, or train on pairs (docs/prepare.md)"
             )
-        return [self.encode_pixels(frames) for frames in request.read_given(min(request.height, request.width))]
+        short_side = min(request.height, request.width)
+        return [self.encode_pixels(frames) for frames in request.read_given(short_side, self.reading)]
 
     # ---- pixels and latents -----------------------------------------------------------------------------------
 

@@ -259,9 +259,9 @@ class Request(Sampling):
             raise ValueError(f"num_images must be 1 or more; got {count}")
         return [self, *(self.replace(seed=self.seed + more) for more in range(1, count))]
 
-    def read_given(self, short_side: int) -> list[np.ndarray]:
+    def read_given(self, short_side: int, reading: MediaOptions | None = None) -> list[np.ndarray]:
         """The frames of `given`, uint8 [T, H, W, 3], fitted to a short side in px as preparation fits them."""
-        firsts = [next(MediaOptions().clips(Path(path), "given"))[1] for path in self.given]
+        firsts = [next((reading or MediaOptions()).clips(Path(path), "given"))[1] for path in self.given]
         sizes = (video.fit_size(frames.shape[1], frames.shape[2], short_side, upscale=True) for frames in firsts)
         return [video.resize(frames, *size) for frames, size in zip(firsts, sizes)]
 

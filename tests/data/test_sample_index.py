@@ -65,6 +65,14 @@ def test_opening_reads_no_sample_but_the_first(data, monkeypatch):
     assert len(store) == 11 and store.read(10).key == store.keys[10]
 
 
+def test_tars_that_are_not_of_the_preparation_are_named(data, caplog):
+    ShardStore(data, progress=True)
+    assert not caplog.text
+    (data / "rank7-000000.tar").touch()
+    ShardStore(data, progress=True)
+    assert "rank7-000000.tar" in caplog.text
+
+
 def test_writing_it_again_changes_nothing(data):
     names = [p.name for p in data.glob("*.arrow")]
     whole = [(data / name).read_bytes() for name in ("checksums.json", *names)]

@@ -224,8 +224,11 @@ def _read_text(path: Path, suffix: str) -> Rows:
         names = dict.fromkeys(name for record in records for name in record)
         return {name: [_cell(record.get(name)) for record in records] for name in names}
     separator = "\t" if suffix == ".tsv" else max(",;\t", key=text.partition("\n")[0].count)
-    columns = zip(*_csv_rows(lines, separator))
-    return {name.strip(): list(map(_cell, cells)) for name, *cells in columns}
+    columns = [(name.strip(), cells) for name, *cells in zip(*_csv_rows(lines, separator))]
+    names = [name for name, _ in columns if name]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"its header has the column {', '.join(twice)} more than once; rename or remove one")
+    return {name: list(map(_cell, cells)) for name, cells in columns}
 
 
 def _csv_rows(lines: Iterable[str], separator: str) -> Iterator[list[str]]:

@@ -376,6 +376,7 @@ def test_columns_can_be_chosen(option, column, tmp_path):
         ("t.csv", b"image,caption\n", ""),
         ("t.csv", b"image,caption\na,b\nc,d,e\n", "line 3"),
         ("t.csv", b"image,caption\na,b,c\n", ""),
+        ("t.csv", b"image,caption, caption,,\na,b,c,,\n", "caption"),
         ("t.csv", b'image,caption\na,"big\nb,c\n', "line 2"),
         ("t.csv", b'image,caption\na,b\nb,"big\nc,d\nd,"e"\n', "line 3"),
         ("t.csv", b"image,caption\na,\x81\n", "UTF-8"),
