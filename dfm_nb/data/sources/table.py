@@ -27,6 +27,7 @@ import math
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -225,8 +226,8 @@ def _read_text(path: Path, suffix: str) -> Rows:
         return {name: [_cell(record.get(name)) for record in records] for name in names}
     separator = "\t" if suffix == ".tsv" else max(",;\t", key=text.partition("\n")[0].count)
     columns = [(name.strip(), cells) for name, *cells in zip(*_csv_rows(lines, separator))]
-    names = [name for name, _ in columns if name]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    uses = Counter(name for name, _ in columns if name)
+    if twice := [name for name, count in uses.items() if count > 1]:
         raise ValueError(f"its header has the column {', '.join(twice)} more than once; rename or remove one")
     return {name: list(map(_cell, cells)) for name, cells in columns}
 
