@@ -24,7 +24,7 @@ def whole_weights(source: loading.Weights, sigma_rel: float | str | None = "auto
     """
     length = source.length(sigma_rel)
     if source.file is not None or length is None or length in source.config.ema.sigma_rels:
-        return source.whole(length)
+        return source.whole(sigma_rel)
     return _rebuilt(source, length)
 
 

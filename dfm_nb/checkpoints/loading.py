@@ -51,19 +51,25 @@ class Weights:
         return {"folder": self.folder.name, "sha256": sha256(self.folder / folders.CHECKSUMS)}
 
     def length(self, ema: float | str | None) -> float | None:
-        """`ema` with "auto" replaced by a length; None if no average is stored."""
+        """`ema` with "auto" replaced by a length; None if no average is stored.
+
+        ValueError for a choice among the weights of an exported file, which has one set of them.
+        """
+        if self.file is not None and ema != "auto":
+            fix = "leave out the average (or --raw), or name the run"
+            raise ValueError(f"{self.file} has only the weights that dfm export chose; {fix}")
         return generated_with(self.config.ema.sigma_rels) if ema == "auto" else ema  # type: ignore[return-value]
 
     def whole(self, ema: float | str | None = "auto") -> Mapping[str, Tensor]:
         """All weights by name; LoRA weights have their own names.
 
         ema : "auto" (shortest stored average), a stored length, or None (the weights themselves). An exported file has
-        one set of weights, whatever `ema` is, and its LoRA weights are in a second file.
+        one set of weights, which is "auto", and its LoRA weights are in a second file.
         """
-        lora, lengths = bool(self.config.model.lora.rank), self.config.ema.sigma_rels
+        lora, lengths, length = bool(self.config.model.lora.rank), self.config.ema.sigma_rels, self.length(ema)
         if self.file is not None:
             return self.tensors | read_lora(self.file) if lora else self.tensors
-        if (length := self.length(ema)) is not None and length not in lengths:
+        if length is not None and length not in lengths:
             raise ValueError(
                 f"{self.folder} has no average of length {length}; stored: {', '.join(map(str, lengths)) or 'none'} "
                 "(dfm export --ema-sigma-rel makes others)"

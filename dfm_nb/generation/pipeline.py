@@ -145,7 +145,8 @@ class Pipeline:
 
         Parameters
         ----------
-        ema : relative length of the EMA to use; "auto" is the shortest stored one, None the raw weights.
+        ema : relative length of the EMA to use; "auto" is the shortest stored one, or what an exported file has; None
+            the raw weights.
         layout : parallel degrees; needs as many processes. guide : a weaker checkpoint for autoguidance.
         mixed_precision : arithmetic; None: as in training, or float32 on a CPU without fast bfloat16.
         """
@@ -163,7 +164,11 @@ class Pipeline:
         source.load(chunks, ema)
         for chunk in chunks:
             chunk.eval().requires_grad_(False)
-        guide_pipe = cls.from_checkpoint(guide, ema, layout, mixed_precision=mixed_precision) if guide else None
+        guide_pipe = None
+        if guide:
+            weaker = loading.find_weights(guide)
+            ema_of_guide = "auto" if weaker.file else ema  # an exported file has one set of weights
+            guide_pipe = cls.from_checkpoint(weaker, ema_of_guide, layout, mixed_precision=mixed_precision)
         return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, guide_pipe, source, ema)
 
     @classmethod

@@ -123,6 +123,18 @@ def test_average_that_cannot_be_rebuilt_is_refused_with_the_range(run, tmp_path)
     assert not (tmp_path / "model.pth").exists()
 
 
+def test_a_choice_among_the_weights_of_a_file_is_refused(run, tmp_path):
+    """It has one set of them."""
+    file = export_to(run, tmp_path / "model.pth")
+    for ema in (None, 0.1):
+        with pytest.raises(ValueError, match="model.pth"):
+            Pipeline.from_checkpoint(file, ema=ema)
+    for choice in ("--raw", "--ema-sigma-rel=0.05"):
+        with pytest.raises(ValueError, match="model.pth"):
+            export.main([str(file), "--output", str(tmp_path / "other.pth"), choice])
+    assert not (tmp_path / "other.pth").exists()
+
+
 def test_other_files_are_not_unpacked(tmp_path):
     tensors, texts = {"file.../evil": torch.zeros(2, dtype=torch.uint8)}, {"config.yaml": "model: {}"}
     about = exported.About(files=texts, sha256=exported._checksum(texts, tensors))
