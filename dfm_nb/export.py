@@ -15,7 +15,7 @@ from dfm_nb.base import argv, plugins
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.checkpoints import loading
-from dfm_nb.checkpoints.consolidated import whole_weights, without_updates, write_weights
+from dfm_nb.checkpoints.consolidated import without_updates, write_weights
 from dfm_nb.config import networks
 from dfm_nb.parallel.groups import Layout
 
@@ -58,7 +58,7 @@ class ExportOptions(Verb):
         weights.config.dataset.path, weights.config.checkpoint = None, type(weights.config.checkpoint)()
         parallel.init()
         average = "auto" if self.ema_sigma_rel is None else self.ema_sigma_rel
-        tensors = whole_weights(weights, None if self.raw else average)
+        tensors = weights.whole(None if self.raw else average)
         if self.lora == "merged":
             tensors = without_updates(tensors, weights.config.model)
         file.parent.mkdir(parents=True, exist_ok=True)

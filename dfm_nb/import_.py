@@ -15,7 +15,7 @@ from dfm_nb.base import argv, plugins, pretrained
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.checkpoints import exported, loading
-from dfm_nb.checkpoints.consolidated import whole_weights, write_weights
+from dfm_nb.checkpoints.consolidated import write_weights
 from dfm_nb.config import networks
 from dfm_nb.config.notation import Overrides
 
@@ -110,7 +110,7 @@ def with_adapters(source: Path, base: str, output: Path) -> None:
         )
     parallel.init()
     rank, adapters = plugins.find("networks", model.network.adapters)(source, model)
-    weights = whole_weights(found)
+    weights = found.whole()
     both = exported.Lazy([*weights, *adapters], lambda name: adapters[name] if name in adapters else weights[name])
     model.lora.rank, model.lora.alpha = rank, float(rank)
     write_weights(both, output, found)

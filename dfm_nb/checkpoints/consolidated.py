@@ -1,4 +1,4 @@
-"""Whole weights by name, one in memory at a time: read from a checkpoint of any layout, and written as one file."""
+"""Whole weights by name, one in memory at a time, are written as one file."""
 
 import json
 from collections.abc import Mapping
@@ -8,61 +8,9 @@ import torch
 from torch import Tensor
 
 from dfm_nb import config as cfg
-from dfm_nb.checkpoints import exported, folders, loading, saving
+from dfm_nb.checkpoints import exported, folders, loading
 from dfm_nb.checkpoints.tensor_files import Lazy
-from dfm_nb.model import ema
 from dfm_nb.model.linear import is_lora, merged
-
-MAX_ERROR = 0.1
-"""Largest relative error of the profile of a rebuilt average."""
-
-
-def whole_weights(source: loading.Weights, sigma_rel: float | str | None = "auto") -> Mapping[str, Tensor]:
-    """All weights; LoRA weights have their own names.
-
-    sigma_rel : as for `Weights.whole`, or any length that the run's stored averages can rebuild.
-    """
-    length = source.length(sigma_rel)
-    if source.file is not None or length is None or length in source.config.ema.sigma_rels:
-        return source.whole(sigma_rel)
-    return _rebuilt(source, length)
-
-
-def _rebuilt(source: loading.Weights, sigma_rel: float) -> Mapping[str, Tensor]:
-    """The average of length `sigma_rel` from all stored ones of the run (post-hoc EMA).
-
-    Karras et al. 2024 (EDM2), Sec. 3: any average is nearly a linear combination of stored ones.
-    """
-    lengths = list(source.config.ema.sigma_rels)
-    if not lengths:
-        raise ValueError(f"{source.folder} stores no averages (ema.sigma_rels is empty); use --raw")
-    saved = folders.whole_checkpoints(source.folder.parent)
-    for folder in saved:
-        if folder != source.folder:  # this one was verified before
-            folders.verify(folder)
-    steps = {f: saving.read_state(f)["steps_taken"] for f in saved}
-    last = steps[source.folder]
-    found = [(t, length, folder) for folder, t in steps.items() for length in lengths if 0 < t <= last]
-    profiles = [(t, length) for t, length, _ in found]
-    weights, error = ema.combine_weights(profiles, (last, sigma_rel))
-    if not error <= MAX_ERROR:
-        good = [f"{low:.3f} to {high:.3f}" for low, high in ema.rebuildable(profiles, last, MAX_ERROR)]
-        raise ValueError(
-            f"--ema-sigma-rel must be a length that the {len(profiles)} stored averages of this run can rebuild, "
-            f"{' or '.join(good)}; got {sigma_rel:g}; keep more checkpoints or set ema.sigma_rels"
-        )
-    print(f"[INFO] EMA of length {sigma_rel:g} from {len(profiles)} stored ones: its profile is off by {error:.1%}")
-    lora = bool(source.config.model.lora.rank)
-    averages = [loading.stored(folder, length, lora) for _, length, folder in found]
-
-    def combined(name: str) -> Tensor:
-        if is_lora(name) != lora:  # frozen, so it has no average
-            return averages[0][name]
-        # float64, as the weights of a combination can be large and of both signs
-        total = sum(float(w) * s[name].double() for w, s in zip(weights, averages))
-        return torch.as_tensor(total, dtype=torch.float32)
-
-    return Lazy(averages[0], combined)
 
 
 def write_weights(

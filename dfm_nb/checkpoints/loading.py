@@ -26,12 +26,14 @@ from dfm_nb.checkpoints.state import EMA, OPTIMIZER
 from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy, TensorIndex
 from dfm_nb.config import counts
 from dfm_nb.config.schema import marked
-from dfm_nb.model.ema import PowerEMA
+from dfm_nb.model.ema import PowerEMA, combine_weights, rebuildable
 from dfm_nb.model.linear import is_lora
 from dfm_nb.packs.packs import LatentStatistics
-from dfm_nb.parallel.groups import global_name, own_part
+from dfm_nb.parallel.groups import global_name, own_part, rank
 
 LORA = "model.lora."  # prefix of the settings of LoRA weights
+MAX_ERROR = 0.1
+"""Largest relative error of the profile of a rebuilt average."""
 
 
 @dataclass
@@ -63,18 +65,16 @@ class Weights:
     def whole(self, ema: float | str | None = "auto") -> Mapping[str, Tensor]:
         """All weights by name; LoRA weights have their own names.
 
-        ema : "auto" (shortest stored average), a stored length, or None (the weights themselves). An exported file has
-        one set of weights, which is "auto", and its LoRA weights are in a second file.
+        ema : "auto" (shortest stored average), any length that the run's stored averages can rebuild, or None (the
+        weights themselves). An exported file has one set of weights, which is "auto", and its LoRA weights are in a
+        second file.
         """
-        lora, lengths, length = bool(self.config.model.lora.rank), self.config.ema.sigma_rels, self.length(ema)
+        lora, length = bool(self.config.model.lora.rank), self.length(ema)
         if self.file is not None:
             return self.tensors | read_lora(self.file) if lora else self.tensors
-        if length is not None and length not in lengths:
-            raise ValueError(
-                f"{self.folder} has no average of length {length}; stored: {', '.join(map(str, lengths)) or 'none'} "
-                "(dfm export --ema-sigma-rel makes others)"
-            )
-        return stored(self.folder, length, lora)
+        if length is None or length in self.config.ema.sigma_rels:
+            return stored(self.folder, length, lora)
+        return rebuilt(self, length)
 
     @torch.no_grad()
     def load(self, chunks: Sequence[nn.Module], ema: float | str | None = "auto") -> None:
@@ -109,6 +109,44 @@ def stored(folder: Path, sigma_rel: float | None, lora: bool) -> Mapping[str, Te
         return index.whole(f"{EMA}{sigma_rel:g}.{name}" if averaged else name).float()
 
     return Lazy((name for name in index.entries if not name.startswith((EMA, OPTIMIZER))), one)
+
+
+def rebuilt(source: Weights, sigma_rel: float) -> Mapping[str, Tensor]:
+    """The average of length `sigma_rel` from all stored ones of the run (post-hoc EMA).
+
+    Karras et al. 2024 (EDM2), Sec. 3: any average is nearly a linear combination of stored ones.
+    """
+    lengths = list(source.config.ema.sigma_rels)
+    if not lengths:
+        raise ValueError(f"{source.folder} stores no averages (ema.sigma_rels is empty); take the raw weights")
+    saved = folders.whole_checkpoints(source.folder.parent)
+    for folder in saved:
+        if folder != source.folder:  # this one was verified before
+            folders.verify(folder)
+    steps = {f: folders.read_object(f / "state.json")["steps_taken"] for f in saved}
+    last = steps[source.folder]
+    found = [(t, length, folder) for folder, t in steps.items() for length in lengths if 0 < t <= last]
+    profiles = [(t, length) for t, length, _ in found]
+    weights, error = combine_weights(profiles, (last, sigma_rel))
+    if not error <= MAX_ERROR:
+        good = [f"{low:.3f} to {high:.3f}" for low, high in rebuildable(profiles, last, MAX_ERROR)]
+        raise ValueError(
+            f"an average must have a length that the {len(profiles)} stored ones of this run can rebuild, "
+            f"{' or '.join(good)}; got {sigma_rel:g}; keep more checkpoints or set ema.sigma_rels"
+        )
+    if rank() == 0:
+        print(f"[INFO] EMA of length {sigma_rel:g} from {len(found)} stored ones: its profile is off by {error:.1%}")
+    lora = bool(source.config.model.lora.rank)
+    averages = [stored(folder, length, lora) for _, length, folder in found]
+
+    def combined(name: str) -> Tensor:
+        if is_lora(name) != lora:  # frozen, so it has no average
+            return averages[0][name]
+        # float64, as the weights of a combination can be large and of both signs
+        total = sum(float(w) * s[name].double() for w, s in zip(weights, averages))
+        return torch.as_tensor(total, dtype=torch.float32)
+
+    return Lazy(averages[0], combined)
 
 
 def find_weights(path: str | os.PathLike | Weights) -> Weights:

@@ -145,8 +145,8 @@ class Pipeline:
 
         Parameters
         ----------
-        ema : relative length of the EMA to use; "auto" is the shortest stored one, or what an exported file has; None
-            the raw weights.
+        ema : relative length of the EMA to use, stored or to be rebuilt from stored ones; "auto" is the shortest stored
+            one, or what an exported file has; None the raw weights.
         layout : parallel degrees; needs as many processes. guide : a weaker checkpoint for autoguidance.
         mixed_precision : arithmetic; None: as in training, or float32 on a CPU without fast bfloat16.
         """

@@ -73,6 +73,8 @@ def test_exports_hold_the_base_and_what_two_tp_ranks_have_learnt(tiny_data, tiny
             assert b.abs().max() > 0
             torch.testing.assert_close(merged[weight], start[weight] + 8 / 4 * b @ a, rtol=1e-5, atol=1e-6)
     assert loading.find_weights(tmp_path / "merged" / "model.pth").config.model.lora.rank is None
+    rebuilt = loading.find_weights(run).whole(0.054)  # as for `dfm generate --ema`
+    assert all(torch.equal(rebuilt[name], x) for name, x in updates.items())
     apart = tmp_path / "apart" / "model.pth"
     assert loading.find_weights(apart).config.model.lora.rank == 4
     apart.with_name("model.lora.pth").unlink()
