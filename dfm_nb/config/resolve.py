@@ -31,6 +31,7 @@ RECIPES = {p.stem: p for p in Path(__file__).parents[1].rglob("recipes/*.yaml")}
 DEFAULT, COMMAND_LINE = "default", "command line"
 DERIVED, WEIGHTS = "derived", "weights of"
 MODULES = {"generation.sampler", "logger.report_to"}  # keys that may be `module:name`
+START = "checkpoint.pretrained"
 DIALLED = f"{DERIVED}: train.minutes,"
 PACKAGED = {DEFAULT, *(f"recipe {name}" for name in RECIPES)}  # layers that a user has not written
 
@@ -342,7 +343,7 @@ def resolve(
             layers[layer] = {k: v for k, v in leaves.items() if not origin.get(k, "").startswith(DERIVED)}
     layers[COMMAND_LINE], unreadable = _read_overrides(overrides, list(layers.values()))
     named = ((_ALIASES.get(key, key), value) for layer in reversed(layers.values()) for key, value in layer.items())
-    start = next((value for key, value in named if key == "checkpoint.pretrained"), None)
+    start = next((value for key, value in named if key == START), None)
     # a user's recipe is above the rest, and that of a student above its teacher
     own = recipe not in recipes() or "model.student" in layers.get(f"recipe {recipe}", {})
     below = {} if own else {f"recipe {recipe}": layers.pop(f"recipe {recipe}")}
@@ -354,6 +355,10 @@ def resolve(
     faults += unreadable + wrong
     begun = None if faults else _begun(merged.config.checkpoint, run_dir)
     stored = from_yaml(begun) if begun else merged  # merged: nothing differs, so nothing is kept
+    if begun and not merged.is_free(START) and any(begun.parent.glob("checkpoints/iter_*")):
+        if (now := merged.get(START)) != (then := stored.get(START)) and None in (now, then):
+            must = f"be {shown(then)}, from which the run of {begun} began"
+            faults.append(Fault(START, must, shown(now), "leave it out, or give another --run-dir"))
     kept = _without_modules(_kept(merged, stored), str(begun))
     settled = merged._with(kept, dict.fromkeys(kept, f"run {begun}"))
     _check(settled, [*layers, f"run {begun}"], faults, faults_of(settled.config, training, world_size))
@@ -392,12 +397,13 @@ def _kept(merged: Resolved, stored: Resolved) -> dict[str, Any]:
         began, now = stored.provenance[key], source(merged.provenance[key])
         if merged.get(key) == "auto":
             return began.startswith(DERIVED) or source(began) != ""
-        return now != "" and (now == source(began) or (same_minutes and began.startswith(DIALLED)))
+        dialled = began.startswith(DIALLED) and (same_minutes or key.startswith(("model.", START)))
+        return now != "" and (now == source(began) or dialled)
 
     same_minutes = merged.config.train.minutes == stored.config.train.minutes
     left = {"model.size", "model.variant"}  # the settings behind these names are kept key by key
     if merged.config.checkpoint.load_checkpoint:  # the other way to start
-        left.add("checkpoint.pretrained")
+        left.add(START)
     differ = [k for k in FIELDS if stored.get(k) != merged.get(k) and k not in left]
     return {k: stored.get(k) for k in differ if keeps(k)}
 

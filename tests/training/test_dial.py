@@ -74,9 +74,9 @@ def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_p
         assert start(same, other)[0] is None, "another network"
     assert start(same, store=MockStore([(1, 8, 8), (3, 8, 8)]))[0] is None, "clips"
 
-    def trained(name: str, *overrides: str):
+    def trained(name: str, *overrides: str, minutes: float = 0.05):
         asked = ["validation.samples=false", *overrides]
-        return train_model(run_dir=tmp_path / name, dataset_path=tmp_path / same, minutes=0.05, overrides=asked)
+        return train_model(run_dir=tmp_path / name, dataset_path=tmp_path / same, minutes=minutes, overrides=asked)
 
     run, again = trained("run"), trained("run")
     assert run.config.config.checkpoint.pretrained == again.config.config.checkpoint.pretrained == dial.BASE
@@ -84,6 +84,12 @@ def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_p
     assert "Started from the weights of drawings" in (tmp_path / "run" / "log.txt").read_text()
     monkeypatch.setattr(dial, "BASE_PASSES", 1e9)
     assert trained("short").config.config.checkpoint.pretrained is None
+    monkeypatch.setattr(dial, "BASE_PASSES", 0)
+    longer = trained("short", minutes=0.1).config.config  # goes on with the network that it has
+    assert (longer.checkpoint.pretrained, longer.model.num_layers) == (None, 4)
+    for name, other in (("run", "null"), ("short", dial.BASE)):
+        with pytest.raises(cfg.ConfigError, match="checkpoint.pretrained"):
+            trained(name, f"checkpoint.pretrained={other}")
 
 
 def test_what_the_time_buys_is_counted_in_uses_of_each_sample():
