@@ -52,29 +52,21 @@ class Weights:
             return {"file": self.file.name, "sha256": sha256(self.file)}
         return {"folder": self.folder.name, "sha256": sha256(self.folder / folders.CHECKSUMS)}
 
-    def length(self, ema: float | str | None) -> float | None:
-        """`ema` with "auto" replaced by a length; None if no average is stored.
-
-        ValueError for a choice among the weights of an exported file, which has one set of them.
-        """
-        if self.file is not None and ema != "auto":
-            fix = "leave out the average (or --raw), or name the run"
-            raise ValueError(f"{self.file} has only the weights that dfm export chose; {fix}")
-        return generated_with(self.config.ema.sigma_rels) if ema == "auto" else ema  # type: ignore[return-value]
-
     def whole(self, ema: float | str | None = "auto") -> Mapping[str, Tensor]:
         """All weights by name; LoRA weights have their own names.
 
         ema : "auto" (shortest stored average), any length that the run's stored averages can rebuild, or None (the
         weights themselves). An exported file has one set of weights, which is "auto", and its LoRA weights are in a
-        second file.
+        second file; ValueError for a choice among them.
         """
-        lora, length = bool(self.config.model.lora.rank), self.length(ema)
+        lora, lengths = bool(self.config.model.lora.rank), self.config.ema.sigma_rels
         if self.file is not None:
+            if ema != "auto":
+                fix = "leave out the average (or --raw), or name the run"
+                raise ValueError(f"{self.file} has only the weights that dfm export chose; {fix}")
             return self.tensors | read_lora(self.file) if lora else self.tensors
-        if length is None or length in self.config.ema.sigma_rels:
-            return stored(self.folder, length, lora)
-        return rebuilt(self, length)
+        length: Any = generated_with(lengths) if ema == "auto" else ema
+        return stored(self.folder, length, lora) if length in (None, *lengths) else rebuilt(self, length)
 
     @torch.no_grad()
     def load(self, chunks: Sequence[nn.Module], ema: float | str | None = "auto") -> None:
