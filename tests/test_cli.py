@@ -26,6 +26,14 @@ def test_unknown_verb_names_the_nearest(capsys):
     assert "'pretrain'" in capsys.readouterr().err
 
 
+def test_a_flag_given_twice_is_named_unless_it_may_be(caplog):
+    """Of two sources the first would be left out in silence."""
+    argv = "prepare --source folder:a --source folder:b --output-dir c --short-side 0".split()
+    assert guard(cli.main, argv) == 2 and "--source" in caplog.text
+    caplog.clear()
+    assert guard(cli.main, "generate --prompt a --prompt b --size x".split()) == 2 and not caplog.text
+
+
 def test_every_verb_prints_json(capsys):
     import importlib
 

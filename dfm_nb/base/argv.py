@@ -14,12 +14,13 @@ import signal
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from dfm_nb.base.files import DISK_FULL
-from dfm_nb.base.log import legible
+from dfm_nb.base.log import legible, log
 from dfm_nb.base.nearest import meant
 from dfm_nb.base.process import PARENT, end_with_parent
 
@@ -35,6 +36,10 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
         args = sys.argv[1:] if args is None else args
         dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), arg) for arg in args]
+        given = Counter(self._option_string_actions.get(arg.partition("=")[0]) for arg in dashed)
+        for action, count in given.items():
+            if isinstance(action, argparse._StoreAction) and count > 1 and os.environ.get("RANK", "0") == "0":
+                log.warning("%s is given %d times, and the last one counts", action.option_strings[0], count)
         return super().parse_known_args(dashed, namespace)
 
     def error(self, message: str) -> NoReturn:
