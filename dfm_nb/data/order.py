@@ -293,16 +293,14 @@ class StepOrder:
 
     def state(self) -> dict:
         """JSON-able; `restore` continues with the next step: the start of the window and the steps taken of it."""
-        now = self._start | self.counts
-        if self.window == 1:
-            return now
         taken = self.window * self._planned - len(self._queue)
         steps = {"window": self.window, "packs_per_step": self._planned, "taken": taken, "begun": self._begun}
-        return now | {"steps": steps}
+        return self._start | self.counts | {"steps": steps}
 
     def restore(self, state: dict) -> None:
         """Continue from a state. Its window applies, not that of the settings."""
         self.packs.restore(state)
+        # 1.0 left it out for a window of one step
         steps = state.get("steps", {"window": 1, "packs_per_step": 0, "taken": 0, "begun": state})
         self.window, self.counts = steps["window"], {name: steps["begun"][name] for name in self.counts}
         self._end_window()
