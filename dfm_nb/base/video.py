@@ -45,6 +45,8 @@ FRAMES_PER_STORED = 240
 WHITE = (255, 255, 255)
 BT709 = 1  # FFmpeg's code of ITU-R BT.709 for primaries, transfer and matrix
 LIMITED_RANGE = 1
+SAY_THEIR_LENGTH = ("mov", "matroska", "avi", "flv", "asf")
+"""Containers whose first bytes say how long a video is; of others FFmpeg estimates it."""
 ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 """Of codecs whose transparency FFmpeg's own decoders leave out."""
 SRGB_TRANSFER, HDR_TRANSFERS = 13, (16, 18)  # PQ and HLG
@@ -274,6 +276,13 @@ def _decoded(name: object, container: Any, stream: Any, rate: float, lost: Lost,
         yield time - start, _turned(rgb, first)
     if first is None:
         raise SampleError("unreadable_video", f"{name} has no frames that can be decoded")
+    alone = len(container.streams) == 1  # else the length may be that of the sound
+    whole = container.duration / av.time_base if alone and container.duration else 0.0
+    length = float(stream.duration * stream.time_base) if stream.duration else whole
+    end = time - start + float((frame.duration or 0) * (frame.time_base or 0) or 1 / rate)
+    if container.format.name.startswith(SAY_THEIR_LENGTH) and length - end > max(2 / rate, 0.1 * length):
+        said = f"its frames end at {end:.1f} s, and it should have {length:.1f} s; copy it again"
+        raise SampleError("unreadable_video", f"{name}: {said}")
 
 
 def evenly(timed: Iterable, rate: float, lost: Lost) -> Iterator[np.ndarray]:

@@ -269,6 +269,25 @@ def test_colours_are_those_that_players_show(how, yuv, colour, tmp_path):
     assert np.abs(out[0, 32, 32].astype(int) - colour).max() <= (9 if "bits" in how else 4)
 
 
+@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
+def test_a_file_that_was_copied_in_part_says_so(suffix, tmp_path):
+    """Half of its bytes decode without a fault."""
+    noise = np.random.default_rng(0).integers(0, 255, (49, 64, 64, 3)).astype(np.uint8)
+    video.write_mp4(tmp_path / "a.mp4", noise, 10)
+    if suffix == "mkv":
+        with av.open(str(tmp_path / "a.mp4")) as source, av.open(str(tmp_path / "a.mkv"), "w") as target:
+            target.add_stream_from_template(source.streams.video[0])
+            for packet in source.demux(video=0):
+                if packet.dts is not None:
+                    packet.stream = target.streams.video[0]
+                    target.mux(packet)
+    whole = tmp_path / f"a.{suffix}"
+    assert len(video.read_video(whole)[0]) == 49
+    whole.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    with pytest.raises(SampleError, match="4.9 s"):
+        video.read_video(whole)
+
+
 @pytest.mark.parametrize("codec, kind, suffix", [("png", "rgba", "mov"), ("libvpx-vp9", "yuva420p", "webm")])
 def test_transparent_pixels_of_a_video_show_the_background(codec, kind, suffix, tmp_path):
     with av.open(str(tmp_path / f"a.{suffix}"), "w") as container:
