@@ -143,7 +143,7 @@ def test_all_checkpoints_get_a_verdict_and_a_damaged_one_is_named(run_and_data, 
     argv = ["--checkpoint", str(run), "--dataset", str(data), "--all-checkpoints", "--num-prompts", "10", *STEPS]
     assert guard(evaluate.main, [*argv, "--json", "--contact-sheet", str(tmp_path / "c.png")]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert "iter_0000002" in caplog.text
+    assert "iter_0000002" in caplog.text and "other data" in caplog.text  # prepared apart from those of the run
     (row,) = result["checkpoints"]
     assert row["iteration"] == 3 and row["val_loss"] == 0.5 and row["copies"]["low"] <= row["copies"]["value"]
     assert result["verdict"]["take"] == 3 and {"kernel_distance", "copies"} <= result["verdict"]["real"].keys()

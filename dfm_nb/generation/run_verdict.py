@@ -137,9 +137,15 @@ def over_data(
         pairs = [([*r.given, r.frames, s.frames], r.caption) for r, s in zip(real, samples)]
         result.samples[title] = pairs[: SHOWN[kind]]
     result.values["dataset"] = about = _about(options, opened, faults, asked)
-    if opened.training and opened.store.manifest.get("latent_mean") != pipe.manifest.get("latent_mean"):
-        about["notes"].append("The checkpoint was trained on other data: `training` and `unseen` are splits of these")
+    if opened.training and (said := _other_data(opened, pipe)):
+        about["notes"].append(said)
     return result
+
+
+def _other_data(opened: ShardReference, pipe: Pipeline) -> str:
+    """A sentence if a checkpoint was trained on other data than these; else empty."""
+    same = opened.store.manifest.get("latent_mean") == pipe.manifest.get("latent_mean")
+    return "" if same else "The checkpoint was trained on other data: `training` and `unseen` are splits of these"
 
 
 @functools.cache
@@ -208,6 +214,8 @@ def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
             opened = [ShardReference(str(options.dataset), name, *read) for name in (split, "train")]
             training = opened[0].training
             assert training
+            if said := _other_data(opened[0], pipe):
+                log.warning("%s, and so are copies and the verdict", said)
             chosen, faults = zip(*(_pictures(one, options.seed) for one in opened))
             half = options.amounts(64, 0)[0] // 2
             pictures = [list({r.caption: r for r in real}.values())[:half] for real in chosen]
