@@ -45,6 +45,15 @@ def prepared(tmp_path_factory):
     return folder
 
 
+def test_a_source_without_a_usable_sample_may_be_mended(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.png").write_bytes(b"no picture")
+    argv = ["--source", f"folder:{tmp_path / 'in'}", "--short-side", "32"]
+    assert run(tmp_path / "out", argv=argv) == 2
+    Image.new("RGB", (32, 32)).save(tmp_path / "in/a.png")
+    assert run(tmp_path / "out", argv=argv) == 0
+
+
 def test_folder_holds_what_the_manifest_says(prepared):
     m = json.loads((prepared / "manifest.json").read_text())
     assert m["counts"]["samples"] == 40 and m["counts"]["dropped"] == 0 and m["counts"]["val"] >= 1

@@ -428,6 +428,8 @@ class Preparation:
         if not totals.full:
             first = totals.drops[0]["detail"] if totals.drops else "the source gave no clips"
             dropped = f"{totals.reasons.total()} dropped"
+            if not self.config.texts_only:
+                self.folder.clear()  # so that the same command, or another, may follow when the source is mended
             raise ValueError(f"{self.config.source} gave no usable sample ({dropped}); first: {first}")
         prepared_folder.write_empty_text(self.folder.path, self.text_encoder.encode([""])[0])
         splits = {split: [r["name"] for r in totals.full if r["split"] == split] for split in SPLITS}

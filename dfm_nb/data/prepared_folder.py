@@ -201,14 +201,14 @@ class PreparedFolder:
         if self.check(plan, resume, overwrite, texts_only):
             return True
         if overwrite:
-            self._clear()
+            self.clear()
         for place in (self.path, self.records, self.path / ".nv-meta"):
             remove_temporaries(place)
         (self.path / CHECKSUMS).unlink(missing_ok=True)  # unfinished until the new captions are written
         write_atomically(self.records / "plan.json", json.dumps(plan).encode())
         return False
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         """Delete the files that the records list, then the records; the lock stays, because we hold it."""
         records = list(self.records.glob("*.json"))
         listed = {path.name.removesuffix(".json") for path in records}
