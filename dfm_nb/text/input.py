@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
 
+from dfm_nb.base.log import log
 from dfm_nb.base.urls import HTTP, filesystem, reported, uses_fsspec
 from dfm_nb.text.indexed import bin_path, idx_path
 
@@ -87,6 +88,9 @@ def expand_inputs(patterns: list[str], output_prefix: str = "") -> list[str]:
         if not found:
             raise FileNotFoundError(f"--input must name JSONL files; {pattern} matches nothing")
         paths += found
+    again = len(paths) - len({path if uses_fsspec(path) else os.path.realpath(path) for path in paths})
+    if again:
+        log.warning("--input names %d files more than once, and their documents are written as often", again)
     return paths
 
 

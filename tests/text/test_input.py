@@ -81,3 +81,10 @@ def test_a_url_without_files_and_a_name_that_is_a_chain_are_refused(served, tmp_
     with zipfile.ZipFile(tmp_path / "url.zip", "w") as archive:
         archive.writestr("http://127.0.0.1:9/a.jsonl", "{}")
     assert expand_inputs([str(tmp_path / "url.zip")])[0].startswith("zip://")
+
+
+def test_a_file_that_two_globs_find_is_named(tmp_path, caplog):
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").touch()
+    assert len(expand_inputs([f"{tmp_path}/*.jsonl"])) == 2 and not caplog.text
+    assert len(expand_inputs([f"{tmp_path}/*.jsonl", f"{tmp_path}/./a*"])) == 3 and "--input" in caplog.text
