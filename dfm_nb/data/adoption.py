@@ -5,6 +5,7 @@ and the files that `dfm prepare` would have written are added: indexes, Energon'
 manifest, and the checksums last.
 """
 
+import shlex
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def adopt(options: AdoptOptions) -> dict[str, Any]:
     said = "one token of zeros, as in NeMo DFM" if manifest["empty_caption"] == "zeros" else "the text encoder's own"
     log.info("%d samples in %s; the empty caption is %s", manifest["counts"]["samples"], place.path, said)
     own = "" if manifest["counts"]["val"] else " dataset.use_train_split_for_val=true"
-    log.info("Next: dfm pretrain --dataset-path %s%s", place.path, own)
+    log.info("Next: dfm pretrain --dataset-path %s%s", shlex.quote(str(place.path)), own)
     return manifest
 
 

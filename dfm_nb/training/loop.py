@@ -4,6 +4,7 @@ import contextlib
 import functools
 import math
 import os
+import shlex
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -260,7 +261,7 @@ class Training:
             done = "Done" if self.iteration > first else "Nothing left to do, as train.train_iters is reached"
             log.info("%s: iteration %d is saved in %s", done, self.iteration, self.writer.root)
             if folders.MANIFEST in self.assets:
-                log.info("Next: dfm generate --checkpoint-path %s --prompt TEXT", self.folder.path)
+                log.info("Next: dfm generate --checkpoint-path %s --prompt TEXT", shlex.quote(str(self.folder.path)))
         self.report.close()
         return stop
 
