@@ -149,14 +149,14 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
     """
     if isinstance(path, Weights):
         return path
-    path = weights_path(path).absolute()  # the caller may change the working directory before all is read
+    path = weights_path(path)  # absolute below: the caller may change the working directory before all is read
     if path.suffix in (".safetensors", ".pth") and path.is_file():
-        tensors, files = exported.read(path)
+        tensors, files = exported.read(path := path.absolute())
         if "config.yaml" not in files:
             raise ValueError(f"{path} holds no settings; give the file of the base that dfm export wrote next to it")
         folder = Path(exported.unpacked(tuple(files.items())).name)
         return _fitting(Weights(folder, cfg.from_yaml(folder / "config.yaml").config, path, tensors))
-    return _fitting(weights_in(folders.find(path)))
+    return _fitting(weights_in(folders.find(path).absolute()))
 
 
 def _fitting(source: Weights) -> Weights:
