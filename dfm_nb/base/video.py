@@ -194,6 +194,8 @@ def read_still_or_animation(source: Media, background: RGB, lost: Lost) -> tuple
             lost["cut_short"] = f"it is damaged after frame {len(durations_s)} ({error}), and the rest is not used"
 
     with _opened(source) as image:
+        if image.format == "TIFF" and (pages := getattr(image, "n_frames", 1)) > 1:
+            lost["pages"] = f"the first of its {pages} pages is used; save each as a file of its own"
         return np.stack(list(bounded(frames_of(image), _name(source)))), durations_s
 
 

@@ -161,6 +161,15 @@ def test_an_animation_that_is_cut_keeps_its_good_frames():
     assert np.array_equal(out[..., 0], noise[:4]) and lost.keys() == {"cut_short"}
 
 
+def test_further_pages_of_a_tiff_are_named():
+    pages = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    lost: video.Lost = {}
+    out, _ = video.read_still_or_animation(
+        png(pages[0], format="TIFF", save_all=True, append_images=pages[1:]), video.WHITE, lost
+    )
+    assert out[:, 0, 0].tolist() == [[255, 0, 0]] and lost.keys() == {"pages"}
+
+
 def test_mp4_round_trip_is_close_and_leaves_one_file_with_its_header_first(tmp_path):
     clip = gradient()
     video.write_mp4(tmp_path / "a.mp4", clip, 8, crf=8)
