@@ -33,6 +33,7 @@ DERIVED, WEIGHTS = "derived", "weights of"
 MODULES = {"generation.sampler", "logger.report_to"}  # keys that may be `module:name`
 START = "checkpoint.pretrained"
 DIALLED = f"{DERIVED}: train.minutes,"
+LASTING = ("model.", START)  # what other minutes do not change in a run that has begun
 PACKAGED = {DEFAULT, *(f"recipe {name}" for name in RECIPES)}  # layers that a user has not written
 
 _GROUPS = {key.rpartition(".")[0] for key in FIELDS} - {""}
@@ -102,8 +103,8 @@ class Resolved:
 
     @property
     def is_dialled(self) -> bool:
-        """Whether `train.minutes` has set its settings (`dfm_nb.training.dial`)."""
-        return any(origin.startswith(DIALLED) for origin in self.provenance.values())
+        """Whether `train.minutes` has set its settings (`dfm_nb.training.dial`), not only those of a run before."""
+        return any(v.startswith(DIALLED) for k, v in self.provenance.items() if not k.startswith(LASTING))
 
     def is_free(self, key: str) -> bool:
         """Whether the value comes from a default or a packaged recipe."""
@@ -397,7 +398,7 @@ def _kept(merged: Resolved, stored: Resolved) -> dict[str, Any]:
         began, now = stored.provenance[key], source(merged.provenance[key])
         if merged.get(key) == "auto":
             return began.startswith(DERIVED) or source(began) != ""
-        dialled = began.startswith(DIALLED) and (same_minutes or key.startswith(("model.", START)))
+        dialled = began.startswith(DIALLED) and (same_minutes or key.startswith(LASTING))
         return now != "" and (now == source(began) or dialled)
 
     same_minutes = merged.config.train.minutes == stored.config.train.minutes

@@ -85,8 +85,9 @@ def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_p
     monkeypatch.setattr(dial, "BASE_PASSES", 1e9)
     assert trained("short").config.config.checkpoint.pretrained is None
     monkeypatch.setattr(dial, "BASE_PASSES", 0)
-    longer = trained("short", minutes=0.1).config.config  # goes on with the network that it has
+    longer = trained("short", minutes=0.1).config.config  # keeps its network
     assert (longer.checkpoint.pretrained, longer.model.num_layers) == (None, 4)
+    assert longer.train.train_iters < 1000 and longer.train.exit_duration_s, "settled by the new minutes"
     for name, other in (("run", "null"), ("short", dial.BASE)):
         with pytest.raises(cfg.ConfigError, match="checkpoint.pretrained"):
             trained(name, f"checkpoint.pretrained={other}")
