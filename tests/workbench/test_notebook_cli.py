@@ -86,7 +86,7 @@ def test_output_must_be_another_notebook(notebook):
     [
         ({"prompts": "one"}, "'prompts'.*'one'"),
         ({"train_iters": -5}, "train.train_iters"),
-        ({"images": -1}, "num_images"),
+        ({"images": -1}, "num.images"),
         ({"steps": 0}, "num.steps"),
     ],
 )
