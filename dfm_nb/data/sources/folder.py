@@ -91,8 +91,7 @@ class Folder(Source):
         if "train" in tops.values():
             split |= {name: top for name, top in tops.items() if name in files and top in ("val", "test")}
         self.files = sorted(files, key=lambda name: (bool(split[name]), name))  # --limit takes from `train` first
-        rest = "train" if "val" in split.values() else None  # None: --val-fraction and --test-fraction decide
-        self.splits = [split[name] or rest for name in self.files]
+        self.splits = table.with_train([split[name] for name in self.files])
         for command, unread in UNREAD.items():
             if found := ", ".join(f"{suffixes.pop(s)} {s}" for s in unread if s in suffixes):
                 log.warning("%s has %s files, which are not read; convert them, each with: %s", root, found, command)

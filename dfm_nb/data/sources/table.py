@@ -464,6 +464,12 @@ def held_out(cells: Iterable[Any], where: object) -> list[str | None]:
     return [None if (split := SPLITS.get(word)) == "train" else split for word in words]
 
 
+def with_train(splits: list[str | None]) -> list[str | None]:
+    """Where some are held out for validation, `train` for the rest; else --val-fraction and --test-fraction decide."""
+    rest = "train" if "val" in splits else None
+    return [split or rest for split in splits]
+
+
 def _open(spec: str, location: Location, name: str) -> Rows:
     """The rows of one table by path or URL."""
     if spec.startswith(HTTP):
@@ -543,7 +549,6 @@ def build(
             said = "%s has lists of pictures in %s: the first of each row is used; give others rows of their own"
             log.warning(said, label, name)
     if "split" in rows and not any(splits):
-        splits = held_out(rows["split"], label)
-        splits = [split or ("train" if "val" in splits else None) for split in splits]
+        splits = with_train(held_out(rows["split"], label))
     given = given_columns(rows, *media, caption, exists=partial(_exists, location))
     return Table("table", rows, label, location, media, caption, splits, tags, weight, given)
