@@ -68,7 +68,12 @@ def verify(folder: Path) -> None:
             raise ValueError(f"{listing} is damaged: it does not list {', '.join(lacking)}")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder} cannot be used: {error}") from None
-    read_object(folder / "state.json")
+    read_state(folder)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The `state` that `saving.Writer.save` wrote: iteration, steps taken, position in the data."""
+    return read_object(folder / "state.json")
 
 
 def find(path: str | Path) -> Path:

@@ -115,7 +115,7 @@ def rebuilt(source: Weights, sigma_rel: float) -> Mapping[str, Tensor]:
     for folder in saved:
         if folder != source.folder:  # this one was verified before
             folders.verify(folder)
-    steps = {f: folders.read_object(f / "state.json")["steps_taken"] for f in saved}
+    steps = {f: folders.read_state(f)["steps_taken"] for f in saved}
     last = steps[source.folder]
     found = [(t, length, folder) for folder, t in steps.items() for length in lengths if 0 < t <= last]
     profiles = [(t, length) for t, length, _ in found]

@@ -24,7 +24,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.process import end_with_parent
 from dfm_nb.base.run import iteration_name
 from dfm_nb.checkpoints import tensor_files
-from dfm_nb.checkpoints.folders import CHECKSUMS, TRACKER, iteration_of, read_object, whole_checkpoints
+from dfm_nb.checkpoints.folders import CHECKSUMS, TRACKER, iteration_of, read_state, whole_checkpoints
 from dfm_nb.checkpoints.state import LocalPart, Pieces, load_into, local_parts, step_counts
 from dfm_nb.parallel.groups import everyones
 
@@ -242,11 +242,6 @@ def _discard(folder: Path) -> None:
 
 
 # ---- loading ------------------------------------------------------------------------------------------------------
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """The `state` that `Writer.save` wrote: iteration, steps taken, position in the data."""
-    return read_object(folder / "state.json")
 
 
 def load(pieces: Pieces, folder: Path) -> dict[str, Any]:
