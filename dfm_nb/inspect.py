@@ -16,7 +16,7 @@ from dfm_nb.base.log import legible
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.data.inspection import InspectedShards
-from dfm_nb.data.prepared_folder import kinds_line, psnr_lines, sizes_line
+from dfm_nb.data.prepared_folder import fits, kinds_line, psnr_lines, sizes_line
 from dfm_nb.data.shards import how_to_adopt
 
 
@@ -83,6 +83,9 @@ def table(d: dict[str, Any]) -> str:
         lines += _named(d["counts"]["dropped_by_reason"], d["drops"])
         if lost := d["counts"].get("lost_by_reason"):
             lines += ["  used but incomplete:", *_named(lost, d["lost"])]
+        origins = d.get("captions_from")
+        if origins and fits(origins, [str]):
+            lines.append("  captions: " + "; ".join(origins))
         named = (f"{k.replace('_', ' ')} {d[k]['name']}" for k in ("source", "tokenizer", "text_encoder"))
         lines.append("  " + ", ".join(named))
         lines += [f"  {line}" for line in psnr_lines(d["psnr_db"])]

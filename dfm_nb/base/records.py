@@ -6,7 +6,7 @@ Nothing else is passed between stages.
 
 import re
 from dataclasses import dataclass, field
-from typing import Iterator, Protocol
+from typing import Any, Iterator, Protocol
 
 import numpy as np
 import torch
@@ -114,10 +114,12 @@ class Source(Protocol):
     Inherit from it: then what has a default here can be left out.
 
     tagged : whether some clips have tags, as `--tag-captions` requires.
+    captions_from : {where captions come from: {"files": count, "examples": [...]}}, where the source can tell.
     """
 
     name: str
     tagged: bool = False
+    captions_from: dict[str, dict[str, Any]] = {}
 
     def __len__(self) -> int: ...
 

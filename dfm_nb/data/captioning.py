@@ -22,7 +22,12 @@ LARGEST_CAPTION = 1 << 20
 
 MIRRORED = "-flip"
 """Ends the key of a mirrored sample."""
-SIDE = re.compile(r"\b(left|right)(most|wards?)?\b", re.IGNORECASE)
+SIDE = re.compile(
+    r"\b(left|right)(most|wards?)?\b|\b(links|rechts|gauche|droite?|izquierd[ao]|derech[ao]|sinistr[ao]|destr[ao]|"
+    r"esquerd[ao]|direit[ao]|linker|linken|rechter|rechten)\b|\b(лев|прав)(ый|ая|ое|ой|ом|ую|о|а)\b|слева|справа|"
+    r"влево|вправо|[左右]",
+    re.IGNORECASE,
+)
 """Words that would be wrong for the mirrored picture."""
 
 
@@ -60,6 +65,17 @@ def weight_of(value: Any, where: object) -> float:
             return weight
     said = f"the weight of {where} must be a number from {LEAST_WEIGHT} to {MOST_WEIGHT}; it is {str(value)[:80]!r}"
     raise SampleError("bad_weight", f"{said}; correct it, or remove the row to leave it out")
+
+
+def origin_lines(captions_from: dict[str, Any]) -> list[str]:
+    """`8 from metadata.csv, such as a.png`: where captions came from, a text for each place.
+
+    captions_from : of a `Source`.
+    """
+    return [
+        f"{about['files']} from {origin}, such as {', '.join(about['examples'])}"
+        for origin, about in captions_from.items()
+    ]
 
 
 def check_length(texts: list[str], where: object) -> None:

@@ -80,7 +80,7 @@ class InspectedShards:
         }
         if text:
             found["text_tokens"] = {"min": min(text), "median": int(np.median(text)), "max": max(text)}
-        wanted = "source tokenizer text_encoder counts psnr_db latent_mean latent_std drops lost".split()
+        wanted = "source captions_from tokenizer text_encoder counts psnr_db latent_mean latent_std drops lost".split()
         return found | {k: v for k, v in (self.manifest or {}).items() if k in wanted}
 
     # ---- checks ---------------------------------------------------------------------------------------------------

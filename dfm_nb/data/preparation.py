@@ -32,6 +32,7 @@ from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.data import prepared_folder, shards
+from dfm_nb.data.captioning import origin_lines
 from dfm_nb.data.edits import edits_sha256, read_edits
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, reword_shard, to_pixels
 from dfm_nb.data.prepared_folder import PreparedFolder
@@ -438,7 +439,8 @@ class Preparation:
         arguments = self.config.model_dump(exclude={"options", "table", "as_json"}, exclude_none=True)
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
         own["arguments"] = arguments | {"tokenizer": self.config.tokenizer_name} | self.config.options
-        about = {"source": self.plan["source"], **self.identities()}
+        origins = origin_lines(self.source.captions_from)
+        about = {"source": self.plan["source"], "captions_from": origins, **self.identities()}
         manifest = totals.manifest(about, self.plans.num_items, self._psnr(self.tokenizer), own)
         tars = {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in totals.full}
         prepared_folder.write_manifest(self.folder.path, manifest, tars)

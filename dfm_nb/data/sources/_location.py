@@ -6,6 +6,7 @@ Names of its files come from data. They are joined to the location, so they cann
 import contextlib
 import hashlib
 import os
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -28,6 +29,18 @@ COMPARED_BYTES, COMPARED_FILES = 4 << 20, 20_000
 """Larger files, and files beyond this number, get no checksum: much data would be read twice."""
 OWN_MARKS = (".dfm", ".run.json")
 """In a prepared folder and in a run folder, whose contact sheets and samples are no pictures of the user's."""
+HIDDEN = re.compile(r"[.@].*|#recycle|\$RECYCLE\.BIN|System Volume Information|lost\+found|__MACOSX", re.IGNORECASE)
+"""Files and folders that are not shown: of Unix, and the thumbnails and bins of network storage and other systems."""
+
+
+def matched(name: str) -> str:
+    """The form in which names of files are compared: accents composed (NFC), and UTF-8 whatever the locale is.
+
+    macOS lists letters and accents apart; in a Latin-1 locale the bytes of an "ö" are listed as two letters.
+    """
+    with contextlib.suppress(UnicodeError):
+        name = os.fsencode(name).decode()
+    return unicodedata.normalize("NFC", name)
 
 
 def parent(spec: str) -> tuple[str, str]:
@@ -77,7 +90,7 @@ class Location:
                 name = "" if "?" in name else unquote(name)
             if name and not lies_inside(name):
                 log.warning("%s has a file named %r, which could be elsewhere, and is skipped", self.spec, name)
-            elif name and not any(part.startswith(".") for part in name.split("/")):
+            elif name and not any(map(HIDDEN.fullmatch, name.split("/"))):
                 self.infos[name] = info
         return list(self.infos)
 
@@ -150,10 +163,10 @@ def _visible(root: Path) -> Iterator[str]:
         log.warning("%s may not be read and is skipped", error.filename)
 
     for place, folders, files in os.walk(root, onerror=left_out):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not HIDDEN.fullmatch(name)]
         for own in [name for name in folders if any(os.path.exists(os.path.join(place, name, m)) for m in OWN_MARKS)]:
             log.info("%s is a data set or run of dfm and is skipped", os.path.join(place, own))
             folders.remove(own)
         for link in filter(os.path.islink, (os.path.join(place, name) for name in folders)):
             log.warning("%s is a link to a folder and is skipped", link)
-        yield from (Path(place, name).relative_to(root).as_posix() for name in files if not name.startswith("."))
+        yield from (Path(place, name).relative_to(root).as_posix() for name in files if not HIDDEN.fullmatch(name))

@@ -37,6 +37,7 @@ HEIF_BRANDS = (b"avif", b"avis", b"mif1", b"mif2", b"msf1", b"heic", b"heix", b"
 STILL_FPS = 1.0  # of every still, also of one that is a frame of a video
 Clips = Iterator[tuple[str, np.ndarray, float, video.Lost]]
 """For each clip: key, frames uint8 [T, H, W, 3], frames per second, and what is lost of its file."""
+Beside = Callable[[int, float], tuple[list[np.ndarray], video.Lost]]
 
 
 class MediaOptions(Options):
@@ -114,19 +115,31 @@ class MediaOptions(Options):
         frames = video.held(timed, last, fps, name) if self.fps else video.evenly(timed, fps, lost)
         yield from self._cut(frames, fps, key, name, lost)
 
-    def beside(self, given: Iterable[video.Media], key: str) -> Callable[[int], list[np.ndarray]]:
-        """What is given beside a clip, by its number in its item: a picture beside each, a video's clips beside theirs.
+    def beside(self, given: Iterable[video.Media], key: str) -> Beside:
+        """What is given with a clip, by the clip's number in its item and its rate: frames, and what does not fit.
+
+        A picture is given with each clip; of a video, the clip that was cut at the same place.
 
         Raises
         ------
-        SampleError : as `clips` does, or a given video has too few clips.
+        SampleError : as `clips` does, or a given video has no clip of that number.
         """
-        every = [[frames for _, frames, *_ in self.clips(one, key)] for one in given]
+        every = [list(self.clips(one, key)) for one in given]
 
-        def of(number: int) -> list[np.ndarray]:
-            if any(1 < len(clips) <= number for clips in every):
-                raise SampleError("given_too_short", f"{key} has more clips than its given video; cut it")
-            return [clips[number if len(clips) > 1 else 0] for clips in every]
+        def of(number: int, fps: float) -> tuple[list[np.ndarray], video.Lost]:
+            chosen, lost = list[np.ndarray](), video.Lost()
+            for clips in every:
+                first, frames, *_ = clips[0]
+                is_still = first == key and len(frames) == 1
+                if not is_still and number >= len(clips):
+                    raise SampleError("given_too_short", f"{key} has more clips than its given video; cut it")
+                _, frames, rate, faults = clips[0 if is_still else number]
+                lost |= faults
+                if not is_still and abs(rate - fps) > 0.01 * fps:
+                    said = f"the given video has {rate:g} frames a second and its clip {fps:g}; pass --fps"
+                    lost["given_other_rate"] = said
+                chosen.append(frames)
+            return chosen, lost
 
         return of
 

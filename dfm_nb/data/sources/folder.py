@@ -2,15 +2,24 @@
 
 Images: png, jpg, webp, gif, avif, heic, jp2, bmp, tif; animated ones are clips. Videos: mp4, webm, mov, mkv, avi, mpg,
 ts, wmv, flv, 3gp, ogv. Other kinds are counted and named with the command that converts them. The caption
-of `a.png` is looked for in this order: a list in its folder or one above (`captions.csv`, or `metadata.csv`, `.jsonl`
-or `.parquet` as Hugging Face's datasets have it: columns file or file_name, and caption or text), `a.txt`, its tags,
-the file's name with - and _ as spaces. In `.jsonl` and `.parquet` it may be a list of captions. Tags are in the list's
-column tags or keywords. A row names a path, absolute or from its list. A bare name that is not there is the only file
-of that name in the folders below, if that has no caption of its own. Accents may be in either form (NFC, NFD).
-A list's column weight or repeats says how often an epoch uses a file; without one, kohya's folder names do: files of
-`10_cats` are used 10 times.
-`a.source.png` (or `a.source1.png`, `a.source2.png`, ...) is given beside `a.png`: a model makes `a.png` of it and of
-the caption. A list may name such files in a column source, input_image, conditioning_image or the like.
+of `a.png` is looked for in this order:
+
+1. a list in its folder or one above: `captions` or `metadata` as .csv, .tsv, .json, .jsonl or .parquet, or kohya's
+   `meta_cap.json`, with columns as a table's (`dfm_nb.data.sources.table`), each for itself: a row without a caption
+   still gives its split, weight and given pictures;
+2. `a.txt`, `a.caption` or `a.png.txt`; with `caption_lines="each"` each line is a caption;
+3. `a.json` or `a.png.json` with caption, text or prompt;
+4. its tags;
+5. the words of a folder as kohya names them: files of `10_sks dog` are "sks dog", used 10 times;
+6. its folder's name, where the file's name is a camera's or a number;
+7. the file's name with - and _ as spaces.
+
+A row names a path, absolute or from its list. A bare name that is not there is the only file of that name in the
+folders below, if that has no caption of its own. A list's column weight or repeats says how often an epoch uses a
+file, before kohya's folders do.
+`a.source.png` (or `a.source1.png`, `a.source2.png`, ...; OneTrainer's `a-condlabel.png`) is given with `a.png`, or
+`control/a.png` with `target/a.png`: a model makes the one of the other and of the caption. A list may name such files
+in a column source, input_image, control_path or the like. All names are compared by `matched`.
 Folders `validation` (or `val`, `valid`, `dev`) and `test` next to `train`, and a list's column `split`, say what is
 held out.
 The folder may be a .zip or at a URL (`s3://`, `gs://`, `https://`, `hf://datasets/OWNER/NAME`, a chain of fsspec):
@@ -21,36 +30,70 @@ outside the folder, unless `allow_outside`: the folder's author must not choose 
 
 import contextlib
 import itertools
+import json
 import os
 import posixpath
 import re
-import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from logging import INFO, WARNING
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from dfm_nb.base import video
 from dfm_nb.base.files import read_text
 from dfm_nb.base.log import log
+from dfm_nb.base.options import option
 from dfm_nb.base.records import Clip, SampleError, Source
 from dfm_nb.data import captioning
 from dfm_nb.data.sources import table
-from dfm_nb.data.sources._location import Location
-from dfm_nb.data.sources._media import MEDIA_SUFFIXES, UNREAD, MediaOptions, key_of, listing_sha256
+from dfm_nb.data.sources._location import Location, matched
+from dfm_nb.data.sources._media import MEDIA_SUFFIXES, UNREAD, key_of, listing_sha256
 
-Flags = MediaOptions
-LISTS = ("captions.csv", "metadata.csv", "metadata.jsonl", "metadata.parquet")
-FILE_COLUMNS = ("file", "file_name", "filename", "image", "video", "path", *table.TARGET_COLUMNS)
-KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", ".txt", *(Path(name).suffix for name in LISTS)}
-REPEATS = re.compile(r"([1-9]\d{0,2})_\D")
-"""Begins kohya's folder names; not 01_cats nor 2024_cats, which number or date the folder."""
+
+class Flags(table.Flags):
+    caption_lines: Literal["whole", "each"] = option(
+        "whole", "a .txt of several lines: one caption, or each line a caption"
+    )
+
+
+LISTS = (*(f"{name}{suffix}" for name in ("captions", "metadata") for suffix in table.SUFFIXES), "meta_cap.json")
+TEXT_SUFFIXES = (".caption", ".txt")  # of one picture; the later is preferred
+KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", *TEXT_SUFFIXES, *table.SUFFIXES}
+REPEATS = re.compile(r"([1-9]\d{0,2})_(\D.*)")
+"""Kohya's folder names; not 01_cats nor 2024_cats, which number or date the folder."""
+CAMERA_WORDS = {
+    *"img image images dsc dscn dscf dcim pxl mvi vid video mov gopr gh gx dji pic picture photo frame scan".split(),
+    *"screenshot whatsapp wa at am pm file clip untitled copy".split(),
+}
+HASH = re.compile(r"[0-9a-f-]{8,}", re.IGNORECASE)
+PLAIN_FOLDERS = {
+    *table.SPLITS,
+    *"images image img imgs pictures photos videos clips data dataset target targets".split(),
+}
 LARGEST_LIST = 1 << 28  # bytes; a list takes eight times its own in memory
-SOURCE = re.compile(r"(.+)\.source(\d*)")
-"""A file's path, without suffix, that is given beside the file of the path before `.source`."""
+SOURCE = re.compile(r"(.+?)(?:\.source|-condlabel)(\d*)", re.IGNORECASE)
+"""A file's path, without suffix, that is given with the file of the path before `.source`."""
+MASK = re.compile(r".+-masklabel", re.IGNORECASE)
+"""OneTrainer's mask of a picture."""
+GIVEN_FOLDERS, TARGET_FOLDERS = {"control", "controls", "source", "input"}, {"target", "targets", "output", "edited"}
+EXAMPLES = 3
 Said = tuple[list[str], list[str]]
 """Captions and tags."""
+
+
+@dataclass
+class Row:
+    """What the rows of lists say of a file."""
+
+    texts: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+    weight: Any = None
+    split: str | None = None
+    given: list[str] = field(default_factory=list)
+    list_name: str = ""
 
 
 class Folder(Source):
@@ -58,64 +101,126 @@ class Folder(Source):
 
     name = "folder"
 
-    def __init__(self, location: Location):
-        self.location, self.reading, root = location, location.reading, location.spec
+    def __init__(self, location: Location, flags: Flags):
+        self.location, self.reading, self.flags = location, flags, flags
         names = sorted(location.names(), reverse=True)
-        self.names = {_nfc(name): name for name in names} | {name: name for name in names}
-        self.texts = {_nfc(posixpath.splitext(name)[0]): name for name in names if name.lower().endswith(".txt")}
-        suffixes = Counter(PurePosixPath(name).suffix.lower() for name in names)
+        self.names = {matched(name): name for name in names} | {name: name for name in names}
         media = {name for name in names if PurePosixPath(name).suffix.lower() in MEDIA_SUFFIXES}
-        by_leaf: dict[str, list[str]] = defaultdict(list)
-        for name in media:
-            by_leaf[_nfc(posixpath.basename(name))].append(name)
-        self.listed: dict[str, Said] = {}
-        self.cells = dict[str, tuple[Any, Any]]()  # weights and splits of the lists, by file
-        self.given = dict[str, list[str]]()
-        for name in sorted(names, key=lambda name: name.count("/")):  # the nearest list comes last and counts
-            folder, file = posixpath.split(name)
-            if file.lower() in LISTS:
-                with location.local(name) as path:
-                    rows, cells, given = _read_captions(path, partial(self._named, folder), self.names)
-                for row in [row for row in rows if row not in self.names and posixpath.dirname(row) == folder]:
-                    below = [n for n in by_leaf[_nfc(posixpath.basename(row))] if n.startswith(folder and f"{folder}/")]
-                    if len(below) == 1 and below[0] not in rows and not self._text_file(below[0]):
-                        rows[below[0]] = rows.pop(row)
-                        cells[below[0]] = cells.pop(row)
-                self.listed |= rows
-                self.cells |= cells
-                self.given |= given
+        self.texts = _by_stem(names, TEXT_SUFFIXES)
+        self.records = _by_stem(names, (".json",))
+        self.rows: dict[str, Row] = {}
+        self._read_lists(names, media)
+        self.given = {name: row.given for name, row in self.rows.items() if row.given}
+        self.orphans: set[str] = set()
+        # those that are listed and missing are items too, which are reported when they are read
+        files = (media | self.rows.keys()) - self._pair(media)
         tops = {name: table.SPLITS.get(name.lower().partition("/")[0]) for name in names if "/" in name}
-        media -= self._pair(media)
-        files = media | self.listed.keys()  # those that are listed and missing are reported when they are read
-        split = {name: self.cells.get(name, (None, None))[1] for name in files}
+        split = {name: self._row(name).split for name in files}
         if "train" in tops.values():
             split |= {name: top for name, top in tops.items() if name in files and top in ("val", "test")}
         self.files = sorted(files, key=lambda name: (bool(split[name]), name))  # --limit takes from `train` first
         self.splits = table.with_train([split[name] for name in self.files])
-        for command, unread in UNREAD.items():
-            if found := ", ".join(f"{suffixes.pop(s)} {s}" for s in unread if s in suffixes):
-                log.warning("%s has %s files, which are not read; convert them, each with: %s", root, found, command)
-        if repeated := {f for f in map(posixpath.dirname, self.files) if REPEATS.match(posixpath.basename(f))}:
-            log.info("Files of %s are used as often as their folders' names say", ", ".join(sorted(repeated)))
-        if other := ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES):
-            log.info("%s also has files that are neither images nor videos: %s", root, other)
-        self.tagged = any(tags for _, tags in self.listed.values())
-        bare = [n for n in self.files if n not in self.listed and not self._text_file(n)]
-        if bare:
-            said = "%d of %d files in %s have no caption, so their names are used, as for %s; add %s or a .txt for each"
-            log.warning(said, len(bare), len(self.files), root, bare[0], LISTS[0])
+        self.tagged = any(row.tags for row in self.rows.values())
+        self._json_captions = {name: self._json_caption(name) for name in self.files if self._needs_json(name)}
+        self._lines_told = False
+        self._report(names)
+
+    def _read_lists(self, names: list[str], media: set[str]) -> None:
+        by_leaf: dict[str, list[str]] = defaultdict(list)
+        for name in media:
+            by_leaf[matched(posixpath.basename(name))].append(name)
+        stems: dict[str, list[str]] = defaultdict(list)
+        for name in media:
+            stems[_stem(name)].append(name)
+        for name in sorted(names, key=lambda name: name.count("/")):  # the nearest list comes last and counts
+            place, leaf = posixpath.split(name)
+            if leaf.lower() not in LISTS:
+                continue
+            with self.location.local(name) as path:
+                rows = _read_list(path, self.flags, partial(self._named, place, stems), self.names)
+            for file in [file for file in rows if file not in self.names and posixpath.dirname(file) == place]:
+                inside = [n for n in by_leaf[matched(posixpath.basename(file))] if n.startswith(place and f"{place}/")]
+                if len(inside) == 1 and inside[0] not in rows and not self._text_file(inside[0]):
+                    rows[inside[0]] = rows.pop(file)
+            for row in rows.values():
+                row.list_name = leaf
+            self.rows |= rows
 
     def _pair(self, media: set[str]) -> set[str]:
-        """Find what is given by its name; returns all files that are given and thus no items of their own."""
-        stems = {name: posixpath.splitext(name)[0] for name in sorted(media)}
-        sources = {name: match for name, stem in stems.items() if (match := SOURCE.fullmatch(stem))}
-        targets = {stem: name for name, stem in stems.items() if name not in sources}
-        for place, _, name in sorted((match[1], int(match[2] or 0), name) for name, match in sources.items()):
-            if (target := targets.get(place)) and name not in self.listed:
+        """Find what is given by its name; returns all files that are given or masks, thus no items of their own."""
+        targets: dict[str, list[str]] = defaultdict(list)
+        sources: list[tuple[str, int, str]] = []
+        masks: set[str] = set()
+        has_targets = {place for name in media for place, is_target in _pair_folder(name) if is_target}
+        for name in sorted(media):
+            stem = _stem(name)
+            match = SOURCE.fullmatch(stem)
+            folders = [place for place, is_target in _pair_folder(name) if not is_target and place in has_targets]
+            if MASK.fullmatch(stem):
+                masks.add(name)
+            elif match:
+                sources.append((match[1], int(match[2] or 0), name))
+            elif folders:
+                sources.append((_pair_stem(name), 0, name))
+            else:
+                targets[stem].append(name)
+                if any(is_target for _, is_target in _pair_folder(name)):
+                    targets[_pair_stem(name)].append(name)
+        for stem, _, name in sorted(sources):
+            if self._row(name).texts:
+                continue
+            for target in targets[stem]:
                 self.given.setdefault(target, []).append(name)
+            if not targets[stem]:
+                self.orphans.add(name)
         if self.given:
             log.info("%d files have given pictures or clips", len(self.given))
-        return {name for names in self.given.values() for name in names} - self.listed.keys()
+        else:
+            self.orphans.clear()
+        if masks:
+            log.warning("%d masks such as %s are not used", len(masks), min(masks))
+        given = {name for names in self.given.values() for name in names}
+        return masks | {name for name in given if not self._row(name).texts}
+
+    def _report(self, names: list[str]) -> None:
+        """Say what looks like data and is not used, and where captions come from."""
+        root = self.location.spec
+        suffixes = Counter(PurePosixPath(name).suffix.lower() for name in names)
+        for command, unread in UNREAD.items():
+            kinds = ", ".join(f"{suffixes.pop(s)} {s}" for s in unread if s in suffixes)
+            if kinds:
+                log.warning("%s has %s files, which are not read; convert them, each with: %s", root, kinds, command)
+        repeated = {f for f in map(posixpath.dirname, self.files) if REPEATS.fullmatch(posixpath.basename(f))}
+        if repeated:
+            log.info("Files of %s are used as often as their folders' names say", ", ".join(sorted(repeated)))
+        other = ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES)
+        if other:
+            log.info("%s also has files that are neither images nor videos: %s", root, other)
+        used = {self._text_file(name) for name in self.files} | {
+            self._beside(self.records, name) for name, text in self._json_captions.items() if text
+        }
+        idle = [
+            name
+            for name in sorted(set(names) - used)
+            if PurePosixPath(name).suffix.lower() in {*TEXT_SUFFIXES, *table.SUFFIXES}
+            and posixpath.basename(name).lower() not in (*LISTS, "readme.txt", "license.txt")
+        ]
+        if idle and self.files:
+            said = "%s has %d texts or tables that are not used, such as %s; rename a list to metadata.csv or the like"
+            log.warning(f"{said}, or pass it as --source table:FILE", root, len(idle), ", ".join(idle[:EXAMPLES]))
+        origins: dict[str, list[str]] = defaultdict(list)
+        for name in self.files:
+            origins[self._origin(name)].append(name)
+        self.captions_from = {}
+        for origin, files in sorted(origins.items()):
+            words = Counter(self._words(name)[1] for name in files) if origin.startswith("names of") else Counter()
+            examples = [f"{word!r} ({n})" for word, n in words.most_common(EXAMPLES)] or files[:EXAMPLES]
+            self.captions_from[origin] = {"files": len(files), "examples": examples}
+        lines = captioning.origin_lines(self.captions_from)
+        named = any(origin.startswith("names of") for origin in origins)
+        if lines:
+            fix = f"; add {LISTS[0]} or a .txt for each" if named else ""
+            log.log(WARNING if named else INFO, "captions of %s: %s%s", root, "; ".join(lines), fix)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -129,20 +234,25 @@ class Folder(Source):
 
     def identity(self) -> dict:
         sizes = map(self.location.size, self.files)
-        texts = (None if self._listed(name)[0] else self._text_file(name) for name in self.files)
+        texts = (None if self._row(name).texts else self._caption_file_of(name) for name in self.files)
+        said = zip(map(self._listed, self.files), self.location.states(texts))
+        of_folders = [
+            (name, self._words(name)[1]) for name in self.files if self._origin(name) == "names of their folders"
+        ]
+        weights = [*map(self._weight, self.files)]
+        given = self._given_states()
         return {
             "name": self.name,
             "folder": self.location.name,
             "files": len(self.files),
             "listing_sha256": listing_sha256(zip(self.files, sizes)),
             "contents_sha256": listing_sha256(self.location.states(self.files)),
-            "captions_sha256": listing_sha256(zip(map(self._listed, self.files), self.location.states(texts))),
+            "captions_sha256": listing_sha256(itertools.chain(said, of_folders)),
+            **({"caption_lines": "each"} if self.flags.caption_lines == "each" else {}),
             **({"splits": sorted({*filter(None, self.splits)})} if any(self.splits) else {}),
-            **(
-                {"splits_sha256": listing_sha256(self.splits)} if any(split for _, split in self.cells.values()) else {}
-            ),
-            **({"weights_sha256": listing_sha256(weights)} if any(weights := [*map(self._weight, self.files)]) else {}),
-            **({"given_sha256": listing_sha256(given)} if (given := self._given_states()) else {}),
+            **({"splits_sha256": listing_sha256(self.splits)} if any(row.split for row in self.rows.values()) else {}),
+            **({"weights_sha256": listing_sha256(weights)} if any(weights) else {}),
+            **({"given_sha256": listing_sha256(given)} if given else {}),
             **self.reading.identity(),
             "allow_outside": self.reading.allow_outside,
         }
@@ -151,40 +261,116 @@ class Folder(Source):
         pairs = [(file, name) for file, names in sorted(self.given.items()) for name in names]
         return [*pairs, *self.location.states(name for _, name in pairs)]
 
+    def _row(self, name: str) -> Row:
+        return self.rows.get(name) or Row()
+
     def _listed(self, name: str) -> Said:
-        return self.listed.get(name, ([], []))
+        row = self._row(name)
+        return row.texts, row.tags
 
     def _weight(self, name: str) -> Any:
         """What its list says, else the name of its folder; None: nothing."""
-        of_folder = REPEATS.match(posixpath.basename(posixpath.dirname(name)))
-        return listed if (listed := self.cells.get(name, [None])[0]) is not None else of_folder and of_folder[1]
+        listed = self._row(name).weight
+        of_folder = REPEATS.fullmatch(posixpath.basename(posixpath.dirname(name)))
+        return listed if listed is not None else of_folder and of_folder[1]
 
-    def _named(self, folder: str, path: str) -> str:
-        """The file that a row of a list in `folder` means, by its name in the location: `/me/set/a.png` is `a.png`."""
+    def _named(self, folder: str, stems: Mapping[str, list[str]], path: str) -> str:
+        """The file that a row of a list in `folder` means, by its name in the location: `/me/set/a.png` is `a.png`.
+
+        A path without suffix, as kohya's lists have it, is the only picture or clip of that name.
+        """
         path = path.strip().replace("\\", "/")
         if self.location.server is None and path.startswith("/"):
             root, file = Path(os.path.realpath(self.location.folder)), Path(os.path.realpath(posixpath.dirname(path)))
             if file.is_relative_to(root):
                 folder, path = "", (file / posixpath.basename(path)).relative_to(root).as_posix()
         path = posixpath.normpath(posixpath.join(folder, path))
-        return self.names.get(path) or self.names.get(_nfc(path), path)
+        name = self.names.get(path) or self.names.get(matched(path))
+        of_stem = stems.get(matched(path), [])
+        return name or (of_stem[0] if len(of_stem) == 1 else path)
+
+    def _beside(self, by_stem: Mapping[str, str], name: str) -> str | None:
+        """`sub/a.txt`, else `sub/a.png.txt`, for `sub/a.png`."""
+        return by_stem.get(_stem(name)) or by_stem.get(matched(name))
 
     def _text_file(self, name: str) -> str | None:
-        """`sub/a.txt` for `sub/a.png`, if there is one; its suffix in any case."""
-        return self.texts.get(_nfc(posixpath.splitext(name)[0]))
+        return self._beside(self.texts, name)
+
+    def _caption_file_of(self, name: str) -> str | None:
+        """The file with its caption; None: that is in a list, or made of names."""
+        return self._text_file(name) or (self._json_captions.get(name) and self._beside(self.records, name)) or None
+
+    def _needs_json(self, name: str) -> bool:
+        return not (self._row(name).texts or self._text_file(name)) and self._beside(self.records, name) is not None
+
+    def _json_caption(self, name: str) -> list[str]:
+        """The captions in a file's own .json; [] if it has none."""
+        file = self._beside(self.records, name)
+        assert file is not None
+        with self.location.local(file) as path:
+            video.check_regular(path)
+            if path.stat().st_size > captioning.LARGEST_CAPTION:
+                return []
+            try:
+                record = json.loads(read_text(path))
+            except (ValueError, RecursionError):
+                return []
+        if not isinstance(record, dict):
+            return []
+        texts = [record[key] for key in ("caption", "text", "prompt") if isinstance(record.get(key), (str, list))]
+        return captioning.texts_of(texts[0], file) if texts else []
+
+    def _origin(self, name: str) -> str:
+        """Where a file's caption comes from, in words."""
+        row = self._row(name)
+        text_file = self._text_file(name)
+        if row.texts:
+            return row.list_name
+        if text_file:
+            return f"{PurePosixPath(text_file).suffix.lower()} files"
+        if self._json_captions.get(name):
+            return ".json files"
+        if row.tags:
+            return "tags"
+        return self._words(name)[0]
+
+    def _words(self, name: str) -> tuple[str, str]:
+        """The caption of kohya's folder, else of the folder of a file whose name says nothing, else of the file's name."""
+        path = PurePosixPath(name)
+        kohya = REPEATS.fullmatch(path.parent.name)
+        if kohya:
+            return "names of their folders", _spaced(kohya[2])
+        above = [place for place in path.parent.parts if place.lower() not in PLAIN_FOLDERS]
+        if above and _says_nothing(path.stem) and not _says_nothing(above[-1]):
+            return "names of their folders", _spaced(above[-1])
+        return "names of files", _spaced(path.stem)
 
     def captions(self, index: int) -> Said:
         """The captions of a file and its tags; SampleError when what should hold them does not."""
-        path = PurePosixPath(self.files[index])
-        texts, tags = self._listed(self.files[index])
-        if not texts and (name := self._text_file(self.files[index])):
-            with self.location.local(name) as file:
-                texts = [_caption_file(file)]
-        captioning.check_length([*texts, *tags], path)
-        words = ", ".join(tags) or re.sub(r"[_\-.\s]+", " ", path.stem).strip()
+        name = self.files[index]
+        texts, tags = self._listed(name)
+        text_file = self._text_file(name)
+        if not texts and text_file:
+            with self.location.local(text_file) as file:
+                texts = self._text_captions(file)
+        texts = texts or self._json_captions.get(name, [])
+        captioning.check_length([*texts, *tags], name)
+        words = ", ".join(tags) or self._words(name)[1]
         if not (texts or words):
-            raise SampleError("no_caption", f"{path} has no caption and no usable name; add {path.stem}.txt")
+            stem = PurePosixPath(name).stem
+            raise SampleError("no_caption", f"{name} has no caption and no usable name; add {stem}.txt")
         return texts or [words], tags
+
+    def _text_captions(self, path: Path) -> list[str]:
+        """The captions in a .txt: all of it in one line, or each of its lines."""
+        lines = _caption_lines(path)
+        if self.flags.caption_lines == "each":
+            return lines
+        if len(lines) > 1 and not self._lines_told:
+            self._lines_told = True
+            said = "the %d lines of %s are one caption, as in all such files; --caption-lines each makes each line one"
+            log.info(said, len(lines), path.name)
+        return [" ".join(lines)]
 
     def read(self, index: int) -> Iterator[Clip]:
         name, ((caption, *more), tags) = self.files[index], self.captions(index)
@@ -193,65 +379,101 @@ class Folder(Source):
             raise SampleError("unknown_type", said)
         weight = captioning.weight_of(self._weight(name), name)
         about: dict[str, Any] = {"more_captions": more, "tags": tags, "weight": weight}
-        if SOURCE.fullmatch(posixpath.splitext(name)[0]) and self.given and name not in self.listed:
+        if name in self.orphans:
             raise SampleError("no_target", f"{name} is given for a file that does not exist; add or remove one")
         with contextlib.ExitStack() as opened:
             path, *given = (opened.enter_context(self.location.local(n)) for n in (name, *self.given.get(name, ())))
             beside = self.reading.beside(given, self.item_key(index))
             for number, (key, frames, fps, lost) in enumerate(self.reading.clips(path, self.item_key(index))):
-                yield Clip(key, frames, caption, fps, self.name, lost=lost, given=beside(number), **about)
+                pictures, faults = beside(number, fps)
+                yield Clip(key, frames, caption, fps, self.name, lost=faults | lost, given=pictures, **about)
 
 
-_nfc = partial(unicodedata.normalize, "NFC")
+def _stem(name: str) -> str:
+    """A file's path without suffix, in the form in which names are compared."""
+    return matched(posixpath.splitext(name)[0])
 
 
-def _read_captions(
-    path: Path, named: Callable[[str], str], files: Container[str]
-) -> tuple[dict[str, Said], dict[str, tuple[Any, Any]], dict[str, list[str]]]:
-    """Captions and tags, weights and splits, and files that are given, by file from one of `LISTS`.
+def _by_stem(names: Iterable[str], suffixes: Sequence[str]) -> dict[str, str]:
+    """{path without its last suffix: file} of files with one of `suffixes`, the later ones preferred."""
+    found: dict[str, str] = {}
+    for suffix in suffixes:
+        found |= {_stem(name): name for name in names if name.lower().endswith(suffix)}
+    return found
 
-    Captions of one file add up, its last weight counts, and empty rows are ignored.
+
+def _pair_folder(name: str) -> list[tuple[str, bool]]:
+    """Of each folder of a path that is named as one of pairs: the path up to it, and whether it holds targets."""
+    folders = name.split("/")[:-1]
+    lowered = [folder.lower() for folder in folders]
+    return [
+        ("/".join(folders[:i]), folder in TARGET_FOLDERS)
+        for i, folder in enumerate(lowered)
+        if folder in GIVEN_FOLDERS | TARGET_FOLDERS
+    ]
+
+
+def _pair_stem(name: str) -> str:
+    """`set/control/a.png` and `set/target/a.jpg` are both `set/*/a`."""
+    *folders, leaf = _stem(name).split("/")
+    both = GIVEN_FOLDERS | TARGET_FOLDERS
+    return "/".join([*("*" if folder.lower() in both else folder for folder in folders), leaf])
+
+
+def _says_nothing(name: str) -> bool:
+    """Whether a name is a camera's, a number, a date or a hash: IMG_2030, 0001, PXL_20240101_1."""
+    words = re.findall(r"[^\W\d_]+", name.lower())
+    return HASH.fullmatch(name) is not None or all(word in CAMERA_WORDS for word in words)
+
+
+def _spaced(name: str) -> str:
+    return re.sub(r"[_\-.\s]+", " ", name).strip()
+
+
+def _read_list(path: Path, flags: Flags, named: Callable[[str], str], files: Container[str]) -> dict[str, Row]:
+    """What the rows of one of `LISTS` say, by file. Each column counts for itself.
+
+    Captions of one file add up, its last weight counts, and it is held out if one of its rows says so.
 
     named : gives the file that a row's path means.
     """
     if path.is_file() and path.stat().st_size > LARGEST_LIST:
         raise ValueError(f"{path} is over {LARGEST_LIST >> 20} MiB; use it as --source table:FILE.parquet")
     rows = table.read_rows(path)
-    file_column = next((c for c in FILE_COLUMNS if c in rows), None)
-    kinds = table.CAPTION_COLUMNS, captioning.TAG_COLUMNS, captioning.WEIGHT_COLUMNS
-    columns = [next((c for c in names if c in rows), None) for names in kinds]
-    if file_column is None or not any(columns[:2]):
-        raise ValueError(f"{path} must have the columns file and caption; it has {', '.join(rows)}")
-    found, about, given = dict[str, Said](), dict[str, tuple[Any, Any]](), dict[str, list[str]]()
+    columns = table.columns_of(rows, str(path), flags, exists=lambda said: named(said) in files, needs_caption=False)
     splits = table.held_out(rows["split"], path) if "split" in rows else itertools.repeat(None)
-    beside = [rows[c] for c in table.given_columns(rows, file_column, exists=lambda said: named(said) in files)]
-    for number, (file, split, caption, tags, weight) in enumerate(
-        zip(rows[file_column], splits, *(rows[c] if c else itertools.repeat(None) for c in columns))
-    ):
-        said = captioning.texts_of(caption, f"the caption of {file} in {path}"), captioning.tags_of(tags)
-        if file and any(said):
-            texts, words = found.setdefault(name := named(str(file)), ([], []))
-            texts += said[0]
-            words += said[1]
-            about[name] = weight, split
-            if those := [named(str(one)) for cells in beside for one in table.pictures_of(cells[number])]:
-                given[name] = those
-    return found, about, given
+    found: dict[str, Row] = {}
+    for number, split in zip(range(len(next(iter(rows.values())))), splits):
+        cells = {name: values[number] for name, values in rows.items() if not isinstance(values, table.StoredPictures)}
+        file = next((cells[name] for name in columns.media if isinstance(cells.get(name), str)), None)
+        if file is None:
+            continue
+        row = found.setdefault(named(file), Row())
+        if columns.caption and columns.caption != columns.tags:
+            row.texts += captioning.texts_of(cells[columns.caption], f"the caption of {file} in {path}")
+        if columns.tags:
+            row.tags += captioning.tags_of(cells[columns.tags])
+        if columns.weight and cells[columns.weight] is not None:
+            row.weight = cells[columns.weight]
+        row.split = row.split or split
+        given = [one for name in columns.given for one in table.pictures_of(rows[name][number])]
+        row.given = [named(str(one)) for one in given] or row.given
+    return found
 
 
-def _caption_file(path: Path) -> str:
-    """The text of a .txt, in one line."""
+def _caption_lines(path: Path) -> list[str]:
+    """The lines of a .txt that are not empty, each with single spaces."""
     video.check_regular(path)
     if (size := path.stat().st_size) > (most := captioning.LARGEST_CAPTION):
         raise SampleError("too_large", f"{path} must have at most {most} bytes; it has {size}; shorten it")
     try:
-        text = " ".join(read_text(path).split())
+        lines = [" ".join(line.split()) for line in read_text(path).splitlines()]
     except UnicodeDecodeError as error:
         said = f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8"
         raise SampleError("caption_not_utf8", said) from None
-    if not text:
+    if not any(lines):
         raise SampleError("no_caption", f"{path} has no caption; write one in it, or remove it to use the file's name")
-    return text
+    return [line for line in lines if line]
 
 
 def build(spec: str | None = None, **options: Any) -> Folder | table.Table:
@@ -261,7 +483,7 @@ def build(spec: str | None = None, **options: Any) -> Folder | table.Table:
     ----------
     spec : the folder, a .zip, or a URL or chain that fsspec opens. One without pictures whose files are parquet tables
         gives their rows, as `table` does.
-    **options : see `MediaOptions`; with `allow_outside` also files that a link or a list names outside the
+    **options : see `Flags`; with `allow_outside` also files that a link or a list names outside the
         folder.
 
     Raises
@@ -270,13 +492,14 @@ def build(spec: str | None = None, **options: Any) -> Folder | table.Table:
     """
     if not spec:
         raise ValueError("pass the folder: --source folder:DIR")
-    location = Location(spec, MediaOptions(**options))
+    flags = Flags(**options)
+    location = Location(spec, flags)
     if location.server is None and not location.folder.is_dir():
         raise NotADirectoryError(f"--source folder:{spec} is not a folder; pass one with images or videos")
-    source = Folder(location)
+    source = Folder(location, flags)
     if not len(source):
         if any(name.lower().endswith(".parquet") and not name.lower().endswith(LISTS) for name in source.names):
-            return table.build(spec, **options)
+            return table.build(spec, **{k: v for k, v in options.items() if k != "caption_lines"})
         kinds = ", ".join(sorted(s[1:] for s in MEDIA_SUFFIXES))
         raise ValueError(f"{spec} has no images or videos ({kinds}); pass a folder that has some")
     return source

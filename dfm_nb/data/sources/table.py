@@ -1,4 +1,4 @@
-"""`table:FILE`: rows of a CSV, TSV, JSONL or parquet file, each with captions and an image or a video.
+"""`table:FILE`: rows of a CSV, TSV, JSON, JSONL or parquet file, each with captions and an image or a video.
 
 The table is a local path or a URL that fsspec opens. A folder of parquet files, as Hugging Face's datasets have it
 (`hf://datasets/OWNER/NAME`, or local), is one table; `train`, `test` or `validation` in a file's name is its split. The
@@ -8,9 +8,9 @@ that is not empty. A table that you name may hold any path; one that is fetched,
 and addresses of the internet, unless `allow_outside`. From Python the table may be a DataFrame, whose media column may
 also hold PIL images and uint8 arrays. A caption is a text or a list of texts; a column `tags` or `keywords` holds tags,
 `weight` or `repeats` how often an epoch uses the row, and `split` what is held out (val, test). Pictures in `source`,
-`input_image`, `conditioning_image` and the like (`GIVEN_COLUMNS`; several columns, or lists) are given beside the
-row's picture, which may be in `edited_image`: a model makes it of them and of the caption. An empty cell there gives
-none.
+`input_image`, `control_path`, `edit_image` and the like (`GIVEN`; several columns, or lists) are given beside the
+row's picture, which may be in `edited_image` or another `TARGET`: a model makes it of them and of the caption. An empty
+cell there gives none. Other columns with pictures are reported.
 
 An empty cell, a null and a NaN are None. No type is guessed in a text file: the caption 007 stays "007", NA is text.
 A text file is UTF-8, UTF-16 with its mark, or else Windows-1252, as Excel writes; the header of a CSV says which of
@@ -56,25 +56,30 @@ if TYPE_CHECKING:
 
 
 class Flags(MediaOptions):
-    image_column: str | None = option(None, "table: column with image bytes, paths or URLs")
-    caption_column: str | None = option(None, "table: column with captions")
+    image_column: str | None = option(None, "tables and lists: column with image bytes, paths or URLs")
+    caption_column: str | None = option(None, "tables and lists: column with captions")
+    given_column: str | None = option(
+        None, "tables and lists: column with pictures or clips that are given beside the row's; several with commas"
+    )
 
 
 TARGET_COLUMNS = (
     "edited_image target_image target_img edited_img output_image output_file_name target_file_name".split()
 )
 """As data sets of edits call the picture that is to be made."""
-GIVEN_COLUMNS = (
-    "source source_image source_img src_img original_image input_image conditioning_image control_image "
-    "source_file_name input_file_name"
-).split()
+_KINDS = r"(_?(images?|imgs?|pictures?|videos?|paths?|file|name))*(_?\d+)?"
+TARGET = re.compile("(target|edited|output)" + _KINDS, re.IGNORECASE)
+GIVEN = re.compile(
+    "(source|src|input|original|orig|control|condition(ing)?|cond|edit|ref(erence)?|kontext)" + _KINDS, re.IGNORECASE
+)
+"""Names of columns, if they hold media: what is to be made, and what is given for it."""
 MEDIA_COLUMNS = [
     *"image video image_path video_path path file file_name filename image_url video_url url".split(),
     *TARGET_COLUMNS,
 ]
 SOURCES_TRIED = 100  # rows
-CAPTION_COLUMNS = ("caption", "text", "prompt", "name", "edit_prompt", "instruction", "edit")
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+CAPTION_COLUMNS = "caption text prompt name edit_prompt instruction edit description captions texts".split()
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 BINARY = (pa.binary(), pa.large_binary())
 GROUPS_HELD = 2  # row groups of a parquet column of pictures that are in memory
 TIMES, MORE, MORE_TEXT = 4, 1 << 26, 1 << 28
@@ -96,7 +101,10 @@ class StoredPictures(Sequence):
 
     def __init__(self, files: Sequence[pq.ParquetFile], column: str, lock: threading.Lock):
         groups, self._lock = [(file, g) for file in files for g in range(file.num_row_groups)], lock
-        self.lists = pa.types.is_list(files[0].schema_arrow.field(column).type)
+        kind = files[0].schema_arrow.field(column).type
+        self.lists = pa.types.is_list(kind)
+        kind = kind.value_type if self.lists else kind
+        self.holds_media = kind in BINARY or (pa.types.is_struct(kind) and "bytes" in {field.name for field in kind})
         chunks = (m.row_group(g).column(i) for f, g in groups for m in [f.metadata] for i in range(m.num_columns))
         self._sizes = [c.total_uncompressed_size for c in chunks if c.path_in_schema.partition(".")[0] == column]
         self._starts = np.cumsum([0, *(file.metadata.row_group(g).num_rows for file, g in groups)])
@@ -220,8 +228,8 @@ def _read_text(path: Path, suffix: str) -> Rows:
         said = "%s is not UTF-8 and is read as Windows-1252, with words such as %r; if they are wrong save it as UTF-8"
         log.warning(said, path.name, word)
     lines = io.StringIO(text, newline="")
-    if suffix == ".jsonl":
-        records = list(_records(lines))
+    if suffix in (".jsonl", ".json"):
+        records = list(_records(lines)) if suffix == ".jsonl" else _json_records(text)
         names = dict.fromkeys(name for record in records for name in record)
         return {name: [_cell(record.get(name)) for record in records] for name in names}
     separator = "\t" if suffix == ".tsv" else max(",;\t", key=text.partition("\n")[0].count)
@@ -260,6 +268,19 @@ def _records(lines: Iterable[str]) -> Iterator[dict]:
         if not isinstance(record, dict):
             raise ValueError(f"line {number} must be a JSON object; it is {type(record).__name__}")
         yield record
+
+
+def _json_records(text: str) -> list[dict]:
+    """Rows of a JSON file: a list of objects, or an object of captions (or objects) by file."""
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON ({error})") from None
+    if isinstance(whole, dict):
+        whole = [{"file_name": k, **(v if isinstance(v, dict) else {"caption": v})} for k, v in whole.items()]
+    if not isinstance(whole, list) or not all(isinstance(record, dict) for record in whole):
+        raise ValueError("it must be a list of objects, or an object with a caption for each file")
+    return whole
 
 
 # ---- the source ---------------------------------------------------------------------------------------------------
@@ -339,7 +360,8 @@ class Table(Source):
             about: dict[str, Any] = {"more_captions": more, "tags": tags}
             about["weight"] = weight_of(self.rows[self.weight_column][index] if self.weight_column else None, "it")
             for number, (key, frames, fps, lost) in enumerate(self.reading.clips(value, self.item_key(index))):
-                yield Clip(key, frames, caption, fps, self.name, lost=lost, given=beside(number), **about)
+                pictures, faults = beside(number, fps)
+                yield Clip(key, frames, caption, fps, self.name, lost=faults | lost, given=pictures, **about)
         except SampleError as error:
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
 
@@ -404,21 +426,72 @@ def pictures_of(value: Any) -> list[Any]:
     return [found for v in (value if several else [value]) if (found := _picture(v)) is not None]
 
 
-def given_columns(rows: Rows, *others: str, exists: Callable[[str], bool]) -> list[str]:
-    """Columns with what is given: of a usual name, and with pictures or paths.
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table or list that are used. media : in order of preference."""
 
-    A `source` may also be an author, an address or a name at the place where the picture came from, so its texts count
-    if one of the first names a file here (`exists`).
+    media: list[str]
+    caption: str | None
+    tags: str | None
+    weight: str | None
+    given: list[str]
+
+
+def columns_of(
+    rows: Rows, label: str, flags: Flags, exists: Callable[[str], bool], needs_caption: bool = True
+) -> Columns:
+    """The columns that are used, by flags or usual names; unused columns with pictures or paths of media are reported.
+
+    A column `source` may also be an author, an address or a name at the place where the picture came from, so its
+    texts count if one of the first names a file here (`exists`).
+
+    Raises
+    ------
+    ValueError : a column is missing.
     """
 
-    def has_media(name: str) -> bool:
-        said = [one for v in itertools.islice(rows[name], SOURCES_TRIED) for one in pictures_of(v)[:1]]
-        if not all(isinstance(one, str) for one in said):
-            return True
-        return any(exists(s) if name == "source" else PurePosixPath(s).suffix.lower() in MEDIA_SUFFIXES for s in said)
+    def usual(names: Sequence[str]) -> str | None:
+        return next((name for name in names if name in rows), None)
 
-    usual = (name for name in GIVEN_COLUMNS if name in rows and name not in others)
-    return [name for name in usual if isinstance(rows[name], StoredPictures) or has_media(name)]
+    with_media = [name for name in rows if _has_media(rows[name])]
+    targets = [name for name in with_media if TARGET.fullmatch(name)]
+    media = _pick(rows, label, "--image-column", flags.image_column, targets or MEDIA_COLUMNS)
+    if flags.given_column:
+        given = [_pick(rows, label, "--given-column", name.strip(), ())[0] for name in flags.given_column.split(",")]
+    else:
+        # beside a target, `image` is what it is made of
+        names = [n for n in with_media if GIVEN.fullmatch(n) or (targets and n in MEDIA_COLUMNS)]
+        given = [n for n in names if n not in media and (n != "source" or _has_media(rows[n], exists))]
+    captions = [name for name in (*CAPTION_COLUMNS, *TAG_COLUMNS) if name not in (*media, *given)]
+    tags = usual(TAG_COLUMNS)
+    weight = usual(WEIGHT_COLUMNS)
+    if needs_caption or flags.caption_column or not (tags or weight or given or "split" in rows):
+        caption: str | None = _pick(rows, label, "--caption-column", flags.caption_column, captions)[0]
+    else:
+        caption = usual(captions)
+        if caption is None:
+            known = ", ".join(CAPTION_COLUMNS)
+            log.warning("%s has no column of captions (known: %s); name one with --caption-column", label, known)
+    unused = [name for name in with_media if name not in (*media, *given, caption)]
+    if unused:
+        said = "%s has pictures or paths in %s, not used; --given-column gives them to the model, --image-column makes"
+        log.warning(f"{said} them what is trained on", label, ", ".join(unused))
+    return Columns(media, caption, tags, weight, given)
+
+
+def _has_media(values: Sequence[Any], exists: Callable[[str], bool] | None = None) -> bool:
+    """Whether a column's first cells hold pictures or names of media; with `exists` a name must be that of a file."""
+    if isinstance(values, StoredPictures):
+        return values.holds_media
+    for value in itertools.islice(values, SOURCES_TRIED):
+        for one in pictures_of(value)[:1]:
+            if isinstance(one, (bytes, Image.Image)) or (isinstance(one, np.ndarray) and one.ndim > 1):
+                return True
+            if isinstance(one, str) and len(one) <= LONGEST_NAME:
+                path = urlsplit(one).path if "://" in one else one
+                if exists(one) if exists else PurePosixPath(path).suffix.lower() in MEDIA_SUFFIXES:
+                    return True
+    return False
 
 
 def _picture(value: Any) -> Any:
@@ -503,20 +576,15 @@ def _open_all(location: Location) -> tuple[Rows, list[str | None]]:
     return read_rows(Path(location.spec), files), splits
 
 
-def build(
-    spec: str | pd.DataFrame | None = None,
-    image_column: str | None = None,
-    caption_column: str | None = None,
-    **options: Any,
-) -> Table:
+def build(spec: str | pd.DataFrame | None = None, **options: Any) -> Table:
     """The source of `table:FILE`.
 
     Parameters
     ----------
     spec : path, or URL that fsspec opens, of a .csv, .tsv, .jsonl or .parquet file, or of a folder with parquet files,
         as `hf://datasets/OWNER/NAME` is; or a DataFrame, whose relative paths start at the working directory.
-    image_column, caption_column : default: all media columns and the first caption column with a usual name.
-    **options : see `MediaOptions`; without `allow_outside` a table that is fetched may name neither paths outside its
+    **options : see `Flags`; by default all media columns and the first caption column with a usual name are used.
+        Without `allow_outside` a table that is fetched may name neither paths outside its
         own place nor addresses of this machine's network, others always may.
 
     Raises
@@ -525,7 +593,7 @@ def build(
     """
     if spec is None:
         raise ValueError(f"pass the table: --source table:FILE ({', '.join(SUFFIXES)})")
-    reading, splits = MediaOptions(**options), list[str | None]()
+    reading, splits = Flags(**options), list[str | None]()
     own = reading.replace(allow_outside=True)
     if not isinstance(spec, str):
         rows, label, location = frame_rows(spec), "dataframe", Location(".", own)
@@ -539,16 +607,13 @@ def build(
         else:
             location = Location(folder, reading if fetched else own)
             rows = _open(spec, location, label)
-    media = _pick(rows, label, "--image-column", image_column, MEDIA_COLUMNS)
-    usual = [name for name in (*CAPTION_COLUMNS, *TAG_COLUMNS) if name not in media]
-    caption = _pick(rows, label, "--caption-column", caption_column, usual)[0]
-    tags, weight = (next((name for name in names if name in rows), None) for names in (TAG_COLUMNS, WEIGHT_COLUMNS))
-    for name in media:
+    columns = columns_of(rows, label, reading, partial(_exists, location))
+    for name in columns.media:
         values = rows[name]
         if values.lists if isinstance(values, StoredPictures) else any(isinstance(v, (list, tuple)) for v in values):
             said = "%s has lists of pictures in %s: the first of each row is used; give others rows of their own"
             log.warning(said, label, name)
     if "split" in rows and not any(splits):
         splits = with_train(held_out(rows["split"], label))
-    given = given_columns(rows, *media, caption, exists=partial(_exists, location))
-    return Table("table", rows, label, location, media, caption, splits, tags, weight, given)
+    used = columns.media, str(columns.caption), splits, columns.tags, columns.weight, columns.given
+    return Table("table", rows, label, location, *used)

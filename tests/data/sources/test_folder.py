@@ -104,7 +104,7 @@ def test_a_file_may_have_several_captions_and_tags(tmp_path, caplog):
     (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "b.txt").write_text("from\ntxt")
     source = folder.build(str(tmp_path))
-    assert "1 of 4" in caplog.text and "d.png" in caplog.text
+    assert source.captions_from["names of files"] == {"files": 1, "examples": ["'d' (1)"]}
     assert source.tagged and [source.captions(i) for i in range(4)] == [
         (["one", "two"], ["x", "y"]),
         (["from txt"], ["p", "q"]),
@@ -184,7 +184,7 @@ def test_a_row_names_a_path_and_a_bare_name_elsewhere_only_what_has_no_other_cap
         "sub/0.png": "own",
         "sub/1.png": "row 1.png",
         "sub/2.png": "row b/../sub/2.png",
-        "b/2.png": "2",
+        "b/2.png": "b",  # its folder, because a number says nothing
         "b/3.png": "own",
         "b/4.png": "row b/4.png",
         # which are reported as missing when they are read
@@ -236,6 +236,82 @@ def test_hidden_and_foreign_files_are_no_items(tmp_path, caplog):
         r.getMessage() for r in caplog.records if r.levelname == "WARNING" and "captions.csv" not in r.msg % r.args
     ]
     assert "1 .psd" in warned
+
+
+def test_captions_come_from_where_other_trainers_write_them(tmp_path):
+    """kohya, musubi, ai-toolkit, SimpleTuner, OneTrainer, DiffSynth, Hugging Face; a name is the last resort."""
+    written = {
+        "a.txt": "of txt",
+        "b.caption": "of caption",
+        "c.png.txt": "of png.txt",
+        "d.json": '{"prompt": "of json"}',
+        "e.json": '{"width": 3}',
+    }
+    names = ["a", "b", "c", "d", "e", "10_sks dog/IMG_0", "cats/IMG_2030", "train/images/0001", "cats/tabby", "k/f"]
+    for name in names:
+        picture(tmp_path / f"{name}.png")
+    for name, text in written.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "k/captions.json").write_text('{"f.png": "of captions.json"}')
+    source = folder.build(str(tmp_path))
+    said = {name: read(source, i)[0].caption for i, name in enumerate(source.files)}
+    assert said == {
+        "a.png": "of txt",
+        "b.png": "of caption",
+        "c.png": "of png.txt",
+        "d.png": "of json",
+        "e.png": "e",
+        "10_sks dog/IMG_0.png": "sks dog",
+        "cats/IMG_2030.png": "cats",
+        "cats/tabby.png": "tabby",
+        "train/images/0001.png": "0001",
+        "k/f.png": "of captions.json",
+    }
+    assert {origin: about["files"] for origin, about in source.captions_from.items()} == {
+        ".txt files": 2,
+        ".caption files": 1,
+        ".json files": 1,
+        "captions.json": 1,
+        "names of their folders": 2,
+        "names of files": 3,
+    }
+    before = source.identity()["captions_sha256"]
+    (tmp_path / "d.json").write_text('{"prompt": "another"}')
+    assert folder.build(str(tmp_path)).identity()["captions_sha256"] != before
+
+
+@pytest.mark.parametrize("lines, captions", [("whole", ["one two"]), ("each", ["one", "two"])])
+def test_lines_of_a_text_are_one_caption_or_several(lines, captions, tmp_path):
+    picture(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    clip = read(folder.build(str(tmp_path), caption_lines=lines))[0]
+    assert [clip.caption, *clip.more_captions] == captions
+
+
+def test_each_column_of_a_list_counts_for_itself(tmp_path):
+    """A row without a caption still holds its file out, weighs it and gives it a picture."""
+    for name in ("p0.png", "p1.png", "in.png"):
+        picture(tmp_path / name)
+    rows = "file_name,text,split,weight,source\np0.png,a fox,train,,\np1.png,,test,5,in.png\nin.png,,,,\n"
+    (tmp_path / "metadata.csv").write_text(rows)
+    source = folder.build(str(tmp_path))
+    assert source.files == ["p0.png", "p1.png"] and source.item_split(1) == "test"
+    (clip,) = read(source, 1)
+    assert (clip.caption, clip.weight, len(clip.given)) == ("p1", 5, 1)
+
+
+def test_unused_lists_and_texts_are_reported(tmp_path, caplog):
+    picture(tmp_path / "a.png")
+    for name in ("prompts.csv", "b.txt", "e.json"):
+        (tmp_path / name).write_text("{}")
+    folder.build(str(tmp_path))
+    assert all(name in caplog.text for name in ("3 texts or tables", "prompts.csv", "b.txt", "e.json"))
+
+
+def test_thumbnails_and_bins_of_other_systems_are_skipped(tmp_path):
+    for place in ("", "@eaDir/", "#recycle/", "$RECYCLE.BIN/", "__MACOSX/", "sub/lost+found/"):
+        picture(tmp_path / f"{place}a.png")
+    assert folder.build(str(tmp_path)).files == ["a.png"]
 
 
 # ---- what moves ---------------------------------------------------------------------------------------------------
@@ -429,3 +505,68 @@ def test_a_picture_is_given_beside_every_clip_and_a_video_beside_its_own(tmp_pat
     (tmp_path / "a.source.mp4").unlink()
     picture(tmp_path / "a.source.png")
     assert [given_sizes(c) for c in read(folder.build(str(tmp_path), clip_frames=5))] == [[(1, 32, 24, 3)]] * 2
+
+
+@pytest.mark.parametrize(
+    "column", ["edit_image", "control_path", "control_path_0", "input_images", "kontext_image", "conditioning"]
+)
+def test_columns_of_other_trainers_give_pictures(column, tmp_path):
+    for name in ("out.png", "in.png"):
+        picture(tmp_path / name)
+    row = {"file_name": "out.png", "prompt": "make it red", column: "in.png"}
+    (tmp_path / "metadata.jsonl").write_text(json.dumps(row))
+    listed = folder.build(str(tmp_path))
+    as_table = table.build(str(tmp_path / "metadata.jsonl"))
+    for source in (listed, as_table):
+        assert len(source) == 1 and len(read(source)[0].given) == 1
+
+
+def test_a_column_of_pictures_that_no_rule_knows_is_reported_and_can_be_given(tmp_path, caplog):
+    for name in ("out.png", "in.png"):
+        picture(tmp_path / name)
+    (tmp_path / "metadata.csv").write_text("filename,description,sketch\nout.png,a fox,in.png\n")
+    for build in (folder.build, lambda spec, **options: table.build(f"{spec}/metadata.csv", **options)):
+        caplog.clear()
+        build(str(tmp_path))
+        assert "sketch" in caplog.text and "--given-column" in caplog.text
+        source = build(str(tmp_path), given_column="sketch", caption_column="description")
+        assert len(source) == 1 and len(read(source)[0].given) == 1 and read(source)[0].caption == "a fox"
+
+
+def test_beside_a_target_the_image_is_given(tmp_path):
+    for name in ("out.png", "in.png"):
+        picture(tmp_path / name, size=(32, 16) if name == "in.png" else (16, 16))
+    (tmp_path / "t.csv").write_text("image,edited_image,instruction\nin.png,out.png,make it red\n")
+    (clip,) = read(table.build(str(tmp_path / "t.csv")))
+    assert clip.video.shape == (1, 16, 16, 3) and given_sizes(clip) == [(1, 16, 32, 3)]
+
+
+@pytest.mark.parametrize(
+    "files, pairs",
+    [
+        (["a.png", "a.SOURCE.png"], {"a.png": 1}),
+        (["a\u0308.png", "\u00e4.source.png"], {"a\u0308.png": 1}),
+        (["a.png", "a.jpg", "a.source.png"], {"a.jpg": 1, "a.png": 1}),
+        (["target/0.png", "control/0.jpg"], {"target/0.png": 1}),
+        (["set/output/0.png", "set/input/0.png"], {"set/output/0.png": 1}),
+        (["a.png", "a-condlabel.png", "a-masklabel.png"], {"a.png": 1}),
+        (["control/0.png", "b.png"], {"b.png": 0, "control/0.png": 0}),
+    ],
+)
+def test_pairs_are_found_by_one_rule_of_names(files, pairs, tmp_path):
+    for name in files:
+        picture(tmp_path / name)
+    source = folder.build(str(tmp_path))
+    assert {name: len(read(source, i)[0].given) for i, name in enumerate(source.files)} == pairs
+
+
+def test_a_given_video_that_is_shorter_is_no_still(tmp_path):
+    """9 given frames are one window of 5 and not a still that is given with each of the target's four."""
+    video.write_mp4(tmp_path / "a.mp4", counting_clip(20), 8)
+    video.write_mp4(tmp_path / "a.source.mp4", counting_clip(9), 8)
+    clips = folder.build(str(tmp_path), clip_frames=5).read(0)
+    assert frame_numbers(next(clips)) == [0, 1, 2, 3, 4]
+    with pytest.raises(SampleError, match="given video"):
+        next(clips)
+    video.write_mp4(tmp_path / "a.source.mp4", counting_clip(20), 16)
+    assert all("given_other_rate" in clip.lost for clip in folder.build(str(tmp_path), clip_frames=5).read(0))
