@@ -335,7 +335,7 @@ class Folder(Source):
         return self._words(name)[0]
 
     def _words(self, name: str) -> tuple[str, str]:
-        """The caption of kohya's folder, else of the folder of a file whose name says nothing, else of the file's name."""
+        """Where it is from and the words: kohya's folder, the folder of a file whose name says nothing, the file's name."""
         path = PurePosixPath(name)
         kohya = REPEATS.fullmatch(path.parent.name)
         if kohya:
