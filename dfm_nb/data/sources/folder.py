@@ -335,7 +335,7 @@ class Folder(Source):
         return self._words(name)[0]
 
     def _words(self, name: str) -> tuple[str, str]:
-        """Where it is from and the words: kohya's folder, the folder of a file whose name says nothing, the file's name."""
+        """Where a caption of names is from, and its words: a folder's, or the file's where that says something."""
         path = PurePosixPath(name)
         kohya = REPEATS.fullmatch(path.parent.name)
         if kohya:
