@@ -52,12 +52,22 @@ class PreprocessResult:
 
 
 def part_of(text: str | None) -> tuple[int, int]:
-    """`i/n`, counted from 0. `auto`, or nothing under torchrun: this process's rank and the number of processes."""
-    if text is None and world_size_from_env() == 1:
+    """`i/n`, counted from 0; None: all. `auto`: what torchrun or a Job gives this process.
+
+    Raises
+    ------
+    ValueError : another form, or None where the environment has several processes, which would all write the whole
+    """
+    if text is None:
+        if "RANK" in os.environ and world_size_from_env() > 1:
+            got = f"RANK={os.environ['RANK']} and WORLD_SIZE={os.environ['WORLD_SIZE']}"
+            fix = "use --partition auto for this process's part, or --partition 0/1 for everything"
+            raise ValueError(f"--partition must be given where the environment has {got}; {fix}")
         return 0, 1
-    if text in (None, "auto"):
+    if text == "auto":
         found = [f"{os.environ[i]}/{os.environ[n]}" for i, n in PARTITION_ENV if i in os.environ and n in os.environ]
-        text = found[0] if found else "auto"
+        several = [pair for pair in found if not pair.endswith("/1")]  # an image may set WORLD_SIZE=1 for a Job
+        text = (several or found or [text])[0]
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match:
         names = " or ".join(" and ".join(pair) for pair in PARTITION_ENV)

@@ -256,7 +256,10 @@ def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys, 
     for rank in range(2):
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", str(rank))
-        assert commands.main(["preprocess", *flags.replace("/out", "/ranks").split()]) == 0
+        words = ["preprocess", *flags.replace("/out", "/ranks").split()]
+        with pytest.raises(ValueError, match="--partition"):
+            commands.main(words)
+        assert commands.main([*words, "--partition", "auto"]) == 0
     assert commands.main(["merge", "--output-prefix", f"{tmp_path}/ranks", "--json-keys", "body"]) == 0
     assert pair(tmp_path / "ranks", "body") == pair(tmp_path / "out", "body")
 
@@ -268,6 +271,12 @@ def test_partition_is_a_part_or_that_of_an_indexed_job(monkeypatch):
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "2")
     monkeypatch.setenv("JOB_COMPLETIONS", "5")
     assert text_corpus.part_of("auto") == (2, 5) and text_corpus.part_of("0/4") == (0, 4)
+    for world, part in (("1", (2, 5)), ("4", (1, 4))):  # an image's WORLD_SIZE=1 is no reason to write all in each pod
+        monkeypatch.setenv("RANK", str(int(world) // 4))
+        monkeypatch.setenv("WORLD_SIZE", world)
+        assert text_corpus.part_of("auto") == part
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert text_corpus.part_of(None) == (0, 1)
 
 
 def test_two_runs_on_one_prefix_are_refused(folders, tmp_path):
