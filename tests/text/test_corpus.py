@@ -22,7 +22,7 @@ from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.corpus import PreprocessConfig, find_parts, merge, preprocess
 from dfm_nb.text.indexed import optimal_dtype
 from tests.text.conftest import KINDS
-from tests.text.text_tokenizers import sample_text
+from tests.text.text_tokenizers import build, sample_text, save
 
 
 def texts(n: int = 300) -> list[str]:
@@ -369,6 +369,31 @@ def test_a_tokenizer_is_read_as_transformers_reads_it(folders, kind, monkeypatch
     spec = text_tokenizer.load(folders[kind])
     monkeypatch.setattr(text_tokenizer, "_plain", lambda _: None)
     assert text_tokenizer.load(folders[kind]) == spec
+
+
+@pytest.mark.parametrize(
+    "kind, name, eos, model_type",
+    [
+        ("llama3", "GPT2Tokenizer", "<|endoftext|>", None),
+        ("llama3", "GPT2Tokenizer", "<|endoftext|>", "olmo2"),
+        ("llama3", "GPT2Tokenizer", None, None),  # the class's own EOD
+        ("gpt2", "Qwen2Tokenizer", "<|endoftext|>", None),
+    ],
+)
+def test_a_tokenizer_json_encodes_whatever_class_is_recorded(tmp_path, kind, name, eos, model_type):
+    """As of OLMo 2 and Granite, from which transformers takes the vocabulary, and GPT-2's pattern."""
+    tokenizer = build(kind)
+    folder = save(tokenizer, tmp_path / kind)
+    settings = {"tokenizer_class": name} | ({"eos_token": eos} if eos else {})
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if model_type:
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    text = "in 1234567 days, he'll see 42 naïve e\u0301tudes"
+    want = tokenizer.encode(text, add_special_tokens=False).ids
+    source = write_jsonl(tmp_path / "in.jsonl", [text])
+    for model in (folder, folder / "tokenizer.json"):
+        preprocess(config(source, tmp_path / "out", model))
+        assert np.frombuffer(pair(tmp_path / "out")[0], np.uint16).tolist() == [*want, 0]
 
 
 def test_tokenizers_that_do_not_fit_are_named(folders, tmp_path):
