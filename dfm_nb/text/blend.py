@@ -20,7 +20,8 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import DataLoader, Dataset
 
-from dfm_nb.text.check import require_same_tokenizer
+from dfm_nb.base.log import log
+from dfm_nb.text.check import ONE_EOD, require_alike
 from dfm_nb.text.indexed import Index, read_meta
 from dfm_nb.text.input import corpora_sha256
 from dfm_nb.text.mixture import SPLITS, Blend, BlendCorpus, apply_strategy, token_counts
@@ -47,7 +48,7 @@ class TokenizerIds:
         ------
         ValueError : there is no `.meta.json`, the tokenizers differ, or there is no EOD token
         """
-        require_same_tokenizer(blend.prefixes())
+        require_alike(blend.prefixes(), but=ONE_EOD)
         meta = next((m for m in map(read_meta, blend.prefixes()) if m), None)
         if meta is None:
             raise ValueError("the corpora have no .meta.json; pass tokenizer=TokenizerIds(vocab_size, eod)")
@@ -83,6 +84,8 @@ def build_datasets(
     `attention_mask` bool [1, seq_length, seq_length] (True: hidden), and `dataset_id` where there are several corpora.
     """
     assert dist.is_initialized(), "call parallel.init() first"
+    for difference in require_alike(blend.prefixes(), but=ONE_EOD):
+        log.warning("the corpora of the blend may differ: %s", difference)
     tokenizer = tokenizer or TokenizerIds.of_blend(blend)
     for prefix in blend.prefixes():
         index = Index.open(prefix).whole()

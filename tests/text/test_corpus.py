@@ -19,8 +19,9 @@ from dfm_nb.text import corpus as text_corpus
 from dfm_nb.text import encode as text_encode
 from dfm_nb.text import parts as text_parts
 from dfm_nb.text import tokenizer as text_tokenizer
+from dfm_nb.text.check import alike
 from dfm_nb.text.corpus import PreprocessConfig, find_parts, merge, preprocess
-from dfm_nb.text.indexed import optimal_dtype
+from dfm_nb.text.indexed import optimal_dtype, read_meta
 from tests.text.conftest import KINDS
 from tests.text.text_tokenizers import build, sample_text, save
 
@@ -427,7 +428,7 @@ def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_
     changed = write_jsonl(tmp_path / "changed.jsonl", texts(40))
     preprocess(config(changed, tmp_path / "out", folders["gpt2"], partition="1/3"))
     with pytest.raises(ValueError, match="00001-of-00003"):
-        find_parts(str(tmp_path / "out"))
+        merge(find_parts(str(tmp_path / "out")), str(tmp_path / "m"), progress=False)
     for name, kind, more in (("a", "gpt2", {}), ("b", "gpt2", {"dtype": "int32"}), ("c", "bpe", {})):
         preprocess(config(source, tmp_path / name, folders[kind], **more))
     a, b, c = (f"{tmp_path}/{n}_text_document" for n in "abc")
@@ -438,6 +439,32 @@ def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_
         with pytest.raises(ValueError, match=named):
             merge(parts, a if parts == [a] else str(tmp_path / "m"), progress=False)
     assert not list(tmp_path.glob("m.*"))
+
+
+def test_parts_of_a_folder_that_grew_or_under_another_number_are_refused(folders, tmp_path, caplog):
+    """With files of equal sizes each part ends where a file does, so that nothing but the listing tells."""
+    for name in "abcd":
+        write_jsonl(tmp_path / f"{name}.jsonl", ["a fox"])
+
+    def parts(count: int = 2) -> list[str]:
+        shares = [config(tmp_path / "*.jsonl", tmp_path / "out", folders["gpt2"], partition=f"{i}/2") for i in (0, 1)]
+        return [preprocess(share).prefixes["text"] for share in shares[:count]]
+
+    first, last = parts()
+    text_corpus.merge([first, last], str(tmp_path / "m"), progress=False)
+    assert not caplog.records and "part" not in read_meta(tmp_path / "m")
+    for name in "ef":
+        write_jsonl(tmp_path / f"{name}.jsonl", ["a fox"])
+    parts(1)
+    assert [c.passed for c in alike([first, last])] == [True, True, True, False]
+    parts()
+    for suffix in ("bin", "idx", "meta.json"):
+        shutil.copy(f"{first}.{suffix}", f"{last}.{suffix}")
+    with pytest.raises(ValueError, match="00001-of-00002"):
+        merge([first, last], str(tmp_path / "m"), progress=False)
+    record = Path(f"{first}.meta.json")
+    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "part"}))
+    assert alike([first])[3].passed is None  # of an older version
 
 
 def test_a_corpus_of_another_tool_is_kept(tmp_path):
