@@ -208,11 +208,11 @@ def alike(prefixes: list[str]) -> list[Check]:
     for prefix, meta in metas.items():
         if match := re.fullmatch(r"(.*)_part(\d{5})-of-(\d{5})(_.*)", str(prefix)):
             run, index, count, key = match.groups()
-            recorded = "the listing {listing_sha256:.12} by tokenizer_backend {tokenizer_backend}, {part}"
-            # a part under the number of another one differs from all others
-            place = f"{int(index)}/{int(count)}"
-            told = recorded.format(**meta).removesuffix(place) if "part" in meta else None
-            runs.setdefault((run, key), {})[prefix] = told
+            told = f"listing_sha256 {str(meta.get('listing_sha256'))[:12]}"
+            told += f", tokenizer_backend {meta.get('tokenizer_backend')}, part {meta.get('part')}"
+            # without its own number, so that a part under the number of another one differs from all others
+            told = told.removesuffix(f", part {int(index)}/{int(count)}")
+            runs.setdefault((run, key), {})[prefix] = told if "part" in meta else None
     return [*checks, *(_same("parts of one list of files", found) for found in runs.values())]
 
 
