@@ -1,16 +1,21 @@
 """The loader over a blend of text corpora: megatron-core's GPTDataset, packed, blended, split over ranks, resumable.
 
-The order of samples is megatron-core's own: a function of the seed and the blend, not of ranks or workers. A loader
-started with `consumed_samples` yields the samples that the uninterrupted one would have. The caches of megatron's
-indices are keyed by the corpora's sizes and modification times.
+The order of samples is megatron-core's own: a function of the seed, the blend and the number of samples, not of ranks
+or workers. A loader started with `consumed_samples` yields the samples that the uninterrupted one would have. The
+caches of megatron's indices are keyed by these and by the corpora's sizes and modification times.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +25,9 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import DataLoader, Dataset
 
-from dfm_nb.text.check import require_same_tokenizer
+from dfm_nb.base.files import temporary_of
+from dfm_nb.base.log import log
+from dfm_nb.text.check import ONE_EOD, require_alike
 from dfm_nb.text.indexed import Index, read_meta
 from dfm_nb.text.input import corpora_sha256
 from dfm_nb.text.mixture import SPLITS, Blend, BlendCorpus, apply_strategy, token_counts
@@ -47,7 +54,7 @@ class TokenizerIds:
         ------
         ValueError : there is no `.meta.json`, the tokenizers differ, or there is no EOD token
         """
-        require_same_tokenizer(blend.prefixes())
+        require_alike(blend.prefixes(), but=ONE_EOD)
         meta = next((m for m in map(read_meta, blend.prefixes()) if m), None)
         if meta is None:
             raise ValueError("the corpora have no .meta.json; pass tokenizer=TokenizerIds(vocab_size, eod)")
@@ -73,8 +80,10 @@ def build_datasets(
     Parameters
     ----------
     seq_length : tokens of a sample
-    num_samples : of train, validation and test
+    num_samples : of train, validation and test. The order depends on them: 160 samples do not begin with those of 80,
+        so ask for those of the whole run from the start, and end earlier or resume with `consumed_samples`
     tokenizer : by default the one that `preprocess` recorded
+    cache_dir : on a disk that all ranks see; by default `.blend_cache` next to the first corpus
     split : "969,30,1" cuts each training corpus as Megatron's --split does, where validation and test have no corpora
     settings : of megatron's GPTDatasetConfig. `reset_position_ids` starts positions from 0 after an EOD,
         `reset_attention_mask` hides the documents before it, `eod_mask_loss` leaves the EOD out of the loss
@@ -83,6 +92,8 @@ def build_datasets(
     `attention_mask` bool [1, seq_length, seq_length] (True: hidden), and `dataset_id` where there are several corpora.
     """
     assert dist.is_initialized(), "call parallel.init() first"
+    for difference in require_alike(blend.prefixes(), but=ONE_EOD):
+        log.warning("the corpora of the blend may differ: %s", difference)
     tokenizer = tokenizer or TokenizerIds.of_blend(blend)
     for prefix in blend.prefixes():
         index = Index.open(prefix).whole()
@@ -97,20 +108,62 @@ def build_datasets(
         chosen: dict[str, object] = {"blend": _pair(blend.train), "split": split}
     else:
         chosen = {"blend_per_split": [_pair(blend.corpora(s)) for s in SPLITS]}
-    # keyed by the corpora's sizes and modification times: a replaced .bin never uses an old cache
-    base = cache_dir or Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
-    cache = Path(base, corpora_sha256(blend.prefixes())[:16])
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     usual = dict.fromkeys(("reset_position_ids", "reset_attention_mask", "eod_mask_loss"), False)
-    config = GPTDatasetConfig(
-        random_seed=seed,
-        sequence_length=seq_length,
-        path_to_cache=str(cache),
-        tokenizer=tokenizer,
-        **{**usual, **settings, **chosen},
-    )
-    built = BlendedMegatronDatasetBuilder(GPTDataset, list(num_samples), lambda: True, config).build()
-    return dict(zip(SPLITS, built))
+    made_of = {**usual, **settings, **chosen, "random_seed": seed, "sequence_length": seq_length}
+    key = json.dumps([corpora_sha256(blend.prefixes()), num_samples, tokenizer.unique_identifiers, made_of])
+    base = Path(cache_dir or Path(blend.train[0].prefix).absolute().parent / ".blend_cache")
+
+    def build(cache: Path) -> list[Dataset | None]:
+        config = GPTDatasetConfig(path_to_cache=str(cache), tokenizer=tokenizer, **made_of)
+        return BlendedMegatronDatasetBuilder(GPTDataset, list(num_samples), lambda: True, config).build()
+
+    final, building = _cache(base, hashlib.sha256(key.encode()).hexdigest()[:16])
+    if building:
+        build(building)
+        if dist.get_rank() == 0:
+            with contextlib.suppress(OSError):  # another run has built the same
+                building.rename(final)
+            shutil.rmtree(building, ignore_errors=True)
+        dist.barrier()
+    return dict(zip(SPLITS, build(final)))
+
+
+def _cache(base: Path, name: str) -> tuple[Path, Path | None]:
+    """The folder of the indices and, unless it is there, the one to build them in, which is renamed to it when whole.
+
+    Rank 0 names them: modification times of the corpora, and so `name`, may differ on other nodes.
+
+    Raises
+    ------
+    ValueError : on all ranks, if one does not see rank 0's folder, or an index in it is no array
+    """
+    told: list[Any] = [None]
+    if dist.get_rank() == 0:
+        final, building = base.absolute() / name, None
+        if not final.exists():
+            base.mkdir(parents=True, exist_ok=True, mode=0o700)
+            building = temporary_of(final)
+            building.mkdir(mode=0o700)
+        told = [(final, building, _damaged(final))]
+    dist.broadcast_object_list(told)
+    final, building, fault = told[0]
+    seen: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(seen, (building or final).is_dir())
+    if not all(seen):
+        fault = f"{base} must be on a disk that all ranks see; rank {seen.index(False)} does not; pass cache_dir"
+    if fault:
+        raise ValueError(fault)
+    return final, building
+
+
+def _damaged(cache: Path) -> str:
+    """What is wrong with the first index that is no plain array, which numpy would unpickle; "" if none is."""
+    for path in sorted(cache.glob("*.npy")):
+        try:
+            np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            return f"{path} must be an array of numbers ({error}); delete the folder {cache}"
+    return ""
 
 
 def _require_tokens(blend: Blend, seq_length: int, num_samples: tuple[int, int, int], split: str) -> None:

@@ -4,6 +4,7 @@
 run is reported as such and does not count as passed.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import numpy as np
 
 from dfm_nb.base.progress import tqdm
 from dfm_nb.text import tokenizer as text_tokenizer
-from dfm_nb.text.indexed import VERSION, Index, bin_path, idx_path, read_meta
+from dfm_nb.text.indexed import VERSION, Index, bin_path, idx_path, meta_path, read_meta
 from dfm_nb.text.input import expand_inputs, open_input
 
 _BLOCK_TOKENS = 4 << 20
 _SAMPLE_TOKENS = 20_000_000  # np.unique sorts them: seconds, and some hundred MB
+ONE_EOD = "one way to end documents"
 _PERCENTILES = [0, 1, 5, 25, 50, 75, 95, 99, 100]
 
 
@@ -123,15 +125,13 @@ def verify(
     checks.append(Check("the index can be read", True, f"version {VERSION}, {index.dtype.name}"))
     checks += _structure(index)
     if not all(c.passed for c in checks):
-        return checks
+        return [*checks, Check("the tokens are valid", None, "not read, because the index is damaged")]
     meta = read_meta(prefix)
     spec = _tokenizer(prefix, tokenizer_model)
     max_id, eod = (spec.max_id, spec.eod_id) if spec else (meta.get("max_id"), meta.get("eod_id"))
     checks.append(_ids(index, max_id, progress))
     checks.append(_ends(index, eod, meta.get("append_eod") if append_eod is None else append_eod))
-    if spec and meta:
-        detail = f"recorded: {meta['tokenizer']}; compared with: {spec.name}"
-        checks.append(Check("made with this tokenizer", spec.sha256 == meta["tokenizer_sha256"], detail))
+    checks.append(_made_with(spec, meta, prefix))
     return [*checks, _count(index, meta, inputs)]
 
 
@@ -169,6 +169,17 @@ def _ends(index: Index, eod: int | None, asked: bool | None) -> Check:
     return Check(name, not wrong, f"{wrong:,} of {len(last):,} do not; the tokenizer's EOD is {eod}")
 
 
+def _made_with(spec: text_tokenizer.TokenizerSpec | None, meta: dict, prefix: str | Path) -> Check:
+    name, record = "made with this tokenizer", meta_path(prefix)
+    if not meta:
+        passed, what = (False, "is not of these files") if record.exists() else (None, "is missing")
+        return Check(name, passed, f"{record.name} {what}")
+    if not spec:
+        return Check(name, None, f"{meta['tokenizer']} is not on this machine; give --tokenizer-model")
+    detail = f"recorded: {meta['tokenizer']}; compared with: {spec.name}"
+    return Check(name, spec.sha256 == meta["tokenizer_sha256"], detail)
+
+
 def _count(index: Index, meta: dict, inputs: list[str] | None) -> Check:
     name = "all documents of the JSONL are there"
     if inputs:
@@ -184,23 +195,43 @@ def _count(index: Index, meta: dict, inputs: list[str] | None) -> Check:
     return Check(name, want == index.num_documents, f"{index.num_documents:,} documents; {want:,} {source}")
 
 
-def verify_same_tokenizer(prefixes: list[str]) -> Check:
-    """The corpora of a blend must come from one tokenizer, by the hash of its whole definition."""
-    name = "one tokenizer over the blend"
-    hashes = {p: read_meta(p).get("tokenizer_sha256") for p in prefixes}
-    known = {h: p for p, h in hashes.items() if h}  # the last corpus of each tokenizer
-    dtypes = {Index.open(p).dtype.name: p for p in prefixes}
-    differ = dtypes if len(dtypes) > 1 else {f"tokenizer {h[:8]}": p for h, p in known.items()}
-    if len(differ) > 1:
-        return Check(name, False, " and ".join(f"{what} in {p}" for what, p in differ.items()))
-    if unknown := [p for p, h in hashes.items() if not h]:
-        return Check(name, None, f"no .meta.json for {', '.join(unknown)}; only dtypes ({min(dtypes)}) were compared")
-    return Check(name, True, f"{len(prefixes)} corpora, {read_meta(prefixes[0])['tokenizer']}")
+def alike(prefixes: list[str]) -> list[Check]:
+    """Whether corpora can be used together, by what each of them records; `passed` None: one records nothing.
+
+    Parts of one run must also be of one list of files, so that no file is in two parts or in none.
+    """
+    metas = {prefix: read_meta(prefix) for prefix in prefixes}
+    checks = [_same("one dtype", {p: Index.open(p).dtype.name for p in prefixes})]
+    for name, setting in (("one tokenizer", "tokenizer_sha256"), (ONE_EOD, "append_eod")):
+        checks.append(_same(name, {p: f"{setting} {str(m[setting])[:12]}" if m else None for p, m in metas.items()}))
+    runs: dict[tuple[str, str], dict[str, str | None]] = {}
+    for prefix, meta in metas.items():
+        if match := re.fullmatch(r"(.*)_part(\d{5})-of-(\d{5})(_.*)", str(prefix)):
+            run, index, count, key = match.groups()
+            told = f"listing_sha256 {str(meta.get('listing_sha256'))[:12]}"
+            told += f", tokenizer_backend {meta.get('tokenizer_backend')}, part {meta.get('part')}"
+            # without its own number, so that a part under the number of another one differs from all others
+            told = told.removesuffix(f", part {int(index)}/{int(count)}")
+            runs.setdefault((run, key), {})[prefix] = told if "part" in meta else None
+    return [*checks, *(_same("parts of one list of files", found) for found in runs.values())]
 
 
-def require_same_tokenizer(prefixes: list[str]) -> Check:
-    """The same check; raises ValueError if it fails."""
-    same = verify_same_tokenizer(prefixes)
-    if same.passed is False:
-        raise ValueError(f"the corpora need one --tokenizer-model and one --dtype; got {same.detail}")
-    return same
+def _same(name: str, found: dict[str, str | None]) -> Check:
+    """Whether all corpora have one value; `found` is the value of each, None where it is unknown."""
+    last = {value: prefix for prefix, value in found.items()}
+    unknown = last.pop(None, None)
+    if len(last) > 1:
+        return Check(name, False, " and ".join(f"{value} in {prefix}" for value, prefix in last.items()))
+    if unknown:
+        return Check(name, None, f"no .meta.json of {unknown} records it")
+    return Check(name, True, f"{', '.join(map(str, last))} in {len(found)} corpora")
+
+
+def require_alike(prefixes: list[str], but: str | None = None) -> list[str]:
+    """What differs in the check named `but`, or is unknown; ValueError for any other difference."""
+    checks = alike(prefixes)
+    failed = [check for check in checks if check.passed is False and check.name != but]
+    if failed:
+        fix = "preprocess them with the same flags and files"
+        raise ValueError(f"the corpora need {failed[0].name}; got {failed[0].detail}; {fix}")
+    return [f"{check.name}: {check.detail}" for check in checks if not check.passed]

@@ -38,7 +38,7 @@ class PreprocessConfig(Options):
     tokenizer_backend: Literal["auto", "gigatoken", "tokenizers"] = option(
         "auto", "library that encodes; auto: gigatoken for tokenizers whose ids were compared"
     )
-    partition: str | None = option(None, "i/n (from 0): only that part of the lines; auto: from torchrun or a Job")
+    partition: str | None = option(None, "i/n (from 0): only that part of the lines; auto: what torchrun or a Job sets")
     progress: bool = option(True, "show a bar", python_only=True)
     chunk_bytes: int = option(CHUNK_BYTES, "of text in a chunk, about", ge=1, python_only=True)
 

@@ -94,8 +94,9 @@ class VerifyOptions(Verb):
     def run(self) -> dict[str, list[Any]]:
         show = sys.stderr.isatty() and not self.as_json
         found = {p: check.verify(p, self.tokenizer_model, self.append_eod, self.input, show) for p in self.prefixes}
-        if len(self.prefixes) > 1 and _passed(found):
-            found["blend"] = [check.verify_same_tokenizer(self.prefixes)]
+        if len(self.prefixes) > 1:
+            unread = check.Check("the corpora are alike", None, "not compared, because a check failed")
+            found["blend"] = check.alike(self.prefixes) if _passed(found) else [unread]
         return found
 
     def report(self, result: dict[str, list[Any]]) -> Report:
@@ -136,10 +137,9 @@ class BlendOptions(Verb):
         counts = mixture.token_counts(blend)
         if self.strategy or blend.train[0].weight is None:
             blend = mixture.apply_strategy(blend, self.strategy or "proportional", counts)
-        same = check.require_same_tokenizer(blend.prefixes())
         budget = self.token_budget or float(sum(counts[c.prefix] for c in blend.train))
         rows = mixture.exposures(blend, counts, budget)
-        warnings = [*blend.warnings, *([same.detail] if same.passed is None else [])]
+        warnings = [*blend.warnings, *check.require_alike(blend.prefixes(), but=check.ONE_EOD)]
         seen = f"times in {budget:,.0f} tokens (over --max-epochs {self.max_epochs:g}); lower its weight, or add text"
         warnings += ["{name} is seen {epochs:.1f} ".format(**r) + seen for r in rows if r["epochs"] > self.max_epochs]
         if self.output:

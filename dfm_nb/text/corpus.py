@@ -20,11 +20,12 @@ from typing import Iterator
 import numpy as np
 
 from dfm_nb.base.argv import world_size_from_env
+from dfm_nb.base.log import log
 from dfm_nb.base.progress import tqdm
 from dfm_nb.text import encode as text_encode
 from dfm_nb.text import input as text_input
 from dfm_nb.text import tokenizer as text_tokenizer
-from dfm_nb.text.check import require_same_tokenizer
+from dfm_nb.text.check import require_alike
 from dfm_nb.text.chunk import COUNTS, ChunkEncoder, Encoded, PreprocessConfig
 from dfm_nb.text.indexed import Index, bin_path, optimal_dtype, read_meta
 from dfm_nb.text.input import LineChunk, Position, Span
@@ -52,12 +53,22 @@ class PreprocessResult:
 
 
 def part_of(text: str | None) -> tuple[int, int]:
-    """`i/n`, counted from 0. `auto`, or nothing under torchrun: this process's rank and the number of processes."""
-    if text is None and world_size_from_env() == 1:
+    """`i/n`, counted from 0; None: all. `auto`: what torchrun or a Job gives this process.
+
+    Raises
+    ------
+    ValueError : another form, or None where the environment has several processes, which would all write the whole
+    """
+    if text is None:
+        if "RANK" in os.environ and world_size_from_env() > 1:
+            got = f"RANK={os.environ['RANK']} and WORLD_SIZE={os.environ['WORLD_SIZE']}"
+            fix = "use --partition auto for this process's part, or --partition 0/1 for everything"
+            raise ValueError(f"--partition must be given where the environment has {got}; {fix}")
         return 0, 1
-    if text in (None, "auto"):
+    if text == "auto":
         found = [f"{os.environ[i]}/{os.environ[n]}" for i, n in PARTITION_ENV if i in os.environ and n in os.environ]
-        text = found[0] if found else "auto"
+        several = [pair for pair in found if not pair.endswith("/1")]  # an image may set WORLD_SIZE=1 for a Job
+        text = (several or found or [text])[0]
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match:
         names = " or ".join(" and ".join(pair) for pair in PARTITION_ENV)
@@ -117,6 +128,8 @@ def _preprocess(config: PreprocessConfig) -> PreprocessResult:
         made = {"tokenizer": spec.name, "tokenizer_sha256": spec.sha256, "vocab_size": spec.vocab_size}
         made |= {"max_id": spec.max_id, "eod_id": spec.eod_id, "append_eod": config.append_eod, "dtype": dtype.name}
         made |= {"tokenizer_backend": config.tokenizer_backend, "inputs": [asdict(s) for s in spans]}
+        if num_parts > 1:
+            made |= {"part": f"{part}/{num_parts}", "listing_sha256": text_input.listing_sha256(paths)}
         parts.finish(dtype, {**made, **done.counts})
     tokens = {key: done.sizes[f"{key}.bin"] // dtype.itemsize for key in prefixes}
     empty = [key for key, count in tokens.items() if done.counts["documents"] and not count]
@@ -170,10 +183,6 @@ def find_parts(prefix: str, key: str = "text") -> list[str]:
     wanted = [f"{_part_prefix(prefix, i, count)}_{key}_document" for i in range(count)]
     if odd := found.symmetric_difference(wanted):
         raise FileNotFoundError(f"all {count} parts of one run are needed; {min(odd)} is missing or of another run")
-    rows = [(part, row) for part in wanted for row in read_meta(part).get("inputs", ())]
-    for (_, last), (part, row) in itertools.pairwise(rows):
-        if (row["path"], row["start"]) != (last["path"], last["end"]) and row["start"]:
-            raise ValueError(f"the parts must be of one input; {part} does not begin where the part before it ends")
     return wanted
 
 
@@ -182,7 +191,7 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
 
     Parameters
     ----------
-    prefixes : of the corpora, without `.bin`; all must have one dtype and, if it is known, one tokenizer
+    prefixes : of the corpora, without `.bin`; all must be alike (`check.alike`); what is unknown is reported
     output : prefix of the joined corpus; must differ from all of them
 
     A killed merge resumes when it is called again with the same corpora, at the first that was not yet joined. One
@@ -194,12 +203,9 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
         raise ValueError(f"the output must have a new name; {output} is one of the inputs")
     for prefix in prefixes:
         Index.open(prefix).whole()
-    require_same_tokenizer(prefixes)
+    for unknown in require_alike(prefixes):
+        log.warning("merge cannot compare all: %s", unknown)
     metas = [read_meta(p) for p in prefixes]
-    for setting in ("append_eod", "tokenizer_backend"):
-        if len(found := {m[setting]: p for m, p in zip(metas, prefixes) if setting in m}) > 1:
-            differ = " and ".join(f"{value} in {p}" for value, p in found.items())
-            raise ValueError(f"the corpora need one {setting}; got {differ}; preprocess them alike")
     key = metas[0].get("key", "text")
     # A hash, because the state is written often and there may be thousands of parts.
     signature = {"merge": 2, "inputs": [text_input.corpora_sha256(prefixes)]}
@@ -209,6 +215,7 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
         if all(metas):
             total = {name: sum(m[name] for m in metas) for name in COUNTS}
             meta = {**metas[0], **total, "inputs": [row for m in metas for row in m["inputs"]]}
+            meta.pop("part", None)
         parts.finish(Index.open(prefixes[0]).dtype, meta)
     return Index.open(output)
 

@@ -16,6 +16,7 @@ from typing import Callable
 
 import numpy as np
 import orjson
+from tokenizers.pre_tokenizers import ByteLevel
 
 from dfm_nb.text.tokenizer import TokenizerSpec
 
@@ -46,7 +47,7 @@ Encode = Callable[[list[str]], list[np.ndarray]]
 
 
 class OtherIds(ValueError):
-    """gigatoken gives other ids than `tokenizers`."""
+    """gigatoken gives other ids than `tokenizers`, or cannot load the tokenizer."""
 
 
 def family(spec: TokenizerSpec) -> str | None:
@@ -58,7 +59,11 @@ def family(spec: TokenizerSpec) -> str | None:
         return None
     kind = json.dumps([about["normalizer"], about["pre_tokenizer"], model], sort_keys=True)
     kind = kind.replace('"trim_offsets": true', '"trim_offsets": false')  # of no effect on ids
-    return FAMILIES.get(hashlib.sha256(kind.encode()).hexdigest()[:12])
+    name = FAMILIES.get(hashlib.sha256(kind.encode()).hexdigest()[:12])
+    # `tokenizers` drops a byte that the vocabulary lacks (trained without the initial alphabet); gigatoken does not
+    # load it, or gives other ids
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)] if "byte_fallback" in model else ByteLevel.alphabet()
+    return name if name and about["model"]["vocab"].keys() >= set(byte_tokens) else None
 
 
 def choose(spec: TokenizerSpec, asked: str = "auto") -> str:
@@ -89,7 +94,8 @@ def _tokenizers(spec: TokenizerSpec) -> Encode:
 class GigatokenEncoder:
     """`Encode` by gigatoken, and by `tokenizers` for texts with characters that they may see differently.
 
-    Raises OtherIds if the two differ in a sample: 256 texts of the first batch, then one of each, beyond ASCII first.
+    Raises OtherIds if it cannot load the tokenizer, or the two differ in a sample: 256 texts of the first batch, then
+    one of each, beyond ASCII first.
     """
 
     def __init__(self, spec: TokenizerSpec):
@@ -102,7 +108,12 @@ class GigatokenEncoder:
         if self._chars >= RELOAD_CHARS:
             from gigatoken.gigatoken_rs import load_hf_json
 
-            self._encode, self._chars = load_hf_json(self._spec.description).encode, 0
+            try:
+                self._encode = load_hf_json(self._spec.description).encode
+            except Exception as error:
+                why = str(error).split("\n")[0]
+                raise OtherIds(f"gigatoken cannot load {self._spec.name} ({why})") from error
+            self._chars = 0
         self._chars += sum(map(len, texts))
         mine = [t.isascii() or self._knows(t) for t in texts]
         rows = [self._encode(t) if known else self._reference([t])[0] for t, known in zip(texts, mine)]

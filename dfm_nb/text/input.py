@@ -243,6 +243,12 @@ def fingerprint(spans: list[Span]) -> list[list[object]]:
     return [[STDIN, time.time_ns()] if span.path == STDIN else row(span) for span in spans]
 
 
+def listing_sha256(paths: list[str]) -> str:
+    """Identity of a list of files for its parts, which may be made on several machines: names and sizes."""
+    rows = [[path if uses_fsspec(path) else os.path.abspath(path), size(path)] for path in paths]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+
+
 def corpora_sha256(prefixes: list[str]) -> str:
     """Identity of the corpora for a resumed merge or a cache: a hash of the fingerprint of their files."""
     files = [Span(str(path)) for p in prefixes for path in (bin_path(p), idx_path(p))]

@@ -1,7 +1,9 @@
-"""Hugging Face tokenizers for text corpora: loaded as Megatron loads them, sent to worker processes as text.
+"""Hugging Face tokenizers for text corpora: tokenizer.json as it is published, sent to worker processes as text.
 
-The ids are those of megatron.core's HuggingFaceTokenizer: no special tokens are added, so no BOS either; sep replaces a
-missing eos.
+transformers 5 builds another tokenizer for many a class in tokenizer_config.json: of GPT2Tokenizer it keeps the
+vocabulary alone, and GPT-2's pattern merges digits that the file's pattern splits. So its classes tell only which token
+ends a text, and build only what has no tokenizer.json. As in megatron.core's HuggingFaceTokenizer no special tokens are
+added, so no BOS either; sep replaces a missing eos.
 """
 
 import hashlib
@@ -16,6 +18,10 @@ from tokenizers.processors import TemplateProcessing
 
 from dfm_nb.base.hub import hub_is_known, tokenizer_of
 
+PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes without an EOD of their own."""
+SETTINGS = {"fast_tokenizer_files", "split_special_tokens", "fix_mistral_regex", "add_bos_token", "add_eos_token"}
+"""Of tokenizer_config.json, with an effect on ids or, in the case of the last two, on the hash."""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
@@ -41,7 +47,8 @@ class TokenizerSpec:
         if self.max_id > top:
             raise ValueError(f"{dtype} holds ids up to {top}; {self.name} has id {self.max_id}; use --dtype int32")
         if append_eod and self.eod_id is None:
-            raise ValueError(f"--append-eod needs an eos_token in {self.name}/tokenizer_config.json, which has none")
+            fix = "add it, or the model's config.json"
+            raise ValueError(f"--append-eod needs an eos_token in {self.name}/tokenizer_config.json; {fix}")
 
     def backend(self) -> Tokenizer:
         """The tokenizer itself, with truncation and padding off."""
@@ -67,7 +74,7 @@ def load(model: str | Path) -> TokenizerSpec:
         raise ValueError(
             f"--tokenizer-model must be a hub id, a tokenizer.json, or a folder with one; {model} could not be "
             f"read ({why}); get one with: hf download HUB_ID --include 'tokenizer*' --include "
-            "'special_tokens_map.json' --local-dir DIR (some need hf auth login first)"
+            "'special_tokens_map.json' --include config.json --local-dir DIR (some need hf auth login first)"
         ) from error
     return TokenizerSpec(
         name=str(path.resolve()) if path.exists() else model,
@@ -82,7 +89,7 @@ def load(model: str | Path) -> TokenizerSpec:
 def _plain(path: Path) -> tuple[Tokenizer, str | None] | None:
     """The tokenizer and its EOD, without transformers, whose import takes seconds.
 
-    None where transformers would do more than read the file: for a class of its own, settings, or tokens to add.
+    None where transformers does more than read the file: for settings, tokens to add, or the EOD of a class.
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     config = file.with_name("tokenizer_config.json")
@@ -100,10 +107,11 @@ def _plain(path: Path) -> tuple[Tokenizer, str | None] | None:
     older = () if decoder else ("special_tokens_map.json", "added_tokens.json")
     given = [v for k, v in settings.items() if k.endswith(("_token", "_special_tokens")) and not isinstance(v, bool)]
     named = {_content(t) for token in given for t in (token if isinstance(token, list) else [token])} - {None}
+    eod = _content(settings.get("eos_token") or settings.get("sep_token"))
     if (
-        settings.get("tokenizer_class") not in ("PreTrainedTokenizerFast", "TokenizersBackend")
-        or settings.keys() & {"auto_map", "fast_tokenizer_files", "split_special_tokens", "fix_mistral_regex"}
-        or any(file.with_name(name).exists() for name in ("config.json", *older))
+        (eod is None and settings.get("tokenizer_class") not in PLAIN_CLASSES)
+        or settings.keys() & SETTINGS
+        or any(file.with_name(name).exists() for name in older)
         or any(added.get(number) != token for number, token in decoder.items())
         or named - words
         or about["truncation"]
@@ -113,7 +121,7 @@ def _plain(path: Path) -> tuple[Tokenizer, str | None] | None:
     tokenizer = Tokenizer.from_file(str(file))
     if tokenizer.post_processor is None:  # as transformers fills it, which the hash records
         tokenizer.post_processor = TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
-    return tokenizer, _content(settings.get("eos_token") or settings.get("sep_token"))
+    return tokenizer, eod
 
 
 def _content(token: Any) -> Any:
@@ -122,13 +130,22 @@ def _content(token: Any) -> Any:
 
 
 def _from_transformers(path: Path) -> tuple[Tokenizer, str | None]:
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import cached_file
+
     if path.is_file() and path.name != "tokenizer.json":
         raise ValueError("transformers reads tokenizer.json alone; rename the file")
     folder = path.parent if path.is_file() else path
     # from a folder with only a config.json, transformers creates a tokenizer without words
     if folder.is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
         raise FileNotFoundError("the folder has no tokenizer")
-    tokenizer = tokenizer_of(folder, local_files_only=not (folder.is_dir() or hub_is_known()))
+    where = {"local_files_only": not (folder.is_dir() or hub_is_known())}
+    if cached_file(folder, "tokenizer.json", _raise_exceptions_for_missing_entries=False, **where) is None:
+        tokenizer = named = tokenizer_of(folder, **where)
+    else:
+        tokenizer = named = PreTrainedTokenizerFast.from_pretrained(folder, **where)
+        if (tokenizer.eos_token or tokenizer.sep_token) is None:
+            named = tokenizer_of(folder, **where)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ValueError("it has only a Python form; convert it with transformers.convert_slow_tokenizer")
-    return tokenizer.backend_tokenizer, tokenizer.eos_token or tokenizer.sep_token
+    return tokenizer.backend_tokenizer, named.eos_token or named.sep_token

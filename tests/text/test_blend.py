@@ -87,6 +87,34 @@ def test_a_replaced_corpus_does_not_meet_an_old_cache(prefixes, tmp_path):
     assert set(data.document_index) == set(range(55))
 
 
+def test_a_killed_build_leaves_nothing_that_a_later_one_reads(prefixes, tmp_path, monkeypatch):
+    """Stopped before each array is saved; then one is replaced by a pickle, which is data of somebody else."""
+    blend, save, left = blend_of(prefixes[:2], [0.5, 0.5]), np.save, [0]
+
+    def stopping(*args, **kwargs):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return save(*args, **kwargs)
+
+    monkeypatch.setattr(np, "save", stopping)
+    for number in range(30):
+        left[0] = number
+        try:
+            data = build(blend, tmp_path, 40)["train"]
+            break
+        except KeyboardInterrupt:
+            assert not [path for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".tmp")]
+    whole = torch.stack([data[i]["tokens"] for i in range(40)])
+    left[0] = 1000
+    again = build(blend, tmp_path / "other", 40)["train"]
+    assert number > 3 and torch.equal(whole, torch.stack([again[i]["tokens"] for i in range(40)]))
+    (folder,) = (path for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".tmp"))
+    save(first := sorted(folder.glob("*.npy"))[0], np.array([{}]), allow_pickle=True)
+    with pytest.raises(ValueError, match=first.name):
+        build(blend, tmp_path, 40)
+
+
 def test_order_depends_on_the_seed_alone(prefixes, tmp_path):
     def run(cache, seed):
         data = build(blend_of(prefixes, [0.5, 0.3, 0.2]), tmp_path / cache, 50, seed=seed)["train"]

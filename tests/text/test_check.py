@@ -35,6 +35,10 @@ def failed(checks) -> list[str]:
     return [c.name for c in checks if c.passed is False]
 
 
+def passed(prefixes) -> list[bool | None]:
+    return [c.passed for c in text_check.alike(prefixes)]
+
+
 def edit(path: str, at: int, data: bytes) -> None:
     with open(path, "r+b") as f:
         f.seek(at)
@@ -99,15 +103,19 @@ def test_verify_compares_tokenizers(corpus, folders):
     prefix, other = corpus(), corpus("other", "bpe")
     assert failed(text_check.verify(prefix, str(folders["gpt2"]), progress=False)) == []
     assert "made with this tokenizer" in failed(text_check.verify(prefix, str(folders["bpe"]), progress=False))
-    assert text_check.verify_same_tokenizer([prefix, corpus("again")]).passed is True
-    assert text_check.verify_same_tokenizer([prefix, other]).passed is False
+    assert passed([prefix, corpus("again")]) == [True, True, True]
+    assert passed([prefix, other]) == [True, False, True]
+    assert passed([prefix, corpus("open", append_eod=False)]) == [True, True, False]
     Path(f"{other}.meta.json").unlink()
-    assert text_check.verify_same_tokenizer([prefix, other]).passed is None
+    assert passed([prefix, other]) == [True, None, None]
     wide = corpus("wide", dtype="int32")
-    assert text_check.verify_same_tokenizer([prefix, wide]).passed is False
+    assert passed([prefix, wide]) == [False, True, True]
     for suffix in ("bin", "idx"):  # the .meta.json beside them is of other tokens
         Path(f"{wide}.{suffix}").write_bytes(Path(f"{other}.{suffix}").read_bytes())
     assert read_meta(prefix)["tokenizer_backend"] and read_meta(wide) == {}
+    for name, result in ((wide, False), (other, None)):  # the line is there, also of a corpus without .meta.json
+        checks = text_check.verify(name, str(folders["bpe"]), progress=False)
+        assert [c.passed for c in checks if c.name == "made with this tokenizer"] == [result]
 
 
 def test_inspect_counts_are_those_of_the_arrays(tmp_path):

@@ -19,10 +19,11 @@ from dfm_nb.text import corpus as text_corpus
 from dfm_nb.text import encode as text_encode
 from dfm_nb.text import parts as text_parts
 from dfm_nb.text import tokenizer as text_tokenizer
+from dfm_nb.text.check import alike
 from dfm_nb.text.corpus import PreprocessConfig, find_parts, merge, preprocess
-from dfm_nb.text.indexed import optimal_dtype
+from dfm_nb.text.indexed import optimal_dtype, read_meta
 from tests.text.conftest import KINDS
-from tests.text.text_tokenizers import sample_text
+from tests.text.text_tokenizers import build, sample_text, save
 
 
 def texts(n: int = 300) -> list[str]:
@@ -256,7 +257,10 @@ def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys, 
     for rank in range(2):
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", str(rank))
-        assert commands.main(["preprocess", *flags.replace("/out", "/ranks").split()]) == 0
+        words = ["preprocess", *flags.replace("/out", "/ranks").split()]
+        with pytest.raises(ValueError, match="--partition"):
+            commands.main(words)
+        assert commands.main([*words, "--partition", "auto"]) == 0
     assert commands.main(["merge", "--output-prefix", f"{tmp_path}/ranks", "--json-keys", "body"]) == 0
     assert pair(tmp_path / "ranks", "body") == pair(tmp_path / "out", "body")
 
@@ -268,6 +272,12 @@ def test_partition_is_a_part_or_that_of_an_indexed_job(monkeypatch):
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "2")
     monkeypatch.setenv("JOB_COMPLETIONS", "5")
     assert text_corpus.part_of("auto") == (2, 5) and text_corpus.part_of("0/4") == (0, 4)
+    for world, part in (("1", (2, 5)), ("4", (1, 4))):  # an image's WORLD_SIZE=1 is no reason to write all in each pod
+        monkeypatch.setenv("RANK", str(int(world) // 4))
+        monkeypatch.setenv("WORLD_SIZE", world)
+        assert text_corpus.part_of("auto") == part
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert text_corpus.part_of(None) == (0, 1)
 
 
 def test_two_runs_on_one_prefix_are_refused(folders, tmp_path):
@@ -362,6 +372,31 @@ def test_a_tokenizer_is_read_as_transformers_reads_it(folders, kind, monkeypatch
     assert text_tokenizer.load(folders[kind]) == spec
 
 
+@pytest.mark.parametrize(
+    "kind, name, eos, model_type",
+    [
+        ("llama3", "GPT2Tokenizer", "<|endoftext|>", None),
+        ("llama3", "GPT2Tokenizer", "<|endoftext|>", "olmo2"),
+        ("llama3", "GPT2Tokenizer", None, None),  # the class's own EOD
+        ("gpt2", "Qwen2Tokenizer", "<|endoftext|>", None),
+    ],
+)
+def test_a_tokenizer_json_encodes_whatever_class_is_recorded(tmp_path, kind, name, eos, model_type):
+    """As of OLMo 2 and Granite, from which transformers takes the vocabulary, and GPT-2's pattern."""
+    tokenizer = build(kind)
+    folder = save(tokenizer, tmp_path / kind)
+    settings = {"tokenizer_class": name} | ({"eos_token": eos} if eos else {})
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if model_type:
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    text = "in 1234567 days, he'll see 42 naïve e\u0301tudes"
+    want = tokenizer.encode(text, add_special_tokens=False).ids
+    source = write_jsonl(tmp_path / "in.jsonl", [text])
+    for model in (folder, folder / "tokenizer.json"):
+        preprocess(config(source, tmp_path / "out", model))
+        assert np.frombuffer(pair(tmp_path / "out")[0], np.uint16).tolist() == [*want, 0]
+
+
 def test_tokenizers_that_do_not_fit_are_named(folders, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", texts(3))
     for folder in (folders["no_eos"], "some/hub-model"):  # the tests run without the hub
@@ -393,7 +428,7 @@ def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_
     changed = write_jsonl(tmp_path / "changed.jsonl", texts(40))
     preprocess(config(changed, tmp_path / "out", folders["gpt2"], partition="1/3"))
     with pytest.raises(ValueError, match="00001-of-00003"):
-        find_parts(str(tmp_path / "out"))
+        merge(find_parts(str(tmp_path / "out")), str(tmp_path / "m"), progress=False)
     for name, kind, more in (("a", "gpt2", {}), ("b", "gpt2", {"dtype": "int32"}), ("c", "bpe", {})):
         preprocess(config(source, tmp_path / name, folders[kind], **more))
     a, b, c = (f"{tmp_path}/{n}_text_document" for n in "abc")
@@ -404,6 +439,32 @@ def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_
         with pytest.raises(ValueError, match=named):
             merge(parts, a if parts == [a] else str(tmp_path / "m"), progress=False)
     assert not list(tmp_path.glob("m.*"))
+
+
+def test_parts_of_a_folder_that_grew_or_under_another_number_are_refused(folders, tmp_path, caplog):
+    """With files of equal sizes each part ends where a file does, so that nothing but the listing tells."""
+    for name in "abcd":
+        write_jsonl(tmp_path / f"{name}.jsonl", ["a fox"])
+
+    def parts(count: int = 2) -> list[str]:
+        shares = [config(tmp_path / "*.jsonl", tmp_path / "out", folders["gpt2"], partition=f"{i}/2") for i in (0, 1)]
+        return [preprocess(share).prefixes["text"] for share in shares[:count]]
+
+    first, last = parts()
+    text_corpus.merge([first, last], str(tmp_path / "m"), progress=False)
+    assert not caplog.records and "part" not in read_meta(tmp_path / "m")
+    for name in "ef":
+        write_jsonl(tmp_path / f"{name}.jsonl", ["a fox"])
+    parts(1)
+    assert [c.passed for c in alike([first, last])] == [True, True, True, False]
+    parts()
+    for suffix in ("bin", "idx", "meta.json"):
+        shutil.copy(f"{first}.{suffix}", f"{last}.{suffix}")
+    with pytest.raises(ValueError, match="00001-of-00002"):
+        merge([first, last], str(tmp_path / "m"), progress=False)
+    record = Path(f"{first}.meta.json")
+    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "part"}))
+    assert alike([first])[3].passed is None  # of an older version
 
 
 def test_a_corpus_of_another_tool_is_kept(tmp_path):

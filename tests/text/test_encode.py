@@ -1,6 +1,7 @@
 """gigatoken gives the ids of `tokenizers` for every family in the table, on texts made to break it."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -61,3 +62,16 @@ def test_a_difference_names_text_and_token_and_words_are_forgotten(specs, monkey
     encode = GigatokenEncoder(specs["gpt2"])
     assert [len(encode([text])[0]) for _ in range(3)] == [len(encoder(specs["gpt2"], "tokenizers")([text])[0])] * 3
     assert encode._chars == len(text)
+
+
+@pytest.mark.parametrize("kind, token", [("gpt2", "Ā"), ("llama3", "Ã"), ("llama2", "<0xE6>"), ("gemma", "<0x0A>")])
+def test_a_vocabulary_without_a_byte_is_encoded_by_tokenizers(specs, kind, token):
+    """As of a byte-level BPE trained without the initial alphabet; what gigatoken cannot load is reported as such."""
+    about = json.loads(specs[kind].description)
+    vocabulary = about["model"]["vocab"]
+    vocabulary["another"] = vocabulary.pop(token)
+    spec = dataclasses.replace(specs[kind], description=json.dumps(about))
+    assert choose(specs[kind]) == "gigatoken" and choose(spec) == "tokenizers"
+    if kind == "gpt2":
+        with pytest.raises(OtherIds, match="test"):
+            GigatokenEncoder(spec)(["a fox"])
