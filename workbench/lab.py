@@ -15,6 +15,7 @@ import socket
 import sysconfig
 from pathlib import Path
 
+from dfm_nb.base.argv import forget_launcher
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.process import python_module
 from workbench.place import FIRST, add_to_jupyter
@@ -36,6 +37,7 @@ class LabOptions(Options):
 
 
 def main(argv: list[str] | None = None) -> int:
+    forget_launcher()  # kernels are no processes of torchrun
     args = LabOptions.parse(argv)
     folder = Path(args.dir).expanduser().resolve()
     if not folder.is_dir():

@@ -120,9 +120,40 @@ def mistake(error: Exception) -> str | None:
     return str(error) or type(error).__name__
 
 
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""Environment variables that torchrun sets. A shell, an image or a pod may hold them too, without any launcher."""
+
+
+def from_launcher(name: str) -> int:
+    """One of `LAUNCHER`; without RANK the process is alone: a rank is 0, a size 1.
+
+    Raises
+    ------
+    ValueError : it is not a number, or the ranks are not below their sizes.
+    """
+    values = dict(zip(LAUNCHER, (0, 1, 0, 1)))
+    if "RANK" not in os.environ:
+        return values[name]
+    for each in LAUNCHER:
+        text = os.environ.get(each, str(values[each]))
+        if not text.isdecimal():
+            raise ValueError(f"{each} must be a number, as torchrun sets it; got {text!r}; unset RANK for one process")
+        values[each] = int(text)
+    if values["RANK"] >= values["WORLD_SIZE"]:
+        got = f"got RANK={values['RANK']}, WORLD_SIZE={values['WORLD_SIZE']}"
+        raise ValueError(f"RANK must be below WORLD_SIZE, as torchrun sets both; {got}; unset RANK for one process")
+    return values[name]
+
+
+def forget_launcher() -> None:
+    """Make this process, and what it starts, one that no launcher started."""
+    for name in LAUNCHER:
+        os.environ.pop(name, None)
+
+
 def world_size_from_env() -> int:
     """Number of processes that torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return from_launcher("WORLD_SIZE")
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from dfm_nb.base import process
+from dfm_nb.base.argv import from_launcher
 
 HUNG = 3
 """Exit code of a process that ends a hung run (`training.watchdog`)."""
@@ -98,8 +99,8 @@ def group_of_this_machine(timeout: timedelta) -> dict[str, Any]:
     """
     import torch.distributed as dist
 
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if world != int(os.environ.get("LOCAL_WORLD_SIZE", world)):
+    rank, world = from_launcher("RANK"), from_launcher("WORLD_SIZE")
+    if "LOCAL_WORLD_SIZE" in os.environ and world != from_launcher("LOCAL_WORLD_SIZE"):
         return {}
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")

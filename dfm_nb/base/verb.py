@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from dfm_nb.base.argv import TOLD, pop_nproc
+from dfm_nb.base.argv import TOLD, forget_launcher, from_launcher, pop_nproc
 from dfm_nb.base.log import start_logging
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.torchrun import run_under_torchrun
@@ -40,6 +40,8 @@ class Verb(Options):
 
     module: ClassVar[str | None] = None
     """What torchrun starts as `-m module` on several processes; None for a verb of one process."""
+    own_part: ClassVar[bool] = False
+    """Whether a verb of one process may take its part of the work from the environment of a launcher."""
     logs: ClassVar[bool] = False
     """Whether the command line shows log lines."""
     as_json: bool = option(False, "print one JSON object; everything else goes to stderr", flag="--json")
@@ -57,18 +59,25 @@ class Verb(Options):
 
     @classmethod
     def main(cls, argv: list[str] | None = None) -> int:
-        """Run the command line; of several processes rank 0 prints."""
+        """Run the command line; of several processes rank 0 prints, and all end with the same code.
+
+        The environment of a launcher counts only for verbs that run under torchrun, and only where they are its
+        processes: a RANK that was left in a shell must not silence a check.
+        """
         nproc, words = pop_nproc(argv) if cls.module else (None, argv)
-        asked, rank = cls.parse(words), int(os.environ.get("RANK", 0))
+        if not (cls.own_part or cls.module) or nproc:
+            forget_launcher()
+        rank = from_launcher("RANK") if cls.module else 0
+        asked = cls.parse(words)
         if cls.logs:
             start_logging(rank=rank)
         if nproc is None:
             result = asked.run()
         elif (result := asked.preflight(nproc)) is None:
             return run_under_torchrun([f"--nproc-per-node={nproc}", "-m", str(cls.module), *(words or ())])
-        if rank:
-            return 0
         answer, text, code = asked.report(result)
+        if rank:
+            return code
         if asked.as_json:
             text = json.dumps({"exit_code": code, **answer}, ensure_ascii=False, default=str)
         if asked.as_json and TOLD in os.environ:

@@ -1,7 +1,6 @@
 """The processes of a preparation: rank, devices, and the few points at which they wait for each other."""
 
 import gc
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,7 +9,7 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 
-from dfm_nb.base.argv import USER_ERRORS
+from dfm_nb.base.argv import LAUNCHER, USER_ERRORS, from_launcher
 from dfm_nb.base.torchrun import group_of_this_machine
 
 PATIENCE = timedelta(days=30)  # ranks wait for each other: for the fit, and at the end
@@ -29,8 +28,7 @@ class Ranks:
     @classmethod
     def from_env(cls) -> Self:
         """From torchrun's environment; one rank without it."""
-        names = ("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)
-        return cls(*(int(os.environ.get(name, alone)) for name, alone in names))
+        return cls(*map(from_launcher, LAUNCHER))
 
     def __enter__(self) -> Self:
         if self.world > 1 and not dist.is_initialized():

@@ -17,6 +17,7 @@ from megatron.core import parallel_state as mpu
 from megatron.core import tensor_parallel
 from torch.distributed.rendezvous import rendezvous
 
+from dfm_nb.base.argv import from_launcher
 from dfm_nb.base.torchrun import group_of_this_machine
 
 AXES = {
@@ -74,7 +75,7 @@ def layout_of(model: Any) -> Layout:
 def device() -> torch.device:
     """This process's device: the CUDA device of LOCAL_RANK, else the CPU."""
     if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        return torch.device("cuda", from_launcher("LOCAL_RANK") % torch.cuda.device_count())
     return torch.device("cpu")
 
 
@@ -155,7 +156,7 @@ def shutdown() -> None:
 
 def rank() -> int:
     """This process's rank; 0 without torchrun."""
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    return dist.get_rank() if dist.is_initialized() else from_launcher("RANK")
 
 
 def store() -> dist.Store:

@@ -6,7 +6,7 @@ The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py.
 import argparse
 import shlex
 import sys
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from dfm_nb.base.argv import run_command
 from dfm_nb.base.options import option
@@ -18,6 +18,7 @@ from dfm_nb.text.corpus import find_parts, merge, preprocess
 class PreprocessOptions(chunk.PreprocessConfig, Verb):
     """JSONL -> PREFIX_KEY_document.bin and .idx. The names of the flags are Megatron-LM's."""
 
+    own_part: ClassVar[bool] = True
     # flags of Megatron's tool without effect here: the order is always kept, and sentences are not split
     log_interval: str | None = option(None, argparse.SUPPRESS)
     lang: str | None = option(None, argparse.SUPPRESS)

@@ -1,0 +1,58 @@
+"""The environment of a launcher, for verbs that run under it and for all others."""
+
+import os
+
+import pytest
+
+from dfm_nb.base.argv import from_launcher
+from dfm_nb.base.verb import Report, Verb
+
+
+class Alone(Verb):
+    def run(self):
+        return {"rank": os.environ.get("RANK")}
+
+    def report(self, result):
+        return Report(result, f"rank {result['rank']}", 1)
+
+
+class Ranked(Alone):
+    module = "dfm_nb.ranked"
+
+
+@pytest.mark.parametrize(
+    ("verb", "env", "said"),
+    [
+        (Alone, {"RANK": "1"}, "rank None\n"),
+        (Alone, {"RANK": "1", "WORLD_SIZE": "2"}, "rank None\n"),
+        (Alone, {"RANK": "x"}, "rank None\n"),
+        (Ranked, {"WORLD_SIZE": "2"}, "rank None\n"),
+        (Ranked, {"RANK": "0", "WORLD_SIZE": "2"}, "rank 0\n"),
+        (Ranked, {"RANK": "1", "WORLD_SIZE": "2"}, ""),
+    ],
+)
+def test_a_launchers_environment_counts_only_for_its_verbs(monkeypatch, capsys, verb, env, said):
+    """A check of a damaged corpus passed, and said nothing, where a shell had RANK=1."""
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert verb.main([]) == 1
+    assert capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize("env", [{"RANK": "x"}, {"RANK": ""}, {"RANK": "1"}, {"RANK": "0", "LOCAL_RANK": "-1"}])
+def test_an_impossible_place_is_reported_by_its_variable(monkeypatch, env):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=[*env][-1]):
+        from_launcher("WORLD_SIZE")
+    with pytest.raises(ValueError, match=[*env][-1]):
+        Ranked.main([])
+
+
+def test_ranks_without_a_rank_are_one(monkeypatch):
+    """An image may set WORLD_SIZE alone."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert from_launcher("WORLD_SIZE") == 1
