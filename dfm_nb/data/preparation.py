@@ -363,9 +363,8 @@ class Preparation:
         if isinstance(self.plans, GrownPlans):
             stocks.append(self.folder.path)
             self.ranks.first(self._tell_captions)
-        if not self.config.flip:  # whose samples depend on the split
-            self.reading = replace(self.reading, stock=Stock(stocks))
-        self._encode()
+        # the samples of an item with --flip depend on its split
+        self._encode(None if self.config.flip else Stock(stocks))
         self.ranks.first(self._complete)
 
     def _tell_captions(self) -> None:
@@ -443,7 +442,7 @@ class Preparation:
 
     # ---- encoding
 
-    def _encode(self) -> None:
+    def _encode(self, stock: Stock | None) -> None:
         """This rank's unfinished shards."""
         rank, world = self.ranks.rank, self.ranks.world
         plans = [p._replace(texts=self.plan.get("texts", 0)) for p in self.plans.share(rank, world)]
@@ -456,7 +455,7 @@ class Preparation:
         todo = [p for p in plans if self._record(p) is None]
         done = count - sum(len(p.items) for p in todo)
         with tqdm(total=count, initial=done, desc="prepare", unit="item", disable=rank != 0) as bar:
-            how = self.reading, encoders, self.folder.path, bar.update
+            how = replace(self.reading, stock=stock), encoders, self.folder.path, bar.update
             # what is new comes first: it may be copied from shards that are rewritten
             begun = [shards.record_path(self.folder.path, plan.name).exists() for plan in todo]
             encode_shards([plan for plan, there in zip(todo, begun) if not there], *how)

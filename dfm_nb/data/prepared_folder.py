@@ -168,17 +168,13 @@ class PreparedFolder:
         layout = held.pop("layout", None)
         return held or (read_json(self.manifest) or {}).get("plan"), layout
 
-    def finished(self) -> bool:
-        """Whether all is done that the plan says, also after a kill between the plan and its work."""
-        held, made = self.held_plan(), read_json(self.manifest) or {}
-        return (self.path / CHECKSUMS).is_file() and made.get("plan", held) == held
-
     def grows(self, plan: dict[str, Any]) -> bool:
         """Whether the source of the finished preparation has other items, and all else is equal."""
         held = self.held_plan()
-        if held is None or not self.finished() or _listed(held) == _listed(plan):
+        if held is None or _listed(held) == _listed(plan) or _but_listed(held) != _but_listed(plan):
             return False
-        return _but_listed(held) == _but_listed(plan)
+        # not the checksums, which are removed before a kill may come
+        return (read_json(self.manifest) or {}).get("plan") == held
 
     def check(self, plan: dict[str, Any], resume: bool, overwrite: bool, texts_only: bool = False) -> bool:
         """Whether the folder already has the finished preparation; raises if it must not be written into.
@@ -212,7 +208,7 @@ class PreparedFolder:
             elif not more:
                 fix = f"pass --texts-only, as captions alone differ, or {fix}"
             raise FileExistsError(f"{self.path} already holds another data set ({differ}); {fix}")
-        finished = self.manifest.is_file() and self.finished() and not texts_only
+        finished = self.manifest.is_file() and (self.path / CHECKSUMS).is_file() and not texts_only
         if not (finished or resume or texts_only):
             raise FileExistsError(f"{self.path} is unfinished; pass --resume to continue or --overwrite to start again")
         return finished
@@ -237,8 +233,8 @@ class PreparedFolder:
         for place in (self.path, self.records, self.path / ".nv-meta"):
             remove_temporaries(place)
         said = plan | ({"layout": layout} if layout else {})
-        write_atomically(self.records / "plan.json", json.dumps(said).encode())
         (self.path / CHECKSUMS).unlink(missing_ok=True)  # unfinished until the new captions or samples are written
+        write_atomically(self.records / "plan.json", json.dumps(said).encode())
         return False
 
     def clear(self) -> None:
@@ -290,9 +286,9 @@ OF_SAMPLES = (
 
 def check_reuse(folder: PreparedFolder, plan: dict[str, Any], encoders: Mapping[str, Any]) -> None:
     """ValueError if the samples of a folder are not those that this plan and these encoders would give."""
-    if not folder.finished():
-        raise ValueError(f"--reuse {folder.path} must be a finished data set of dfm prepare")
-    made, about = folder.held_plan() or {}, read_json(folder.manifest) or {}
+    made, about = folder.held_plan(), read_json(folder.manifest)
+    if not (made and about and (folder.path / CHECKSUMS).is_file()):
+        raise ValueError(f"--reuse {folder.path} must be a finished data set; pass an --output-dir of dfm prepare")
 
     def settings(of: dict[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
         own, source = (

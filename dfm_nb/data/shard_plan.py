@@ -86,8 +86,8 @@ class ShardPlans:
         for i, key in enumerate(keys):
             digest = _digest(key)
             codes.append(SPLITS.index(given(i) or drawn_split(key, val_fraction, test_fraction)))
+            drawn_items += not given(i)
             if not given(i) and i not in first_of:
-                drawn_items += 1
                 lowest, highest = sorted([*lowest, (digest, i)])[:2], max(highest, (digest, i))
         # train takes the highest hash, val the lowest and test the next, so that none takes another's only item
         fractions, takers = (1, val_fraction, test_fraction), (highest, lowest[0], lowest[-1]) if lowest else ()
