@@ -6,7 +6,7 @@ Nothing else is passed between stages.
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Protocol
+from typing import Any, Iterator, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -108,6 +108,23 @@ class EncodedClip:
         return float(self.meta.get("fps") or UNKNOWN_FPS)
 
 
+class Content(NamedTuple):
+    """What an item is read from, by which it is known again.
+
+    sha256 : of its files, whole, and of what is given beside them; a copy has the same.
+    stamp : their sizes and times of change. Where it is the same, nothing is hashed again.
+    weight : see `Clip`.
+    """
+
+    sha256: str
+    stamp: str
+    weight: str
+
+    def same(self, other: "Content") -> bool:
+        """Whether both give the same samples, but for captions."""
+        return (self.sha256, self.weight) == (other.sha256, other.weight)
+
+
 class Source(Protocol):
     """A list of items (an image, a video file, a table row); an item yields zero, one or many clips.
 
@@ -138,6 +155,14 @@ class Source(Protocol):
     def captions(self, index: int) -> tuple[list[str], list[str]] | None:
         """Captions and tags of an item without its pixels, for `--texts-only`; None: they come from `read`."""
         return None
+
+    def content(self, index: int, held: Content | None = None, hashed: bool = False) -> Content | None:
+        """What an item is read from; None: unknown, so that it is encoded again when the source grows.
+
+        held : of an earlier preparation. hashed : read no file that was not hashed before.
+        """
+        location: Any = getattr(self, "location", None)
+        return location and location.content(self, index, held, hashed)
 
     def identity(self) -> dict:
         """JSON-serialisable description of the input (paths, counts, seeds); equal identities mean equal samples."""

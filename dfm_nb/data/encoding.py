@@ -18,10 +18,11 @@ import json
 import math
 import threading
 from collections import ChainMap, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,10 +31,11 @@ import torch.nn.functional as F
 from dfm_nb.base import video
 from dfm_nb.base.files import read_json, sha256, write_atomically
 from dfm_nb.base.geometry import LATENT_CHANNELS, floor_frames, latent_size
-from dfm_nb.base.records import Clip, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
+from dfm_nb.base.records import Clip, Content, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.captioning import MIRRORED, SIDE, tag_captions
 from dfm_nb.data.edits import EDITS, LEFT_OUT, Edit
+from dfm_nb.data.growing import Stock, owner_of
 from dfm_nb.data.shard_plan import ShardPlan
 
 # Limits of memory: see above.
@@ -58,7 +60,7 @@ class Reading:
 
     short_side : px that pictures are fitted to; None keeps sizes. fit : see `video.resize`.
     workers : number of threads. edits : by key. tag_captions : further captions to make of a clip's tags.
-    flip : whether training also has each clip mirrored.
+    flip : whether training also has each clip mirrored. stock : stored samples that are used instead of encoding.
     """
 
     source: Source
@@ -69,6 +71,7 @@ class Reading:
     tag_captions: int = 0
     flip: bool = False
     fit: str = "crop"
+    stock: Stock | None = None
 
     def edited(self, clip: Clip) -> Result:
         """The clip with its edited caption and captions made of its tags, without duplicates; or why it is excluded."""
@@ -125,7 +128,16 @@ class Reading:
         return replace(clip, video=frames, original_size=(h, w), lost=lost, given=[own.video for own in given])
 
 
-Result = Clip | SampleError
+@dataclass(frozen=True)
+class Stored:
+    """A sample whose latents are stored; `key` and `captions` are its new ones."""
+
+    sample: EncodedClip
+    key: str
+    captions: Mapping[str, Any]
+
+
+Result = Clip | Stored | SampleError
 
 
 @dataclass(eq=False)
@@ -137,6 +149,8 @@ class _Line:
 
 
 def _bytes(result: Result | None) -> int:
+    if isinstance(result, Stored):
+        return _latent_bytes(result)
     return sum(frames.nbytes for frames in (result.video, *result.given)) if isinstance(result, Clip) else 0
 
 
@@ -155,6 +169,7 @@ class ReadAhead:
         self._turn = threading.Condition()
         self._lines: deque[_Line] = deque()
         self._held_bytes, self._stopped = 0, False
+        self.contents = dict[int, Content | None]()
 
     def take(self, count: int, on_item: Callable[[], object] = lambda: None) -> Iterator[tuple[int, Result]]:
         """(index, result) of all clips of the next `count` items; `on_item()` after each item."""
@@ -204,15 +219,26 @@ class ReadAhead:
             return not self._stopped
 
     def _read(self, line: _Line) -> None:
-        key, given = self.reading.source.item_key(line.index), False
+        source = self.reading.source
+        key, given = source.item_key(line.index), False
         try:
-            for clip in self.reading.source.read(line.index):
+            self.contents[line.index] = content = source.content(line.index)
+            stored = self.reading.stock.samples(content) if self.reading.stock else []
+            for ending, sample in stored:
+                result = self.reading.reworded(f"{key}{ending}", line.index)
+                if isinstance(result, Clip):
+                    result = Stored(sample, result.key, caption_keys(result))
+                if not self._put(line, result):
+                    return
+            for clip in () if stored else source.read(line.index):
                 given = True
                 result = self.reading.edited(clip)  # an excluded clip does not end the item
                 if not self._put(line, self.reading.fitted(result) if isinstance(result, Clip) else result):
                     return
-            if not given:
+            if not (given or stored):
                 raise SampleError("no_clips", f"{key} gave no clip")
+            if content is None:  # of a file that was fetched and hashed meanwhile
+                self.contents[line.index] = source.content(line.index, hashed=True)
         except SampleError as error:
             self._put(line, error)
         except Exception as error:  # one item must not end a long run; it is counted and reported like any other fault
@@ -276,12 +302,21 @@ class ShardSlice:
     def __init__(self, encode: LatentEncoder):
         self.encode, self.latents = encode, dict[tuple[int, int], torch.Tensor]()
         self.metas, self.drops = list[dict](), list[dict]()
+        self.texts = dict[str, torch.Tensor]()  # stored embeddings by caption
         self._groups: dict[tuple, list[tuple[tuple[int, int], np.ndarray]]] = {}  # frames that wait for a full batch
 
-    def add(self, clip: Clip) -> None:
-        for number, frames in enumerate((clip.video, *clip.given)):
-            self._add((len(self.metas), number), frames)
-        self.metas.append(describe(clip))
+    def add(self, clip: Clip | Stored) -> None:
+        if isinstance(clip, Clip):
+            for number, frames in enumerate((clip.video, *clip.given)):
+                self._add((len(self.metas), number), frames)
+            self.metas.append(describe(clip))
+            return
+        stored = clip.sample
+        texts = (text[0] for text in (stored.text_emb, *stored.more_text))
+        self.texts.update(zip(captions_of(stored.meta), texts))
+        self.latents.update(((len(self.metas), i), z) for i, z in enumerate((stored.latent, *stored.given)))
+        kept = {name: value for name, value in stored.meta.items() if not name.startswith("more_")}
+        self.metas.append(kept | {"key": clip.key} | clip.captions)
 
     def _add(self, place: tuple[int, int], frames: np.ndarray) -> None:
         shape = frames.shape
@@ -346,19 +381,26 @@ def named(reads: Iterable[tuple[int, Result]], reading: Reading, flip: bool) -> 
             yield f"{result.key}{MIRRORED}", reading.mirrored(result)
 
 
+def _latent_bytes(result: Clip | Stored) -> int:
+    """In bfloat16, with what is given."""
+    if isinstance(result, Stored):
+        return sum(z.nbytes for z in (result.sample.latent, *result.sample.given))
+    voxels = sum(math.prod(latent_size(*frames.shape[:3])) for frames in (result.video, *result.given))
+    return 2 * LATENT_CHANNELS * voxels
+
+
 def slices_of(reads: Iterable[tuple[str, Result]], encode: LatentEncoder) -> Iterator[ShardSlice]:
     """A shard, slice by slice. `reads` gives results of this shard's items, with the keys of drops."""
     part, latent_bytes, seen = ShardSlice(encode), 0, set()
     for key, result in reads:
-        if isinstance(result, Clip) and result.key in seen:
+        if not isinstance(result, SampleError) and result.key in seen:
             result = SampleError("duplicate_key", f"{result.key} occurs twice; keys must be unique")
         if isinstance(result, SampleError):
             part.drops.append({"key": key, "reason": result.reason, "detail": result.detail})
             continue
         seen.add(result.key)
         part.add(result)
-        voxels = sum(math.prod(latent_size(*frames.shape[:3])) for frames in (result.video, *result.given))
-        latent_bytes += 2 * LATENT_CHANNELS * voxels  # bfloat16
+        latent_bytes += _latent_bytes(result)
         if latent_bytes >= SLICE_BYTES or len(part.metas) >= SLICE_SAMPLES:
             part.flush()
             yield part
@@ -393,6 +435,7 @@ class OpenShard:
         """Write the samples of a slice; equal captions are encoded once."""
         if sum(t.nbytes for t in self.known.values()) > CAPTIONS_BYTES:
             self.known.clear()
+        self.known.update(part.texts)
         if missing := sorted({c for meta in part.metas for c in captions_of(meta)} - self.known.keys()):
             self.known.update(zip(missing, self.encoders.text_encoder.encode(missing)))
         for position, meta in enumerate(part.metas):
@@ -412,8 +455,8 @@ class OpenShard:
             self.text_tokens += sum(map(len, (text, *more)))
         self.drops += part.drops
 
-    def finish(self) -> None:
-        """Close the shard and write its record."""
+    def finish(self, contents: Mapping[str, Sequence | None]) -> None:
+        """Close the shard and write its record; contents : of its items, by key."""
         digest, size = self.writer.close()
         record = {
             "name": self.plan.name,
@@ -426,6 +469,7 @@ class OpenShard:
             "latent_sums": self.sums.tolist(),
             "text_tokens": self.text_tokens,
             "texts": self.plan.texts,
+            "contents": contents,
         }
         path = shards.record_path(self.folder, self.plan.name)
         path.parent.mkdir(exist_ok=True)
@@ -454,7 +498,8 @@ def encode_shards(
                     last.result()  # so at most two slices are held, and a shard with a failed slice is never finished
                     last = writer.submit(shard.write, part)
                 last.result()
-                last = writer.submit(shard.finish)
+                contents = {reading.source.item_key(int(i)): ahead.contents.pop(int(i), None) for i in plan.items}
+                last = writer.submit(shard.finish, contents)
             last.result()
         finally:  # after an error: let running work end, and remove incomplete shards
             writer.shutdown(cancel_futures=True)
@@ -465,10 +510,10 @@ def encode_shards(
 # ---- captions alone -----------------------------------------------------------------------------------------------
 
 
-def reword_shard(
+def rewrite_shard(
     plan: ShardPlan, reading: Reading, encoders: Encoders, folder: Path, on_items: Callable[[int], object]
 ) -> bool:
-    """Update the captions of a shard; False if it is unfinished, so that it must be made from pixels.
+    """Update the captions of a shard and drop what leaves it; False if it must be made from pixels.
 
     Latents and the embeddings of unchanged captions are copied. Dropped samples stay dropped.
 
@@ -477,39 +522,59 @@ def reword_shard(
     ValueError : the shard is damaged.
     """
     path, tar = shards.record_path(folder, plan.name), folder / plan.name
-    if (record := read_json(path)) is None or record.get("texts", 0) >= plan.texts:
+    if (record := read_json(path)) is None or plan.has(record):
         return False
+    indices = {reading.source.item_key(int(i)): int(i) for i in plan.items}
+    contents = record.get("contents") or dict.fromkeys(indices)
     entries = shards.samples_of(tar) if tar.is_file() else []
-    if len(entries) != record["samples"]:  # a kill came between the tar and its record
+    rewords = record.get("texts", 0) < plan.texts
+    if len(entries) != record["samples"] and (rewords or not plan.leaving):  # a kill came before its record
         return False
-    items = {reading.source.item_key(int(i)): int(i) for i in plan.items}  # they begin the keys of their clips
-    owners = (next(items[e.key[:n]] for n in range(len(e.key), 0, -1) if e.key[:n] in items) for e in entries)
-    results = [reading.reworded(entry.key, index) for entry, index in zip(entries, owners)]
-    now = [isinstance(r, Clip) and [r.caption, *r.more_captions] for r in results]
+    leaving = set(plan.leaving)
+    owned = [(entry, owner) for entry in entries if (owner := owner_of(entry.key, contents)) not in leaving]
+    # None: its captions stay, as those of what is gone from the source
+    results = [reading.reworded(e.key, indices[owner]) if rewords and owner in indices else None for e, owner in owned]
+    drops = [drop for drop in record["drops"] if owner_of(drop["key"], contents) not in leaving]
+    unchanged = len(owned) == len(entries) and all(
+        result is None or (isinstance(result, Clip) and captions_of(caption_keys(result)) == captions_of(entry.meta))
+        for (entry, _), result in zip(owned, results)
+    )
+    contents = {key: content for key, content in contents.items() if key not in leaving}
     # after a kill the record may be of the older tar
-    if now == [captions_of(e.meta) for e in entries] and record["sha256"] == (sha256(tar) if entries else None):
-        write_atomically(path, json.dumps(record | {"texts": plan.texts}).encode())
+    if unchanged and record["sha256"] == (sha256(tar) if entries else None):
+        about = {"texts": plan.texts, "contents": contents, "drops": drops}
+        write_atomically(path, json.dumps(record | about).encode())
         on_items(len(plan.items))
         return True
-    shard, encode = OpenShard(folder, plan, encoders), LatentEncoder(encoders.tokenizer, encoders.device)
-    part, part_bytes, shard.drops = ShardSlice(encode), 0, record["drops"]
-    try:
-        for entry, result in zip(entries, results):
+
+    def stored() -> Iterator[tuple[str, Result]]:
+        for (entry, _), result in zip(owned, results):
             if isinstance(result, SampleError):
-                if all(drop["detail"] != result.detail for drop in shard.drops):  # or it is the whole item's fault
-                    shard.drops.append({"key": entry.key, "reason": result.reason, "detail": result.detail})
-                continue
-            clip = entry.read()
-            shard.known.update(zip(captions_of(clip.meta), (text[0] for text in (clip.text_emb, *clip.more_text))))
-            part.latents.update(((len(part.metas), i), z) for i, z in enumerate((clip.latent, *clip.given)))
-            part.metas.append({k: v for k, v in clip.meta.items() if not k.startswith("more_")} | caption_keys(result))
-            part_bytes += entry.size
-            if part_bytes >= SLICE_BYTES or len(part.metas) >= SLICE_SAMPLES:
-                shard.write(part)
-                part, part_bytes = ShardSlice(encode), 0
-        shard.write(part)
-        shard.finish()
+                if all(drop["detail"] != result.detail for drop in drops):  # or it is the whole item's fault
+                    yield entry.key, result
+                    drops.append({"key": entry.key, "reason": result.reason, "detail": result.detail})
+            else:
+                yield entry.key, Stored(entry.read(), entry.key, caption_keys(result) if result else entry.meta)
+
+    shard, encode = OpenShard(folder, plan, encoders), LatentEncoder(encoders.tokenizer, encoders.device)
+    try:
+        shard.drops = list(drops)
+        for part in slices_of(stored(), encode):
+            shard.write(part)
+        shard.finish(contents)
     finally:  # after an error, remove the incomplete shard
         shard.writer.abort()
     on_items(len(plan.items))
     return True
+
+
+def other_captions(plans: Iterable[ShardPlan], reading: Reading, folder: Path) -> Iterator[str]:
+    """Keys of stored samples whose captions are now others."""
+    for plan in plans:
+        indices = {reading.source.item_key(int(i)): int(i) for i in plan.items}
+        tar = folder / plan.name
+        for entry in shards.samples_of(tar) if tar.is_file() else ():
+            owner = owner_of(entry.key, indices)
+            now = reading.reworded(entry.key, indices[owner]) if owner in indices else None
+            if isinstance(now, Clip) and captions_of(caption_keys(now)) != captions_of(entry.meta):
+                yield entry.key

@@ -14,7 +14,8 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, cached_property
+from dataclasses import replace
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Self
@@ -34,11 +35,12 @@ from dfm_nb.base.verb import Report, Verb
 from dfm_nb.data import prepared_folder, shards
 from dfm_nb.data.captioning import origin_lines
 from dfm_nb.data.edits import edits_sha256, read_edits
-from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, reword_shard, to_pixels
+from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, other_captions, rewrite_shard, to_pixels
+from dfm_nb.data.growing import GrownPlans, Stock, find_copies, grow, warn_of_copies
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.sample_index import SampleIndex, write_indexes
-from dfm_nb.data.shard_plan import SPLITS, VAL_FROM_ITEMS, ShardPlans, evenly
+from dfm_nb.data.shard_plan import SPLITS, VAL_FROM_ITEMS, ShardPlan, ShardPlans, evenly
 
 SHORT_SIDE_PX = 64  # if the tokenizer has no size of its own
 FIT_ITEMS = 1500  # items a tokenizer is fitted to, evenly spaced over the training split
@@ -103,6 +105,7 @@ class PrepareConfig(Verb):
     device: str | None = option(None, "default: each process its own cuda device where there are any, else cpu")
     resume: bool = option(False, "continue an unfinished output folder")
     overwrite: bool = option(False, "delete the preparation in the output folder")
+    reuse: str | None = option(None, "finished folder whose latents are used where files have the same content")
     texts_only: bool = option(False, "encode only changed captions, also from edits.jsonl, and keep all latents")
     options: dict[str, Any] = option({}, "values of the plug-ins' own flags by name", python_only=True)
     table: Any = option(None, "a DataFrame for the source `table`", python_only=True)
@@ -129,6 +132,8 @@ class PrepareConfig(Verb):
             )
         if self.overwrite and (self.resume or self.texts_only):
             raise ValueError("--overwrite deletes what the folder holds; omit --resume and --texts-only")
+        if self.reuse and self.flip:
+            raise ValueError("--reuse cannot tell which samples --flip mirrored; omit one of them")
         return self
 
     @classmethod
@@ -247,7 +252,8 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
 
         def claim(plan: dict[str, Any]) -> bool:
             turn.enter_context(folder.turn())
-            return folder.claim(plan, config.resume, config.overwrite, config.texts_only)
+            grown = partial(grow, folder.path, preparation.source, preparation.keys, plan)
+            return folder.claim(plan, config.resume, config.overwrite, config.texts_only, grown)
 
         opened = cache(config.open_source)  # once, because it logs what it skips
         done = (plan := ranks.first(lambda: check(config, ranks.world, opened))) is None
@@ -284,6 +290,9 @@ def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None
     plan = config.plan(source, began)
     if config.val_fraction is None and held.get("val_fraction") in (VAL_FRACTION, SMALL_VAL_FRACTION):
         plan["val_fraction"] = held["val_fraction"]  # the default of the version that began the folder
+    copies = held.get("copies") if held else find_copies(source, min(len(source), config.limit or len(source)))
+    if copies:
+        plan["copies"] = [list(pair) for pair in copies]  # with it they are drawn into one split
     if texts := held.get("texts", 0) + config.texts_only:
         plan["texts"] = texts  # a shard whose record has a smaller number has older captions
     made = (read_json(folder.manifest) or {}).get("arguments", {})
@@ -299,9 +308,7 @@ class Preparation:
 
     def __init__(self, config: PrepareConfig, source: Source, folder: PreparedFolder, ranks: Ranks, plan: dict):
         self.config, self.source, self.folder, self.ranks, self.plan = config, source, folder, ranks, plan
-        keys = item_keys(source, config.limit)
-        shares = plan["val_fraction"], config.test_fraction
-        self.plans = ShardPlans(keys, *shares, plan["ranks"], config.shard_size, source.item_split)
+        self.plans: ShardPlans | GrownPlans
         # a source that takes `size_px` draws at that size, so nothing is resized
         side_px = None if plugins.takes(config.source_module, "size_px") else config.side_px
         share = len(os.sched_getaffinity(0)) // ranks.local_world  # of the cores
@@ -329,7 +336,21 @@ class Preparation:
         path = self.folder.path if self.carried else self.config.tokenizer_path
         return self._build("tokenizers", self.config.tokenizer_name, path)
 
+    @property
+    def keys(self) -> Iterator[str]:
+        """Of the items that are used."""
+        return item_keys(self.source, self.config.limit)
+
+    def _planned(self) -> ShardPlans | GrownPlans:
+        layout = self.ranks.first(self.folder.layout)
+        if layout:
+            return GrownPlans(self.keys, layout)
+        shares = self.plan["val_fraction"], self.config.test_fraction
+        how = self.plan["ranks"], self.config.shard_size, self.source.item_split, self.plan.get("copies", ())
+        return ShardPlans(self.keys, *shares, *how)
+
     def run(self) -> None:
+        self.plans = self._planned()
         if self.ranks.rank == 0:
             log.info("Rank 0 of %d processing %d samples", self.ranks.world, self.plans.num_items)
             if self.config.val_fraction is None:
@@ -337,8 +358,24 @@ class Preparation:
                 log.info("%d of them are held out for validation; --val-fraction %g is the default", held_out, share)
         self.ranks.first(self._provide_tokenizer)
         self.ranks.first(lambda: self.folder.agree_on_encoders(self.identities()))
-        self._encode()
+        stocks = [Path(self.config.reuse).expanduser()] if self.config.reuse else []
+        for place in stocks:
+            prepared_folder.check_reuse(PreparedFolder(place), self.plan, self.identities())
+        if isinstance(self.plans, GrownPlans):
+            stocks.append(self.folder.path)
+            self.ranks.first(self._tell_captions)
+        # the samples of an item with --flip depend on its split
+        self._encode(None if self.config.flip else Stock(stocks))
         self.ranks.first(self._complete)
+
+    def _tell_captions(self) -> None:
+        """Count the samples that keep captions of before; they change by --texts-only alone."""
+        others = (
+            [] if self.config.texts_only else list(other_captions(self.plans.all(), self.reading, self.folder.path))
+        )
+        if others:
+            said = "%d samples, such as %s, keep their captions, which are now others; encode these with --texts-only"
+            log.warning(said, len(others), others[0])
 
     def identities(self) -> dict[str, dict]:
         """The encoders' identities, with the names that find them again."""
@@ -406,20 +443,25 @@ class Preparation:
 
     # ---- encoding
 
-    def _encode(self) -> None:
+    def _encode(self, stock: Stock | None) -> None:
         """This rank's unfinished shards."""
         rank, world = self.ranks.rank, self.ranks.world
         plans = [p._replace(texts=self.plan.get("texts", 0)) for p in self.plans.share(rank, world)]
         count = sum(len(p.items) for p in plans)
-        where = ", from {} to {}".format(*self.plans.ranges[rank]) if world == self.plan["ranks"] else ""
+        ranges = self.plans.ranges
+        where = ", from {} to {}".format(*ranges[rank]) if ranges and world == self.plan["ranks"] else ""
         line = f"[INFO] Rank {rank} of {world} processing {count} samples{where}\n"
         os.write(1, line.encode())  # in one write, because several ranks share the terminal
         encoders = Encoders(self.tokenizer, self.text_encoder, self.device, self.config.pad_text_tokens)
-        todo = [p for p in plans if self._record(p.name) is None]
+        todo = [p for p in plans if self._record(p) is None]
         done = count - sum(len(p.items) for p in todo)
         with tqdm(total=count, initial=done, desc="prepare", unit="item", disable=rank != 0) as bar:
-            how = self.reading, encoders, self.folder.path, bar.update
-            encode_shards([plan for plan in todo if not reword_shard(plan, *how)], *how)
+            how = replace(self.reading, stock=stock), encoders, self.folder.path, bar.update
+            # what is new comes first: it may be copied from shards that are rewritten
+            begun = [shards.record_path(self.folder.path, plan.name).exists() for plan in todo]
+            encode_shards([plan for plan, there in zip(todo, begun) if not there], *how)
+            others = [plan for plan, there in zip(todo, begun) if there]
+            encode_shards([plan for plan in others if not rewrite_shard(plan, *how)], *how)
 
     # ---- completing the folder, on rank 0
 
@@ -441,10 +483,16 @@ class Preparation:
         own["arguments"] = arguments | {"tokenizer": self.config.tokenizer_name} | self.config.options
         origins = origin_lines(self.source.captions_from)
         about = {"source": self.plan["source"], "captions_from": origins, **self.identities()}
-        manifest = totals.manifest(about, self.plans.num_items, self._psnr(self.tokenizer), own)
+        if isinstance(self.plans, GrownPlans):  # a run's statistics stay, and so does the tokenizer
+            before = read_json(self.folder.manifest) or {}
+            kept = {name: before[name] for name in ("latent_mean", "latent_std", "psnr_db")}
+            manifest = totals.manifest(about, self.plans.num_items, kept["psnr_db"], own | kept)
+        else:
+            manifest = totals.manifest(about, self.plans.num_items, self._psnr(self.tokenizer), own)
         tars = {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in totals.full}
         prepared_folder.write_manifest(self.folder.path, manifest, tars)
         totals.warn_of_drops()
+        warn_of_copies(self._records())
         sizes = sum((SampleIndex(self.folder.path, s).sizes() for s, names in splits.items() if names), Counter())
         told = prepared_folder.kinds_line(sizes), len(totals.full), prepared_folder.sizes_line(sizes)
         log.info("%s in %d shards; frames x height x width: %s", *told)
@@ -452,15 +500,15 @@ class Preparation:
             log.info(line)
         log.info("Webdataset shards saved to %s/", self.folder.path)
 
-    def _record(self, name: str) -> dict[str, Any] | None:
-        """The record of a shard; None if it is unfinished or has older captions."""
-        record = shards.read_record(self.folder.path, name)
-        return record if record and record.get("texts", 0) == self.plan.get("texts", 0) else None
+    def _record(self, plan: ShardPlan) -> dict[str, Any] | None:
+        """The record of a shard; None if it is unfinished, or its samples are not those of the plan."""
+        record = shards.read_record(self.folder.path, plan.name)
+        return record if record and plan.has(record) else None
 
     def _records(self) -> Iterator[dict[str, Any]]:
         """The records of all ranks' shards, one at a time."""
         for plan in self.plans.all():
-            record = self._record(plan.name)
+            record = self._record(plan._replace(texts=self.plan.get("texts", 0)))
             if record is None:
                 raise ValueError(f"{self.folder.path} lacks {plan.name}; all processes must write to one shared folder")
             yield record

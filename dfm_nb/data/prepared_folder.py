@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from dfm_nb.base import files
 from dfm_nb.base.files import local, read_json, remove_temporaries, write_atomically
 from dfm_nb.base.run import turn
 from dfm_nb.data import shards
-from dfm_nb.data.shard_plan import SPLITS
+from dfm_nb.data.shard_plan import SPLITS, Layout
 
 FORMAT_VERSION = 2
 """Version of manifest, checksums and index; version 1 had the checksums in the manifest."""
@@ -157,7 +157,24 @@ class PreparedFolder:
 
     def held_plan(self) -> dict[str, Any] | None:
         """The plan of the folder's preparation, finished or not."""
-        return read_json(self.records / "plan.json") or (read_json(self.manifest) or {}).get("plan")
+        return self._held()[0]
+
+    def layout(self) -> Layout | None:
+        """The shards of a folder that grew."""
+        return self._held()[1]
+
+    def _held(self) -> tuple[dict[str, Any] | None, Layout | None]:
+        held = read_json(self.records / "plan.json") or {}
+        layout = held.pop("layout", None)
+        return held or (read_json(self.manifest) or {}).get("plan"), layout
+
+    def grows(self, plan: dict[str, Any]) -> bool:
+        """Whether the source of the finished preparation has other items, and all else is equal."""
+        held = self.held_plan()
+        if held is None or _listed(held) == _listed(plan) or _but_listed(held) != _but_listed(plan):
+            return False
+        # not the checksums, which are removed before a kill may come
+        return (read_json(self.manifest) or {}).get("plan") == held
 
     def check(self, plan: dict[str, Any], resume: bool, overwrite: bool, texts_only: bool = False) -> bool:
         """Whether the folder already has the finished preparation; raises if it must not be written into.
@@ -181,7 +198,7 @@ class PreparedFolder:
                     "move it away (to train on shards as they are: dfm adopt)"
                 )
             return False
-        if overwrite:
+        if overwrite or (not texts_only and self.grows(plan)):
             return False
         more = _differences(_but_captions(held), _but_captions(plan))
         if differ := more if texts_only else _differences(held, plan):
@@ -196,16 +213,28 @@ class PreparedFolder:
             raise FileExistsError(f"{self.path} is unfinished; pass --resume to continue or --overwrite to start again")
         return finished
 
-    def claim(self, plan: dict[str, Any], resume: bool, overwrite: bool, texts_only: bool = False) -> bool:
-        """`check`, then mark the folder as ours; True if nothing is left to do. The caller holds its `turn`."""
+    def claim(
+        self,
+        plan: dict[str, Any],
+        resume: bool,
+        overwrite: bool,
+        texts_only: bool = False,
+        grown: Callable[[], Layout] | None = None,
+    ) -> bool:
+        """`check`, then mark the folder as ours; True if nothing is left to do. The caller holds its `turn`.
+
+        grown : gives the shards, if the source has grown.
+        """
         if self.check(plan, resume, overwrite, texts_only):
             return True
         if overwrite:
             self.clear()
+        layout = grown() if grown and not texts_only and self.grows(plan) else self.layout()
         for place in (self.path, self.records, self.path / ".nv-meta"):
             remove_temporaries(place)
-        (self.path / CHECKSUMS).unlink(missing_ok=True)  # unfinished until the new captions are written
-        write_atomically(self.records / "plan.json", json.dumps(plan).encode())
+        said = plan | ({"layout": layout} if layout else {})
+        (self.path / CHECKSUMS).unlink(missing_ok=True)  # unfinished until the new captions or samples are written
+        write_atomically(self.records / "plan.json", json.dumps(said).encode())
         return False
 
     def clear(self) -> None:
@@ -237,6 +266,44 @@ class PreparedFolder:
             write_atomically(path, json.dumps(now).encode())
         elif differ := _differences(held, now):
             raise ValueError(f"{self.path} was started with other encoders ({differ}); pass the same or --overwrite")
+
+
+LISTED = "files rows listing_sha256 contents_sha256 captions_sha256 splits splits_sha256 weights_sha256 given_sha256"
+"""What a source's identity says of its items."""
+
+
+def _listed(plan: dict[str, Any]) -> dict[str, Any]:
+    """What the plan says of items, without their captions."""
+    return {k: v for k, v in plan.get("source", {}).items() if k in LISTED.split() and k != "captions_sha256"}
+
+
+OF_SAMPLES = (
+    "format short_side fit upscale max_text_tokens pad_text_tokens".split(),
+    "background clip_frames fps stride".split(),
+)
+"""Settings that latents and embeddings depend on, besides the encoders; the second of the source."""
+
+
+def check_reuse(folder: PreparedFolder, plan: dict[str, Any], encoders: Mapping[str, Any]) -> None:
+    """ValueError if the samples of a folder are not those that this plan and these encoders would give."""
+    made, about = folder.held_plan(), read_json(folder.manifest)
+    if not (made and about and (folder.path / CHECKSUMS).is_file()):
+        raise ValueError(f"--reuse {folder.path} must be a finished data set; pass an --output-dir of dfm prepare")
+
+    def settings(of: dict[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
+        own, source = (
+            {name: place.get(name) for name in names} for names, place in zip(OF_SAMPLES, (of, of["source"]))
+        )
+        return own | source | {kind: by.get(kind) for kind in encoders}
+
+    if differ := _differences(settings(made, about), json.loads(json.dumps(settings(plan, encoders)))):
+        raise ValueError(f"--reuse {folder.path} must have equal settings ({differ}); omit --reuse or pass the same")
+
+
+def _but_listed(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan without its source's items."""
+    source = {k: v for k, v in plan.get("source", {}).items() if k not in LISTED.split()}
+    return {k: v for k, v in plan.items() if k not in ("copies", "edits")} | {"source": source}
 
 
 def _but_captions(plan: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ the planned rank.
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,16 +16,36 @@ SPLITS = ("train", "val", "test")
 VAL_FROM_ITEMS = 20  # of fewer, one item would be more than the default --val-fraction of 5 %
 
 
+Layout = list[dict[str, Any]]
+"""Of each shard its name, split, keys of items, and those that are leaving it."""
+
+
 class ShardPlan(NamedTuple):
     """One shard: its name in the folder, its split and the indices of the source items that go into it.
 
     texts : number of times that the folder's captions were encoded again.
+    leaving : keys of items whose samples leave the shard.
     """
 
     name: str
     split: str
     items: Sequence[int] | np.ndarray
     texts: int = 0
+    leaving: Sequence[str] = ()
+
+    def has(self, record: Mapping[str, Any]) -> bool:
+        """Whether a shard's record is of this plan: it has the newest captions, and nothing that leaves."""
+        return record.get("texts", 0) >= self.texts and record.get("contents", {}).keys().isdisjoint(self.leaving)
+
+
+def drawn_split(key: str, val_fraction: float, test_fraction: float) -> str:
+    """The split of an item for which the source gives none."""
+    u = int.from_bytes(_digest(key)[:8], "big") / 2**64
+    return "val" if u < val_fraction else "test" if u < val_fraction + test_fraction else "train"
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def balanced_ranges(count: int, parts: int) -> list[tuple[int, int]]:
@@ -43,6 +63,7 @@ class ShardPlans:
     keys : of the items, in order; read once. Training always has an item. Another split has one if its fraction is an
         item or more, or if there are 20 items or more and its fraction is not 0.
     given : an item's split by its index, from the source; None to use the fractions.
+    copies : (item, the first with its content); it has the split of that one.
 
     Attributes
     ----------
@@ -57,16 +78,16 @@ class ShardPlans:
         world: int = 1,
         shard_size: int = 250,
         given: Callable[[int], str | None] = lambda index: None,
+        copies: Iterable[Sequence[int]] = (),
     ):
+        first_of = {item: first for item, first in copies if not given(item)}
         codes, drawn_items = bytearray(), 0
         lowest, highest = list[tuple[bytes, int]](), (b"", 0)  # two hashes and one, and whose they are
         for i, key in enumerate(keys):
-            digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-            u = int.from_bytes(digest[:8], "big") / 2**64
-            drawn = "val" if u < val_fraction else "test" if u < val_fraction + test_fraction else "train"
-            codes.append(SPLITS.index(given(i) or drawn))
-            if not given(i):
-                drawn_items += 1
+            digest = _digest(key)
+            codes.append(SPLITS.index(given(i) or drawn_split(key, val_fraction, test_fraction)))
+            drawn_items += not given(i)
+            if not given(i) and i not in first_of:
                 lowest, highest = sorted([*lowest, (digest, i)])[:2], max(highest, (digest, i))
         # train takes the highest hash, val the lowest and test the next, so that none takes another's only item
         fractions, takers = (1, val_fraction, test_fraction), (highest, lowest[0], lowest[-1]) if lowest else ()
@@ -74,6 +95,8 @@ class ShardPlans:
             wanted = fraction * drawn_items >= 1 or (fraction > 0 and drawn_items >= VAL_FROM_ITEMS)
             if wanted and code not in codes:
                 codes[item] = code
+        for item, first in first_of.items():
+            codes[item] = codes[first]
         self._codes, self._world, self._shard_size = np.frombuffer(codes, np.uint8), world, shard_size
         self.ranges = balanced_ranges(len(codes), world)
         sizes = [np.bincount(self._codes[start:stop], minlength=len(SPLITS)) for start, stop in self.ranges]

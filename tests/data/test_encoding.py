@@ -142,7 +142,7 @@ def test_what_a_sample_lacks_is_noted_with_its_key_also_when_captions_change(tmp
     ]
     edits = {"item-2-0": Edit(key="item-2-0", caption="brief")}
     encoders, reading = encoding.Encoders(Mean(), ShortWords()), encoding.Reading(source, edits=edits)
-    assert encoding.reword_shard(plan._replace(texts=1), reading, encoders, tmp_path, lambda n: None)
+    assert encoding.rewrite_shard(plan._replace(texts=1), reading, encoders, tmp_path, lambda n: None)
     assert [lost["reason"] for lost in shards.read_record(tmp_path, plan.name)["lost"]] == ["cut_short"]
 
 

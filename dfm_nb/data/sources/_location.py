@@ -20,10 +20,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 from dfm_nb.base.files import lies_inside, sha256
 from dfm_nb.base.log import log
-from dfm_nb.base.records import SampleError
+from dfm_nb.base.records import Content, SampleError
 from dfm_nb.base.urls import HTTP, file_in, filesystem, reported, uses_fsspec
 from dfm_nb.data.sources._fetch import fetched
-from dfm_nb.data.sources._media import MediaOptions
+from dfm_nb.data.sources._media import MediaOptions, listing_sha256
 
 COMPARED_BYTES, COMPARED_FILES = 4 << 20, 20_000
 """Larger files, and files beyond this number, get no checksum: much data would be read twice."""
@@ -66,6 +66,7 @@ class Location:
 
     def __post_init__(self) -> None:
         self.folder, self.infos = Path(self.spec).expanduser(), dict[str, dict[str, Any]]()
+        self.hashes = dict[str, str]()  # of small files, and of those that were fetched
         self.server: Any = None
         if uses_fsspec(self.spec) and not self.folder.is_dir():
             self.server, self.root = filesystem(self.spec)
@@ -109,21 +110,57 @@ class Location:
 
         def state(numbered: tuple[int, Any]) -> object:
             number, media = numbered
-            with contextlib.suppress(OSError, ValueError):  # also a name that no path can have
-                if not isinstance(media, (str, Path)):
-                    array = np.ascontiguousarray(media)  # also of bytes; those of objects would be addresses
-                    return None if array.dtype.hasobject else hashlib.sha256(array.tobytes()).hexdigest()
-                if self.server:
-                    return sorted(map(str, self.infos.get(str(media), {}).items())) or None
+            if not isinstance(media, (str, Path)) or self.server:
+                return self._stamp(media)
+            with contextlib.suppress(OSError, ValueError):
                 path = self.found(media)
-                size, changed_ns = path.stat().st_size, path.stat().st_mtime_ns
                 # a pipe might never end
-                compared = size <= COMPARED_BYTES and number < COMPARED_FILES and path.is_file()
-                return sha256(path) if compared else (size, changed_ns)
-            return None
+                if path.stat().st_size <= COMPARED_BYTES and number < COMPARED_FILES and path.is_file():
+                    self.hashes[str(media)] = sha256(path)
+                    return self.hashes[str(media)]
+            return self._stamp(media)
 
         with ThreadPool() as pool:
             yield from pool.imap(state, enumerate(media), 64)
+
+    def _stamp(self, media: Any) -> object:
+        """Size and time of change of a file, the hash of a picture in memory; None where nothing is known."""
+        with contextlib.suppress(OSError, ValueError):  # also a name that no path can have
+            if not isinstance(media, (str, Path)):
+                array = np.ascontiguousarray(media)  # also of bytes; those of objects would be addresses
+                return None if array.dtype.hasobject else hashlib.sha256(array.tobytes()).hexdigest()
+            if self.server:
+                return sorted(map(str, self.infos.get(str(media), {}).items())) or None
+            about = self.found(media).stat()
+            return about.st_size, about.st_mtime_ns
+        return None
+
+    def content(self, source: Any, index: int, held: Content | None, hashed: bool) -> Content | None:
+        """`Source.content` of a folder or table that is here."""
+        media, weight = _read_by(source, index)
+        stamps = [self._stamp(one) if self._dated(one) else None for one in media]
+        stamp, hashes = repr(stamps), [self._hash(one, True) for one in media]
+        if None in hashes and None not in stamps and held and held.stamp == stamp:
+            return Content(held.sha256, stamp, str(weight))
+        if None in hashes:
+            hashes = [self._hash(one, hashed) for one in media]
+        return None if None in hashes else Content(listing_sha256(hashes), stamp, str(weight))
+
+    def _dated(self, media: Any) -> bool:
+        """Whether its state tells a change: a web server's listing says neither time nor version."""
+        info = self.infos.get(str(media), {}) if self.server else {"mtime": 0}
+        return any(value is not None for name, value in info.items() if name not in ("name", "type", "size"))
+
+    def _hash(self, media: Any, hashed: bool) -> object:
+        """Of a file's or picture's content; of a file on a server, and with `hashed`, if it was hashed before."""
+        if not isinstance(media, (str, Path)):
+            return self._stamp(media)
+        if self.server or hashed or str(media) in self.hashes:
+            return self.hashes.get(str(media))
+        with contextlib.suppress(OSError, ValueError):
+            path = self.found(media)
+            return sha256(path) if path.is_file() else None
+        return None
 
     def found(self, name: str | Path) -> Path:
         """The path of a name on this machine, also where the disk has its accents in the other form (NFC, NFD)."""
@@ -146,11 +183,23 @@ class Location:
         if not lies_inside(name):
             raise SampleError("outside", f"{url} must be the name of a file in {self.spec}; correct it or remove it")
         with fetched(url, PurePosixPath(name).suffix, self.server, file_in(self.root, name)) as path:
+            self.hashes[name] = sha256(path)
             yield path
 
     def opened(self, name: str) -> BinaryIO:
         """A file at a URL, of which only requested ranges are fetched."""
         return self.server.open(file_in(self.root, name))
+
+
+def _read_by(source: Any, index: int) -> tuple[list[Any], object]:
+    """What an item of a folder or a table is read from, and its weight."""
+    if hasattr(source, "files"):
+        name = source.files[index]
+        return [name, *source.given.get(name, ())], source._weight(name)
+    cells = (source.rows[column][index] for column in (*source.media, *source.given))
+    media = [one for cell in cells for one in (cell if isinstance(cell, (list, tuple)) else [cell]) if one is not None]
+    media = [(one.get("bytes") or one.get("path")) if isinstance(one, dict) else one for one in media]
+    return media, source.rows[source.weight_column][index] if source.weight_column else None
 
 
 def _visible(root: Path) -> Iterator[str]:
