@@ -47,6 +47,9 @@ BT709 = 1  # FFmpeg's code of ITU-R BT.709 for primaries, transfer and matrix
 LIMITED_RANGE = 1
 SAY_THEIR_LENGTH = ("mov", "matroska", "avi", "flv", "asf")
 """Containers whose first bytes say how long a video is; of others FFmpeg estimates it."""
+SAY_THEIR_END = ("matroska", "asf")
+"""Those of them whose length counts from 0 of their clock, also where the first frame is later."""
+SAME_ASPECT = 0.02  # codecs and scalers round sides
 ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 """Of codecs whose transparency FFmpeg's own decoders leave out."""
 SRGB_TRANSFER, HDR_TRANSFERS = 13, (16, 18)  # PQ and HLG
@@ -150,9 +153,10 @@ def _rgb(image: Image.Image, background: RGB, lost: Lost) -> np.ndarray:
 
 def _shown(image: Image.Image) -> Iterator[Image.Image]:
     """The frames of an animation, or the picture; the poster of an APNG is for viewers that cannot animate."""
-    animated = image.format in ANIMATED_FORMATS and getattr(image, "n_frames", 1) > 1
-    frames = iter(ImageSequence.Iterator(image)) if animated else iter([image])
-    return itertools.islice(frames, int(animated and bool(image.info.get("default_image"))), None)
+    if image.format not in ANIMATED_FORMATS:
+        return iter([image])
+    # frames are not counted first: a GIF that is cut would raise before its good ones
+    return itertools.islice(ImageSequence.Iterator(image), int(bool(image.info.get("default_image"))), None)
 
 
 def read_image(source: Media, background: RGB = WHITE) -> np.ndarray:
@@ -209,6 +213,27 @@ def bounded(frames: Iterable[np.ndarray], name: object) -> Iterator[np.ndarray]:
 
 
 @contextlib.contextmanager
+def _readable(name: object) -> Iterator[None]:
+    """FFmpeg's errors of opening or decoding become SampleErrors."""
+    import av  # not at the top: commands that show pictures alone start faster
+
+    try:
+        yield
+    except (av.error.FFmpegError, OSError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise SampleError("unreadable_video", f"{name} is not a readable video ({reason})") from None
+
+
+def _container(source: str | Path | bytes) -> Any:
+    """FFmpeg's view of a file, to be closed."""
+    import av
+
+    with _readable(_name(source)):
+        # tags are often in the encoding of the machine that wrote them
+        return av.open(_file(source), options=VIDEO_FORMATS, metadata_errors="replace")
+
+
+@contextlib.contextmanager
 def open_video(
     source: str | Path | bytes, fps: float | None = None, lost: Lost | None = None, background: RGB = WHITE
 ) -> Iterator[tuple[Iterator[np.ndarray], float]]:
@@ -229,22 +254,16 @@ def open_video(
     ------
     SampleError : `missing_file`, `not_a_file` or `unreadable_video`, on opening and while iterating over `frames`.
     """
-    import av  # not at the top: commands that show pictures alone start faster
-
-    file, name = _file(source), _name(source)
-    try:
-        with av.open(file, options=VIDEO_FORMATS) as container:
-            stream: Any = container.streams.best("video")
-            if stream is None:
-                raise SampleError("unreadable_video", f"{name} has no video stream")
-            stream.thread_type = "AUTO"
-            rate = float(stream.average_rate or stream.guessed_rate or 25)
-            lost = {} if lost is None else lost
-            timed = _decoded(name, container, stream, rate, lost, background)
-            yield held(timed, rate, fps, name) if fps else evenly(timed, rate, lost), fps or rate
-    except (av.error.FFmpegError, OSError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise SampleError("unreadable_video", f"{name} is not a readable video ({reason})") from None
+    name = _name(source)
+    with _container(source) as container:
+        stream: Any = container.streams.best("video")
+        if stream is None:
+            raise SampleError("unreadable_video", f"{name} has no video stream")
+        stream.thread_type = "AUTO"
+        rate = float(stream.average_rate or stream.guessed_rate or 25)
+        lost = {} if lost is None else lost
+        timed = _decoded(name, container, stream, rate, lost, background)
+        yield held(timed, rate, fps, name) if fps else evenly(timed, rate, lost), fps or rate
 
 
 def read_video(path: str | Path, fps: float | None = None) -> tuple[np.ndarray, float]:
@@ -263,24 +282,31 @@ def _decoded(name: object, container: Any, stream: Any, rate: float, lost: Lost,
         frames = itertools.chain.from_iterable(map(decoder.decode, container.demux(stream)))
     # AVI has decoding times alone, which differ from display times with B-frames; frames come in display order
     untimed = container.format.name == "avi" and stream.codec_context.has_b_frames
-    for i, frame in enumerate(frames):
-        time = i / rate if untimed or frame.time is None else frame.time
-        if first is None:
-            first, start = frame, time
-            size = {"width": max(1, round(frame.width * (stream.sample_aspect_ratio or 1))), "height": frame.height}
+    with _readable(name):
+        for i, frame in enumerate(frames):
+            time = i / rate if untimed or frame.time is None else frame.time
+            if first is None:
+                first, start = frame, time
+                size = {"width": max(1, round(frame.width * (stream.sample_aspect_ratio or 1))), "height": frame.height}
+            # streams of calls change their size and keep its aspect: those frames are scaled, as players do
+            if abs(frame.width * first.height / (frame.height * first.width) - 1) > SAME_ASPECT:
+                said = f"{first.width}x{first.height} to {frame.width}x{frame.height} px at {time - start:.1f} s"
+                raise SampleError("unreadable_video", f"{name}: its frames change from {said}; cut it there")
             if frame.interlaced_frame:
                 lost["interlaced"] = "it is interlaced; convert it: ffmpeg -i IN -vf bwdif=send_frame OUT.mp4"
-        opaque = not any(component.is_alpha for component in frame.format.components)
-        rgb = frame.reformat(**size, **_colours(frame), format="rgb24" if opaque else "rgba").to_ndarray()
-        if not opaque:
-            ground, shown = Image.new("RGBA", rgb.shape[1::-1], (*background, 255)), Image.fromarray(rgb)
-            rgb = np.asarray(Image.alpha_composite(ground, shown).convert("RGB"))
-        yield time - start, _turned(rgb, first)
+            opaque = not any(component.is_alpha for component in frame.format.components)
+            rgb = frame.reformat(**size, **_colours(frame), format="rgb24" if opaque else "rgba").to_ndarray()
+            if not opaque:
+                ground, shown = Image.new("RGBA", rgb.shape[1::-1], (*background, 255)), Image.fromarray(rgb)
+                rgb = np.asarray(Image.alpha_composite(ground, shown).convert("RGB"))
+            yield time - start, _turned(rgb, first)
     if first is None:
         raise SampleError("unreadable_video", f"{name} has no frames that can be decoded")
     alone = len(container.streams) == 1  # else the length may be that of the sound
     whole = container.duration / av.time_base if alone and container.duration else 0.0
     length = float(stream.duration * stream.time_base) if stream.duration else whole
+    if container.format.name.startswith(SAY_THEIR_END):
+        length -= start
     end = time - start + float((frame.duration or 0) * (frame.time_base or 0) or 1 / rate)
     if container.format.name.startswith(SAY_THEIR_LENGTH) and length - end > max(2 / rate, 0.1 * length):
         said = f"its frames end at {end:.1f} s, and it should have {length:.1f} s; copy it again"
@@ -447,16 +473,11 @@ def read_comment(path: str | Path) -> str:
     ------
     SampleError : as of `read_image` and `open_video`.
     """
-    import av
-
     if Path(path).suffix.lower() == ".png":
         with _opened(path) as image:
             return str(image.info.get("Comment", ""))
-    try:
-        with av.open(_file(path), options=VIDEO_FORMATS) as container:
-            return container.metadata.get("comment", "")
-    except (av.error.FFmpegError, OSError):
-        raise SampleError("unreadable_video", f"{path} is not a readable video") from None
+    with _container(path) as container:
+        return container.metadata.get("comment", "")
 
 
 # ---- showing ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import re
 import struct
 import time
 import zlib
+from fractions import Fraction
 
 import av
 import numpy as np
@@ -159,6 +160,9 @@ def test_an_animation_that_is_cut_keeps_its_good_frames():
     data, lost = png(first, format="GIF", save_all=True, append_images=rest, duration=50), {}
     out, _ = video.read_still_or_animation(data[: len(data) * 7 // 10], video.WHITE, lost)
     assert np.array_equal(out[..., 0], noise[:4]) and lost.keys() == {"cut_short"}
+    for size in range(len(data) // 2, len(data), 37):  # also inside the header of a frame
+        out, _ = video.read_still_or_animation(data[:size], video.WHITE, {})
+        assert np.array_equal(out[:2, ..., 0], noise[:2])
 
 
 def test_further_pages_of_a_tiff_are_named():
@@ -278,23 +282,76 @@ def test_colours_are_those_that_players_show(how, yuv, colour, tmp_path):
     assert np.abs(out[0, 32, 32].astype(int) - colour).max() <= (9 if "bits" in how else 4)
 
 
-@pytest.mark.parametrize("suffix", ["mp4", "mkv"])
-def test_a_file_that_was_copied_in_part_says_so(suffix, tmp_path):
-    """Half of its bytes decode without a fault."""
-    noise = np.random.default_rng(0).integers(0, 255, (49, 64, 64, 3)).astype(np.uint8)
-    video.write_mp4(tmp_path / "a.mp4", noise, 10)
-    if suffix == "mkv":
-        with av.open(str(tmp_path / "a.mp4")) as source, av.open(str(tmp_path / "a.mkv"), "w") as target:
-            target.add_stream_from_template(source.streams.video[0])
-            for packet in source.demux(video=0):
-                if packet.dts is not None:
-                    packet.stream = target.streams.video[0]
-                    target.mux(packet)
+def write_packets(path, *parts, start_s=0):
+    """Clips of one stream, one after the other, whatever size each has; the first begins at `start_s`."""
+    with av.open(str(path), "w") as container:
+        stream, begin = None, start_s * 10
+        for part in parts:
+            codec = "libvpx" if path.suffix == ".webm" else "libx264"
+            encoder = stream = container.add_stream(codec, rate=10) if stream is None else stream
+            if part is not parts[0]:
+                encoder = av.CodecContext.create(codec, "w")
+                encoder.time_base, encoder.framerate = Fraction(1, 10), Fraction(10)
+            encoder.height, encoder.width, encoder.pix_fmt = *part.shape[1:3], "yuv420p"
+            packets = []
+            for at, array in enumerate(part, begin):
+                frame = av.VideoFrame.from_ndarray(array, format="rgb24")
+                frame.pts, frame.time_base = at, Fraction(1, 10)
+                packets += encoder.encode(frame)
+            begin += len(part)
+            for packet in [*packets, *encoder.encode(None)]:
+                packet.stream = stream
+                container.mux(packet)
+
+
+def noise(t, h=64, w=64):
+    return np.random.default_rng(0).integers(0, 255, (t, h, w, 3)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("suffix, start_s", [("mp4", 0), ("mp4", 3), ("mkv", 0), ("mkv", 3), ("webm", 3), ("flv", 3)])
+def test_a_file_that_was_copied_in_part_says_so(suffix, start_s, tmp_path):
+    """Half of its bytes decode without a fault; its clock may begin later than at 0."""
     whole = tmp_path / f"a.{suffix}"
-    assert len(video.read_video(whole)[0]) == 49
+    write_packets(whole, noise(49), start_s=start_s)
+    assert len(video.read_video(whole)[0]) == 49 and len(video.read_video(whole, fps=20)[0]) == 98
     whole.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    with pytest.raises(SampleError, match="4.9 s"):
+    with pytest.raises(SampleError) as caught:
         video.read_video(whole)
+    assert caught.value.reason == "unreadable_video"
+
+
+def read_up_to_a_fault(path):
+    good = []
+    with pytest.raises(SampleError, match=path.name), video.open_video(path) as (frames, _):
+        good.extend(frames)
+    return good
+
+
+def test_a_damaged_video_is_read_up_to_the_damage(tmp_path):
+    video.write_mp4(tmp_path / "a.mp4", noise(40), 10)
+    data = bytearray((tmp_path / "a.mp4").read_bytes())
+    at = len(data) * 3 // 4
+    data[at : at + 20_000] = bytes(20_000)
+    (tmp_path / "b.mp4").write_bytes(data)
+    good, whole = read_up_to_a_fault(tmp_path / "b.mp4"), video.read_video(tmp_path / "a.mp4")[0]
+    assert 20 < len(good) < 35 and np.array_equal(good[:20], whole[:20])
+
+
+def test_frames_of_another_aspect_end_a_video_and_smaller_ones_are_scaled(tmp_path):
+    wide = np.zeros((6, 64, 128, 3), np.uint8)
+    wide[:, 16:48, 16:48] = 255
+    write_packets(tmp_path / "a.webm", wide, wide.swapaxes(1, 2).copy())
+    assert len(read_up_to_a_fault(tmp_path / "a.webm")) == 6
+    write_packets(tmp_path / "b.webm", wide, wide[:, ::2, ::2].copy())
+    out, _ = video.read_video(tmp_path / "b.webm")
+    assert len(out) == 12 and np.abs(out.astype(int) - wide[0]).mean() < 6
+
+
+def test_a_tag_in_another_encoding_is_no_fault(tmp_path):
+    video.write_mp4(tmp_path / "a.mp4", gradient(), 8, comment="caf_")
+    data = (tmp_path / "a.mp4").read_bytes()
+    (tmp_path / "a.mp4").write_bytes(data.replace(b"caf_", "café".encode("latin-1")))
+    assert len(video.read_video(tmp_path / "a.mp4")[0]) == 9 and video.read_comment(tmp_path / "a.mp4")[:3] == "caf"
 
 
 @pytest.mark.parametrize("codec, kind, suffix", [("png", "rgba", "mov"), ("libvpx-vp9", "yuva420p", "webm")])
