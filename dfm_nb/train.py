@@ -19,6 +19,7 @@ from dfm_nb.base.argv import NPROC, guard, quietly, world_size_from_env
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import read_metrics, read_table
 from dfm_nb.base.options import option
+from dfm_nb.base.process import STOPS
 from dfm_nb.base.run import iteration_folders
 from dfm_nb.base.torchrun import launch
 from dfm_nb.base.verb import Report, Verb
@@ -176,14 +177,13 @@ def train_model(
         return TrainedRun(Path(options.run_dir).resolve())
     from dfm_nb import parallel
     from dfm_nb.base.log import stop_logging
-    from dfm_nb.training import loop
 
     # this process gets its signal handlers and its log back, and may train again
-    before = [signal.getsignal(number) for number in loop.STOPS]
+    before = [signal.getsignal(number) for number in STOPS]
     try:
         return options.run()
     finally:
-        for number, handler in zip(loop.STOPS, before):
+        for number, handler in zip(STOPS, before):
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
         stop_logging()

@@ -28,6 +28,9 @@ MARGIN_S = 20.0
 """Added to the grace time for a process that forwards the request: it must end a hung child first."""
 PARENT = "DFM_PARENT"
 """Environment variable of a command that must not outlive its parent, whose pid it has (`dfm_nb.base.argv.guard`)."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Signals that save and end a run: Ctrl-C and an interrupted kernel, the end of a job, a scheduler's preemption, a
+closed terminal."""
 SETTLE_S = 10.0
 """Time after a SIGKILL for a parent to reap and record killed children, on a busy machine."""
 
@@ -46,6 +49,17 @@ def identity() -> dict[str, Any]:
 
 def _since_boot_s(process: psutil.Process) -> float:
     return process.create_time() - psutil.boot_time()  # the clock may be set while it runs, which moves both
+
+
+def stops() -> list[signal.Signals]:
+    """`STOPS` without SIGHUP where it is ignored, as under nohup.
+
+    A torchrun that handles SIGHUP forwards it to its workers, which inherit that they ignore it, and then kills them:
+    they must save.
+    """
+    forwarded = "SIGHUP" in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "")
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN and not forwarded
+    return [number for number in STOPS if number != signal.SIGHUP or not ignored]
 
 
 def find(record: Mapping[str, Any]) -> psutil.Process | None:

@@ -58,7 +58,9 @@ def run_under_torchrun(argv: Sequence[str]) -> int:
         os.environ[STORE] = f"{folder}/workers"
         # the agent's heartbeats are appended to the file: one a minute, because no other node waits for them
         conf = "store_type=file,keep_alive_interval=60"
-        args = parse_args(["--rdzv-backend=c10d", f"--rdzv-endpoint={folder}/agent", f"--rdzv-conf={conf}", *argv])
+        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={folder}/agent", f"--rdzv-conf={conf}"]
+        ends = ",".join(number.name for number in (*process.stops(), signal.SIGQUIT))  # forwarded to the workers
+        args = parse_args([*meeting, f"--signals-to-handle={ends}", *argv])
         if args.module:  # torchrun's own command puts the current folder first; a `.py` keeps its folder
             os.environ["PYTHONSAFEPATH"] = "1"
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(args.nproc_per_node))))

@@ -21,6 +21,7 @@ from dfm_nb import parallel
 from dfm_nb.base.cpu import precision
 from dfm_nb.base.log import log, start_logging
 from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss
+from dfm_nb.base.process import stops
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.run import Run
 from dfm_nb.checkpoints import folders, loading, saving
@@ -37,11 +38,8 @@ from dfm_nb.training.trainer import Trainer, no_bars
 from dfm_nb.training.validation import Samples, Validation
 from dfm_nb.training.watchdog import Watchdog
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Signals that save and end a run: Ctrl-C and an interrupted kernel, the end of a job, a scheduler's preemption."""
-
-OUT_OF_TIME = 1
-"""The reason for stopping that is not a signal: below the numbers of `STOPS` (2, 15, 10), so that a signal wins."""
+OUT_OF_TIME = -1
+"""The reason for stopping that is not a signal."""
 
 AGAIN_S = 3.0
 """A second signal ends the process only after this time: a scheduler and torchrun may both forward the same one."""
@@ -53,7 +51,8 @@ def _note(received: dict[int, float], number: int, _frame: object) -> None:
         received[number] = time.monotonic()
         if parallel.rank() == 0:  # not by the log, because the signal may have interrupted a write to it
             said = f"stopping after this iteration; again after {AGAIN_S:g} s ends at once"
-            os.write(2, f"{signal.Signals(number).name}: {said}\n".encode())
+            with contextlib.suppress(OSError):  # SIGHUP: the terminal is gone
+                os.write(2, f"{signal.Signals(number).name}: {said}\n".encode())
     elif time.monotonic() - received[number] > AGAIN_S:
         # SIGINT does not kill: a notebook's kernel continues
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -69,7 +68,7 @@ class StopRequest:
         if on_signal:
             # The handlers reference only this dict. A forked writer of checkpoints sets its own handlers; if it dropped
             # the last reference to a process group, the fork would wait for threads that it does not have.
-            for number in STOPS:
+            for number in stops():
                 signal.signal(number, functools.partial(_note, self._received))
 
     def agreed(self, out_of_time: bool, news: bool) -> tuple[int, int]:
@@ -77,10 +76,10 @@ class StopRequest:
 
         The same on every rank.
         """
-        reason = max(self._received, default=OUT_OF_TIME if out_of_time else 0)
-        flags = torch.tensor([reason, news])
+        flags = torch.tensor([max(self._received, default=0), out_of_time, news])
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group)
-        return int(flags[0]), int(flags[1])
+        received, late, some_news = flags.tolist()
+        return received or (OUT_OF_TIME if late else 0), some_news
 
 
 class BadSamples:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dfm_nb import config as cfg
+from dfm_nb.base import process
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.run import Run
 from dfm_nb.training import loop
@@ -21,7 +22,7 @@ from tests import tiny_run
 @pytest.fixture
 def handlers():
     """Those of before are back after the test."""
-    before = {number: signal.getsignal(number) for number in loop.STOPS}
+    before = {number: signal.getsignal(number) for number in process.STOPS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -31,8 +32,19 @@ def test_signal_or_the_end_of_the_time_stops_a_run(one_rank, handlers):
     stop = StopRequest(on_signal=True)
     assert stop.agreed(out_of_time=False, news=False) == (0, 0)
     assert stop.agreed(out_of_time=True, news=True) == (OUT_OF_TIME, 1)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    assert stop.agreed(out_of_time=True, news=False) == (signal.SIGUSR1, 0)
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        os.kill(os.getpid(), number)
+        assert stop.agreed(out_of_time=True, news=False) == (number, 0)
+
+
+@pytest.mark.parametrize("launcher", ["", "SIGTERM,SIGHUP"])
+def test_a_hangup_that_nohup_ignores_stays_ignored(one_rank, handlers, monkeypatch, launcher):
+    """Unless the user's torchrun forwards it, and would kill those that ignore it."""
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", launcher)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop = StopRequest(on_signal=True)
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert stop.agreed(out_of_time=False, news=False) == (signal.SIGHUP if launcher else 0, 0)
 
 
 def test_given_frames_without_clips_are_said(one_rank, monkeypatch, caplog, tmp_path):
