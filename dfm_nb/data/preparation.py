@@ -345,8 +345,8 @@ class Preparation:
         if layout:
             return GrownPlans(self.keys, layout)
         shares = self.plan["val_fraction"], self.config.test_fraction
-        how = self.plan["ranks"], self.config.shard_size, self.source.item_split
-        return ShardPlans(self.keys, *shares, *how, copies=self.plan.get("copies", ()))
+        given, copies = self.source.item_split, self.plan.get("copies", ())
+        return ShardPlans(self.keys, *shares, self.plan["ranks"], self.config.shard_size, given, copies)
 
     def run(self) -> None:
         self.plans = self._planned()
