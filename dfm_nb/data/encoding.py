@@ -316,7 +316,7 @@ class ShardSlice:
         self.texts.update(zip(captions_of(stored.meta), texts))
         self.latents.update(((len(self.metas), i), z) for i, z in enumerate((stored.latent, *stored.given)))
         kept = {name: value for name, value in stored.meta.items() if not name.startswith("more_")}
-        self.metas.append(kept | {"key": clip.key} | clip.captions)
+        self.metas.append({**kept, "key": clip.key, **clip.captions})
 
     def _add(self, place: tuple[int, int], frames: np.ndarray) -> None:
         shape = frames.shape
@@ -554,7 +554,8 @@ def rewrite_shard(
                     yield entry.key, result
                     drops.append({"key": entry.key, "reason": result.reason, "detail": result.detail})
             else:
-                yield entry.key, Stored(entry.read(), entry.key, caption_keys(result) if result else entry.meta)
+                said = caption_keys(result) if isinstance(result, Clip) else entry.meta
+                yield entry.key, Stored(entry.read(), entry.key, said)
 
     shard, encode = OpenShard(folder, plan, encoders), LatentEncoder(encoders.tokenizer, encoders.device)
     try:

@@ -107,7 +107,7 @@ def grow(folder: Path, source: Source, keys: Iterable[str], plan: Mapping[str, A
                     continue
                 leaving[record["name"]].append(key)
                 told[CHANGED if content and before else UNKNOWN].append(key)
-            split = given or split_of.get(content and content.sha256) or split
+            split = given or (content and split_of.get(content.sha256)) or split
             split = split or drawn_split(key, plan["val_fraction"], plan["test_fraction"])
             if content:
                 split_of.setdefault(content.sha256, split)

@@ -30,7 +30,7 @@ from dfm_nb.base.files import read_json
 from dfm_nb.base.log import log, silent
 from dfm_nb.base.options import fields, option
 from dfm_nb.base.progress import tqdm
-from dfm_nb.base.records import SampleError, Source, TextEncoder, Tokenizer
+from dfm_nb.base.records import Clip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.data import prepared_folder, shards
 from dfm_nb.data.captioning import origin_lines
@@ -346,8 +346,8 @@ class Preparation:
         if layout:
             return GrownPlans(self.keys, layout)
         shares = self.plan["val_fraction"], self.config.test_fraction
-        how = self.plan["ranks"], self.config.shard_size, self.source.item_split, self.plan.get("copies", ())
-        return ShardPlans(self.keys, *shares, *how)
+        given, copies = self.source.item_split, self.plan.get("copies", ())
+        return ShardPlans(self.keys, *shares, self.plan["ranks"], self.config.shard_size, given, copies)
 
     def run(self) -> None:
         self.plans = self._planned()
@@ -438,7 +438,7 @@ class Preparation:
             for _, result in ahead.take(len(items), on_item):
                 if isinstance(result, SampleError):
                     faults.append(result.detail)
-                else:
+                elif isinstance(result, Clip):
                     yield result.key, to_pixels(result.video)
 
     # ---- encoding

@@ -280,6 +280,7 @@ class ShardWriter:
         if not self.samples:
             self.abort()
             self.path.unlink(missing_ok=True)
+            self.path.with_name(f"{self.path.name}.idx").unlink(missing_ok=True)  # Energon's
             return None, 0
         digest, size = sha256(self.temporary), self.temporary.stat().st_size
         fsync_replace(self.temporary, self.path)
