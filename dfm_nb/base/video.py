@@ -13,6 +13,7 @@ import html
 import io
 import itertools
 import math
+import re
 import tempfile
 import textwrap
 import threading
@@ -52,10 +53,19 @@ SAY_THEIR_END = ("matroska", "asf")
 SAME_ASPECT = 0.02  # codecs and scalers round sides
 ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 """Of codecs whose transparency FFmpeg's own decoders leave out."""
-SRGB_TRANSFER, HDR_TRANSFERS = 13, (16, 18)  # PQ and HLG
+SRGB_TRANSFER, OTHER_TRANSFERS = 13, (8, 16, 18)  # linear, PQ and HLG
 WIDE_PRIMARIES = (9, 11, 12)  # BT.2020, DCI-P3, Display P3
+CODE_POINTS, HEAD_BYTES = re.compile(rb"(?:colrnclx\0|\0\0\0\x04cICP)(.)\0?(.)", re.DOTALL), 1 << 16
+"""Primaries and transfer as in videos: AVIF's and HEIF's in 16 bits, PNG's in 8; Pillow leaves them out."""
 UNSPECIFIED, HD_HEIGHT_PX = 2, 720
 SRGB = ImageCms.createProfile("sRGB")
+PNG_PRIMARIES = {
+    BT709: (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06),
+    9: (0.3127, 0.329, 0.708, 0.292, 0.17, 0.797, 0.131, 0.046),
+    12: (0.3127, 0.329, 0.68, 0.32, 0.265, 0.69, 0.15, 0.06),
+}
+PNG_TRANSFERS = {SRGB_TRANSFER: 1 / 2.2, 8: 1.0}
+"""Code points of a cHRM (x, y of white, red, green, blue) and of a gAMA."""
 BANDS = {"RGB ": ("RGB", "RLP1Y"), "GRAY": ("L", "L1"), "CMYK": ("CMYK", "C")}
 """Of the colour space of a profile: Pillow's mode, and the first bands of pictures that it can belong to."""
 
@@ -99,7 +109,12 @@ def _opened(source: Media) -> Iterator[Image.Image]:
             import pi_heif  # not at the top, see `open_video`
 
             pi_heif.register_heif_opener()
-            with Image.open(_file(source), formats=PICTURE_FORMATS) as image:
+            file = _file(source)
+            with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as content:
+                codes = CODE_POINTS.search(content.read(HEAD_BYTES))
+            with Image.open(file, formats=PICTURE_FORMATS) as image:
+                if codes and (image.format == "PNG" or "icc_profile" not in image.info):
+                    image.info["code_points"] = codes[1][0], codes[2][0]
                 yield image
     except SampleError:
         raise
@@ -110,10 +125,20 @@ def _opened(source: Media) -> Iterator[Image.Image]:
         raise SampleError(reason, f"{_name(source)} is not a readable image ({said})") from None
 
 
-def _srgb(image: Image.Image, lost: Lost) -> Image.Image:
-    """The picture in the colours that its embedded profile means; a profile that does not fit is ignored."""
+def _srgb(image: Image.Image, info: dict, lost: Lost) -> Image.Image:
+    """The picture in the colours that `info` means: by code points, or ICC profile, or gAMA and cHRM, as in browsers.
+
+    What does not fit is ignored.
+    """
     try:
-        profile = ImageCms.ImageCmsProfile(io.BytesIO(image.info["icc_profile"]))
+        if "code_points" in info:
+            return _by_code_points(image, *info["code_points"])
+        if not info.get("icc_profile"):
+            if "srgb" in info or not info.keys() & {"gamma", "chromaticity"}:
+                return image
+            primaries = _code(PNG_PRIMARIES, info.get("chromaticity", PNG_PRIMARIES[BT709]))
+            return _by_code_points(image, primaries, _code(PNG_TRANSFERS, info.get("gamma", 1 / 2.2)))
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(info["icc_profile"]))
         if "sRGB" in ImageCms.getProfileDescription(profile):  # most are, and a conversion takes as long as decoding
             return image
         mode, bands = BANDS[profile.profile.xcolor_space]
@@ -125,10 +150,28 @@ def _srgb(image: Image.Image, lost: Lost) -> Image.Image:
         if opaque.mode == "RGBA":
             shown.putalpha(opaque.getchannel("A"))
         return shown
-    except (ImageCms.PyCMSError, OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # damaged bytes can raise anything
         said = f"its colour profile is ignored, as it cannot be used ({error}); save it as sRGB"
         lost["colour_profile"] = " ".join(said.split())
         return image
+
+
+def _by_code_points(image: Image.Image, primaries: int, transfer: int) -> Image.Image:
+    asked = _to_srgb(primaries, transfer)
+    if not asked:
+        return image
+    import av
+
+    frame: Any = av.VideoFrame.from_ndarray(np.array(image.convert("RGBA")), format="rgba")
+    frame.color_primaries, frame.color_trc = primaries, transfer
+    return Image.fromarray(frame.reformat(format="rgba", **asked).to_ndarray())
+
+
+def _code(table: Mapping[int, Any], said: Any) -> int:
+    for code, known in table.items():
+        if np.allclose(said, known, atol=0.02):
+            return code
+    raise ValueError(f"it says {said}")
 
 
 def _rgb(image: Image.Image, background: RGB, lost: Lost) -> np.ndarray:
@@ -139,12 +182,10 @@ def _rgb(image: Image.Image, background: RGB, lost: Lost) -> np.ndarray:
     with _LARGE if image.width * image.height > LARGE_PX else contextlib.nullcontext():
         if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
             image = ImageOps.exif_transpose(image)
-        profile = image.info.get("icc_profile")
+        info = image.info
         if sixteen:  # Pillow would clip it to 255; of other modes it gives the high byte
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            image.info["icc_profile"] = profile
-        if profile:
-            image = _srgb(image, lost)
+        image = _srgb(image, info, lost)
         if image.has_transparency_data:
             ground = Image.new("RGBA", image.size, (*background, 255))
             image = Image.alpha_composite(ground, image.convert("RGBA"))
@@ -325,9 +366,14 @@ def evenly(timed: Iterable, rate: float, lost: Lost) -> Iterator[np.ndarray]:
 def _colours(frame: Any) -> dict[str, int]:
     """What `reformat` needs to give the sRGB of a frame: players guess what its file does not say."""
     asked = {"src_colorspace": BT709} if frame.colorspace == UNSPECIFIED and frame.height >= HD_HEIGHT_PX else {}
-    if (hdr := frame.color_trc in HDR_TRANSFERS) or frame.color_primaries in WIDE_PRIMARIES:
-        asked |= {"dst_color_primaries": BT709} | ({"dst_color_trc": SRGB_TRANSFER} if hdr else {})
-    return asked
+    return asked | _to_srgb(frame.color_primaries, frame.color_trc)
+
+
+def _to_srgb(primaries: int, transfer: int) -> dict[str, int]:
+    """The same for a frame of RGB; what differs little from sRGB is not converted, as players do."""
+    if transfer in OTHER_TRANSFERS:
+        return {"dst_color_primaries": BT709, "dst_color_trc": SRGB_TRANSFER}
+    return {"dst_color_primaries": BT709} if primaries in WIDE_PRIMARIES else {}
 
 
 def _turned(rgb: np.ndarray, frame: Any) -> np.ndarray:

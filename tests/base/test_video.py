@@ -91,6 +91,41 @@ def test_a_colour_profile_is_converted_to_srgb(mode):
     assert np.array_equal(ignored[0], picture.convert("RGB")) and lost.keys() == {"colour_profile"}
 
 
+def described(pixel, *chunks, **options) -> bytes:
+    """A PNG with (name, content) before its pixels; an AVIF whose first content replaces its code points."""
+    data = png(Image.new("RGB", (16, 16), pixel), **options)
+    if data[:4] != b"\x89PNG":
+        at = data.index(b"colrnclx") + 8
+        return data[:at] + chunks[0][1] + data[at + 4 :]
+    added = (struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in chunks)
+    return data[:33] + b"".join(added) + data[33:]
+
+
+CHRM = b"cHRM", struct.pack(">8I", 31270, 32900, 68000, 32000, 26500, 69000, 15000, 6000)
+DESCRIBED = [
+    ((16, 90, 12), {}, (b"gAMA", struct.pack(">I", 100_000))),
+    ((95, 157, 75), {}, CHRM),
+    ((95, 157, 75), {}, (b"cICP", bytes([12, 13, 0, 1]))),
+    ((70, 160, 60), {"icc_profile": P3}, (b"cICP", bytes([1, 13, 0, 1]))),
+    ((70, 160, 60), {}, (b"sRGB", b"\0"), CHRM),
+    ((70, 160, 60), {}, (b"gAMA", struct.pack(">I", 45_455))),
+    ((95, 157, 75), {"format": "AVIF", "quality": 100}, (b"nclx", struct.pack(">HH", 12, 13))),
+]
+
+
+@pytest.mark.parametrize("pixel, options, chunks", [(pixel, options, chunks) for pixel, options, *chunks in DESCRIBED])
+def test_colours_that_no_icc_profile_describes_are_those_of_a_browser(pixel, options, chunks):
+    lost: video.Lost = {}
+    out, _ = video.read_still_or_animation(described(pixel, *chunks, **options), video.WHITE, lost)
+    assert np.abs(out[0, 8, 8].astype(int) - (70, 160, 60)).max() <= 4 and not lost
+
+
+def test_colours_that_cannot_be_converted_are_reported():
+    lost: video.Lost = {}
+    video.read_still_or_animation(described((9, 9, 9), (b"gAMA", struct.pack(">I", 55_556))), video.WHITE, lost)
+    assert lost.keys() == {"colour_profile"}
+
+
 HEIC = base64.b64decode(
     "AAAAHGZ0eXBoZWljAAAAAG1pZjFoZWljbWlhZgAAAX1tZXRhAAAAAAAAACFoZGxyAAAAAAAAAABwaWN0AAAAAAAAAAAAAAAAAAAAACJpbG9jAA"
     "AAAERAAAEAAQAAAAABoQABAAAAAAAAAGYAAAAjaWluZgAAAAAAAQAAABVpbmZlAgAAAAABAABodmMxAAAAAA5waXRtAAAAAAABAAAA/WlwcnAA"
