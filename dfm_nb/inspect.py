@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb.base import video
+from dfm_nb.base.files import UNWRITABLE
 from dfm_nb.base.log import legible
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import Report, Verb
@@ -129,8 +130,8 @@ def _draw(asked: InspectOptions, found: InspectedShards) -> str:
     target = Path(asked.contact_sheet or found.folder / "contact_sheet.png")
     try:
         video.write_png(target, picture)
-    except PermissionError:
-        if asked.contact_sheet:
+    except OSError as error:
+        if asked.contact_sheet or error.errno not in UNWRITABLE:
             raise
         return f"none, as {found.folder} cannot be written; pass --contact-sheet OUT.png"
     return str(target) + (f" (in false colours: {why})" if tokenizer is None else "")

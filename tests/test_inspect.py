@@ -1,5 +1,8 @@
+import errno
 import json
+import os
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,6 +34,20 @@ def test_table_and_contact_sheet_of_a_prepared_folder(folder, capsys):
     assert len(worst) == 5 and list(worst.values()) == sorted(worst.values()) and all(key in out for key in worst)
     sheet = np.asarray(Image.open(folder / "contact_sheet.png"))
     assert sheet.shape[0] > 200 and sheet.std() > 20
+
+
+def test_an_index_of_energon_that_is_missing_is_a_fault(folder, capsys):
+    (folder / "rank0-000000.tar.idx").unlink()
+    (fault,) = faults_of(folder, capsys)
+    assert "rank0-000000.tar.idx" in fault
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_folder_that_cannot_be_written_has_no_contact_sheet(folder, capsys, monkeypatch, number):
+    error = OSError(number, os.strerror(number))
+    monkeypatch.setattr(inspect.video, "write_png", mock.Mock(side_effect=error))
+    assert guard(inspect.main, [str(folder)]) == 0
+    assert "--contact-sheet" in capsys.readouterr().out
 
 
 def test_changed_missing_surplus_and_cut_shards_are_found(folder, capsys):

@@ -7,12 +7,13 @@ refused before a kernel starts. The source notebook is not touched.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import logging
 import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from workbench.place import RESULT_TYPE, add_to_jupyter
 
 _NO_SCRIPT = "data:text/javascript,"
 """Replaces require.js and MathJax, which nbconvert's page fetches; ours has no formulas and no live widgets."""
+_OR_NONE = re.compile(r"""^(\w+\s*:\s*["']?)([^=#|]+?)\s*\|\s*None(["']?\s*)=""", re.M)
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,24 @@ class Parameter:
     help: str
 
     @property
+    def optional(self) -> bool:
+        """Whether it may be None: `int | None` or `Optional[int]`."""
+        return self.type.startswith("Optional[")
+
+    @property
     def kind(self) -> Any:
-        """The type, without entries; that of the default if none is given."""
-        if known := {known.__name__: known for known in KINDS}.get(self.type.partition("[")[0]):
-            return known
+        """The type, without entries and None; that of the default if none is given."""
+        name = self.type.removeprefix("Optional[").rstrip("]").partition("[")[0]
+        known = {known.__name__: known for known in KINDS}
+        if name in known:
+            return known[name]
         return str if self.default[:1] in ("'", '"') else None
 
     def read(self, text: str) -> Any:
         """A command-line value converted to this type; ValueError if it does not fit."""
         kind = self.kind
+        if self.optional and text in ("None", "null"):
+            return None
         if kind is int and re.fullmatch(r"\d+(\.\d*)?e\d+", text):  # 1e3 is how people write a thousand
             text = str(float(text))
         if kind in (str, int, float, bool):
@@ -76,11 +87,41 @@ def parameters(notebook: str | Path) -> dict[str, Parameter]:
         import papermill
     except ImportError:
         raise ValueError("papermill is not installed; pip install 'dfm_nb[notebook]'") from None
-    try:
-        found = papermill.inspect_notebook(str(path))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} is not a notebook that can be read ({error})") from None
+    with _errors_of_libraries(path):
+        read = papermill.iorw.load_notebook_node(_literal(path))
+        tagged = [cell for cell in read.cells if "parameters" in cell.metadata.tags]
+        if len(tagged) > 1:  # values are set after the first one, and the second sets its own again
+            raise ValueError(f"one cell must be tagged parameters, {len(tagged)} are; remove the tag from the others")
+        for cell in tagged:  # papermill knows no `|`
+            cell.source = _OR_NONE.sub(r"\1Optional[\2]\3=", cell.source)
+        found = papermill.inspect_notebook(read)
     return {name: Parameter(name, p["inferred_type_name"], p["default"], p["help"]) for name, p in found.items()}
+
+
+@contextlib.contextmanager
+def _errors_of_libraries(notebook: Path) -> Iterator[None]:
+    """Make what papermill, nbformat and Jupyter raise for a notebook or its kernel a ValueError."""
+    from jupyter_client.kernelspec import NoSuchKernel
+    from nbformat import ValidationError
+    from papermill.exceptions import PapermillException, PapermillExecutionError
+
+    foreign = (ValueError, KeyError, AttributeError, TypeError, RecursionError, PapermillException, ValidationError)
+    try:
+        yield
+    except PapermillExecutionError:  # a cell's own error
+        raise
+    except NoSuchKernel as error:
+        fix = "choose one of `jupyter kernelspec list` in JupyterLab and save"
+        raise ValueError(f"{notebook}: there is no kernel {error.name!r} on this machine; {fix}") from None
+    except foreign as error:
+        said = first_fault(str(error)) or type(error).__name__
+        fix = "open it in JupyterLab, choose a kernel and save"
+        raise ValueError(f"{notebook} is not a notebook that can be run ({said}); {fix}") from None
+
+
+def _literal(path: Path) -> str:
+    """A path for papermill, which replaces `{name}` in paths."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def existing(notebook: str | Path) -> Path:
@@ -123,7 +164,7 @@ def execute(
     cwd : the kernel's working directory; default: this process's.
     """
     import papermill
-    from papermill.exceptions import PapermillException, PapermillExecutionError
+    from papermill.exceptions import PapermillExecutionError
     from traitlets.config import Config
 
     source, target = existing(notebook), Path(output).expanduser()
@@ -139,13 +180,13 @@ def execute(
         # Sockets in a folder: TCP ports are chosen before the kernel binds them, and another process may take one.
         with tempfile.TemporaryDirectory(prefix="dfm_nb-", ignore_cleanup_errors=True) as sockets:
             own = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
-            papermill.execute_notebook(
-                str(source), str(target), dict(values), progress_bar=False, log_output=progress, cwd=cwd, config=own
-            )
+            started = {"progress_bar": False, "log_output": progress, "cwd": cwd, "config": own}
+            with _errors_of_libraries(source):
+                papermill.execute_notebook(_literal(source), _literal(target), dict(values), **started)
     except PapermillExecutionError as failed:
         error = f"{failed.ename}: {first_fault(failed.evalue)} (In [{failed.exec_count}])"
-    except PapermillException as failed:
-        error = str(failed) or type(failed).__name__
+    except RuntimeError as failed:  # of nbclient and jupyter_client: the kernel ended
+        error = f"{first_fault(str(failed))}{_running(target)}; often the machine ran out of memory"
     page = None
     if report and target.exists():
         try:
@@ -153,6 +194,14 @@ def execute(
         except Exception as failed:  # nbconvert's own: the executed notebook is there
             print(f"no report: {failed}", file=sys.stderr, flush=True)
     return Outcome(page, error, published(target))
+
+
+def _running(notebook: Path) -> str:
+    """Which cell of a notebook ran when its kernel ended."""
+    cells = json.loads(notebook.read_text())["cells"] if notebook.exists() else []
+    code = [cell["metadata"].get("papermill", {}) for cell in cells if cell["cell_type"] == "code"]
+    begun = [number for number, told in enumerate(code, 1) if told.get("start_time")]
+    return f" in code cell {begun[-1]} of {len(code)}" if begun else ""
 
 
 def write_report(notebook: str | Path, pictures: Path | None = None) -> Path:

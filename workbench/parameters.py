@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -51,7 +52,9 @@ def check_parameters(
     assert frame is not None and frame.f_back is not None
     space = frame.f_back.f_globals
     for name, kind in space.get("__annotations__", {}).items():
-        if (typing.get_origin(kind) or kind) in KINDS:
+        union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+        allowed = [each for each in typing.get_args(kind) if each is not types.NoneType] if union else [kind]
+        if all((typing.get_origin(each) or each) in KINDS for each in allowed):
             as_type(name, kind, space[name], strict=True)
     if num_processes < 1:
         raise ValueError(f"num_processes must be at least 1; got {num_processes}")

@@ -12,6 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Of a folder that is another user's or read-only."""
 
 
 @contextlib.contextmanager

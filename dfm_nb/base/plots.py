@@ -29,7 +29,12 @@ def blank(width_in: float, height_in: float, dpi: int = 120) -> Figure:
 
 
 def png(drawn: Figure) -> bytes:
-    """The figure as a PNG."""
+    """The figure as a PNG. Its text is no mathtext: two dollar signs in a name are no formula."""
+    from matplotlib.text import Text
+
+    for text in drawn.findobj(Text):
+        if "mathdefault" not in text.get_text() and "$" in text.get_text():  # a tick's power of ten is a formula
+            text.set_parse_math(False)
     drawn.savefig(out := io.BytesIO(), format="png")
     return out.getvalue()
 

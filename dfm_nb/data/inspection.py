@@ -112,6 +112,8 @@ class InspectedShards:
         for name in (t.relative_to(self.folder).as_posix() for t in self.tars):
             if name not in self._listed:
                 yield f"{name} is not in {self.folder / CHECKSUMS}"
+            if shards.has_energon_metadata(self.folder) and not (self.folder / f"{name}.idx").is_file():
+                yield f"{name}.idx is missing, without which Energon cannot open the shard; restore it"
 
     def _samples(self) -> Iterator[str]:
         entries = [e for e in self.entries if e.key not in self._dropped]

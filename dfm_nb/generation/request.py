@@ -390,7 +390,7 @@ def read_prompts(path: Path) -> list[tuple[str, dict]]:
 def _json(text: str, where: str) -> dict:
     try:
         record = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: {error}") from None
     if not isinstance(record, dict) or "prompt" not in record:
         raise ValueError(f'{where}: there is no prompt; give {{"prompt": "...", ...}}')

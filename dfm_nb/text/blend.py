@@ -168,7 +168,10 @@ def _damaged(cache: Path) -> str:
 
 def _require_tokens(blend: Blend, seq_length: int, num_samples: tuple[int, int, int], split: str) -> None:
     """ValueError for a split that leaves a part too short for one sample, which megatron would build for ever."""
-    parts = np.array([float(part) for part in re.findall(r"[.0-9]+", split)] + [0.0] * 3)[:3]
+    given = re.findall(r"[.0-9]+", split)
+    if len(given) > 3:
+        raise ValueError(f"split must have a share each for training, validation and test; got {split!r}")
+    parts = np.array([float(part) for part in given] + [0.0] * 3)[:3]
     for prefix in blend.prefixes():
         documents = Index.open(prefix).document_tokens()
         bounds = np.rint(np.cumsum([0, *parts]) / max(parts.sum(), 1e-9) * len(documents)).astype(int)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dfm_nb.text import mixture as tm
-from dfm_nb.text.blend import BatchSampler, TokenizerIds, batches, build_datasets
+from dfm_nb.text.blend import BatchSampler, TokenizerIds, _require_tokens, batches, build_datasets
 from dfm_nb.text.indexed import Index
 from tests.text.corpora import write_pair
 
@@ -53,6 +53,11 @@ def test_samples_hold_the_expected_tokens(prefixes, tmp_path):
         at = 16 * int(data.shuffle_index[i])
         assert data[i]["tokens"].tolist() == text[at : at + 16].tolist()
         assert data[i]["labels"].tolist() == text[at + 1 : at + 17].tolist()
+
+
+def test_a_split_of_more_than_three_is_refused():
+    with pytest.raises(ValueError, match="90,5,5,5"):
+        _require_tokens(tm.Blend(()), 8, (1, 1, 1), "90,5,5,5")
 
 
 def test_split_cuts_each_corpus_without_overlap(tmp_path):

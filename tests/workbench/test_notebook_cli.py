@@ -73,6 +73,52 @@ def test_run_keeps_the_notebook_and_a_page(notebook, capfd):
     assert notebook.read_bytes() == before
 
 
+def _write(name: str, *sources: str, tagged: int = 1, kernel: str = "python3") -> None:
+    cells = [
+        nbformat.v4.new_code_cell(s, metadata={"tags": ["parameters"] * (i < tagged)}) for i, s in enumerate(sources)
+    ]
+    named = {"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(metadata=named, cells=cells), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("two", lambda: _write("two.ipynb", "a: int = 1", "a: int = 2", tagged=2)),
+        ("nope", lambda: _write("nope.ipynb", "a: int = 1", kernel="nope")),
+        ("deep", lambda: Path("deep.ipynb").write_text("[" * 100_000)),
+        ("five", lambda: Path("five.ipynb").write_text('{"nbformat": 5, "metadata": {}, "cells": []}')),
+        ("three", lambda: Path("three.ipynb").write_text('{"nbformat": 3, "metadata": {}, "worksheets": []}')),
+    ],
+)
+def test_a_notebook_that_cannot_be_run_is_one_sentence(tmp_path, monkeypatch, capsys, name, write):
+    monkeypatch.chdir(tmp_path)
+    write()
+    assert guard(cli.main, ["notebook", "run", f"{name}.ipynb", "--quiet", "--output", "out.ipynb"]) == 2
+    error = capsys.readouterr().err
+    assert f"{name}.ipynb" in error and len(error.strip().splitlines()) == 1
+
+
+def test_optional_parameters_take_values_and_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _write("a.ipynb", 'n: int | None = None  # count\nlr: "float | None" = 1.0\nname: Optional[str] = None')
+    known = notebook_run.parameters("a.ipynb")
+    assert notebook_run.convert({"n": "3", "lr": "1e-3", "name": "3"}, known) == {"n": 3, "lr": 1e-3, "name": "3"}
+    assert notebook_run.convert({"n": "None", "name": "null"}, known) == {"n": None, "name": None}
+    with pytest.raises(ValueError, match="'n'"):
+        notebook_run.convert({"n": "x"}, known)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_dies_leaves_the_page_of_what_ran(tmp_path, monkeypatch):
+    """And braces in a name are no parameters."""
+    monkeypatch.chdir(tmp_path)
+    _write("{n}.ipynb", "n: int = 1", "print('before')", "import os; os.kill(os.getpid(), 9)", "print('after')")
+    done = notebook_run.execute("{n}.ipynb", "{n}-out.ipynb", {"n": 2}, progress=False)
+    assert "cell 4 of 5" in done.error and Path("{n}-out.ipynb").is_file()
+    assert done.report is not None and "before" in done.report.read_text()
+
+
 def test_output_must_be_another_notebook(notebook):
     for output in (notebook, "out.html"):
         with pytest.raises(ValueError, match=str(output)):
