@@ -139,7 +139,7 @@ def _from_transformers(path: Path) -> tuple[Tokenizer, str | None]:
     # from a folder with only a config.json, transformers creates a tokenizer without words
     if folder.is_dir() and not any(folder.glob("*token*")) and not any(folder.glob("vocab*")):
         raise FileNotFoundError("the folder has no tokenizer")
-    where = {"local_files_only": not (folder.is_dir() or hub_is_known())}
+    where: dict[str, Any] = {"local_files_only": not (folder.is_dir() or hub_is_known())}
     if cached_file(folder, "tokenizer.json", _raise_exceptions_for_missing_entries=False, **where) is None:
         tokenizer = named = tokenizer_of(folder, **where)
     else:
