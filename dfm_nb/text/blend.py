@@ -119,6 +119,7 @@ def build_datasets(
     final, building = _cache(base, hashlib.sha256(key.encode()).hexdigest()[:16])
     if building:
         build(building)
+        dist.barrier()  # rank 0 leaves the build while the others still open its arrays
         if dist.get_rank() == 0:
             if final.exists():  # another run has built the same
                 shutil.rmtree(building)
