@@ -7,7 +7,6 @@ caches of megatron's indices are keyed by these and by the corpora's sizes and m
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -120,10 +119,12 @@ def build_datasets(
     final, building = _cache(base, hashlib.sha256(key.encode()).hexdigest()[:16])
     if building:
         build(building)
+        dist.barrier()  # rank 0 leaves the build while the others still open its arrays
         if dist.get_rank() == 0:
-            with contextlib.suppress(OSError):  # another run has built the same
+            if final.exists():  # another run has built the same
+                shutil.rmtree(building)
+            else:
                 building.rename(final)
-            shutil.rmtree(building, ignore_errors=True)
         dist.barrier()
     return dict(zip(SPLITS, build(final)))
 
@@ -139,7 +140,8 @@ def _cache(base: Path, name: str) -> tuple[Path, Path | None]:
     """
     told: list[Any] = [None]
     if dist.get_rank() == 0:
-        final, building = base.absolute() / name, None
+        final = base.absolute() / name
+        building = None
         if not final.exists():
             base.mkdir(parents=True, exist_ok=True, mode=0o700)
             building = temporary_of(final)
