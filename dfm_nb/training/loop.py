@@ -133,6 +133,7 @@ class Training:
         self.skipped = self.skipped_in_a_row = 0  # steps with NaN or Inf
         self.saved: int | None = None  # iteration of the newest checkpoint that the run itself has
         self.best: tuple[float, int] | None = None  # lowest validation loss, and its iteration
+        self.grown: list[int] = []  # iterations after which the order began again, on data that had grown
         root = c.checkpoint_dir or run.checkpoints
         self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save)
         self.begun = folders.find(c.load_checkpoint) if c.load_checkpoint else self._newest()
@@ -226,13 +227,24 @@ class Training:
             state = saving.load(self.trainer.pieces(), folder)
             self.iteration, self.trainer.steps_taken = int(state["iteration"]), int(state["steps_taken"])
             self.skipped = int(state["skipped"])
+            self.grown = list(state.get("grown", ()))
+            if self.loader.order.has_grown(state["data"]):
+                self.grown.append(self.iteration)
+                said = "The data set has grown to %d samples: their order begins again after iteration %d"
+                log.info(said, len(self.store), self.iteration)
             self.loader.restore(state["data"])
             self.bad.found |= set(state["bad_samples"])
-            if state["best"] is not None:
+            # held-out samples that were added would be compared with losses without them
+            same_data = state["data"].get("contents", self.store.contents) == self.store.contents
+            if state["best"] is not None and same_data:
                 self._keep(float(state["best"][0]), int(state["best"][1]))
         except (KeyError, TypeError, AttributeError, IndexError) as error:  # checksums do not prove who wrote it
             where = f"{folder}: state.json is damaged"
             raise folders.CheckpointError(f"{where} ({error!r}); use another checkpoint") from error
+        dataset = data_folder(self.config)
+        different = loading.different_encoders(folder, dataset)
+        if different:
+            raise ValueError(f"a resumed run must keep its {different[0]}; {dataset} has another one: prepare it again")
         for key in cfg.FIELDS:
             before, now = attrgetter(key)(source.config), attrgetter(key)(self.config)
             if before != now:
@@ -375,6 +387,7 @@ class Training:
             "bad_samples": sorted(self.bad.found),
             "best": self.best,
             "base": self.base,
+            "grown": self.grown,
             "data": data,
             "consumed_samples": data["samples"],
             "consumed_tokens": data["tokens"],
