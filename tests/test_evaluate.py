@@ -155,13 +155,16 @@ def test_all_checkpoints_get_a_verdict_and_a_damaged_one_is_named(run_and_data, 
 def test_drift_is_from_the_prompts_of_the_base_if_it_is_there(caplog):
     asked = evaluate.EvaluateOptions(checkpoint_path="runs/a", num_steps=1, guidance=1.0)
     tuned = cfg.Config()
-    assert run_verdict.base_samples(asked, SimpleNamespace(config=tuned)) is None
+    assert run_verdict.base_samples(asked, SimpleNamespace(config=tuned, source=None)) is None
     tuned.checkpoint.pretrained = "butterflies"
-    requests, samples = run_verdict.base_samples(asked, SimpleNamespace(config=tuned))
+    requests, samples = run_verdict.base_samples(asked, SimpleNamespace(config=tuned, source=None))
     assert len(samples) == len(requests) == run_verdict.DRIFT_SAMPLES and {s.shape for s in samples} == {(1, 64, 64, 3)}
     assert len({r["prompt"] for r in requests}) == 2 and not np.array_equal(samples[0], samples[2]), "other noise"
     tuned.checkpoint.pretrained = "runs/gone"
-    assert run_verdict.base_samples(asked, SimpleNamespace(config=tuned)) is None and "runs/gone" in caplog.text
+    assert (
+        run_verdict.base_samples(asked, SimpleNamespace(config=tuned, source=None)) is None
+        and "runs/gone" in caplog.text
+    )
 
 
 @pytest.mark.slow

@@ -22,10 +22,12 @@ from dfm_nb.base.log import log
 from dfm_nb.base.metrics import generated_with
 from dfm_nb.base.pretrained import weights_path
 from dfm_nb.checkpoints import exported, folders
+from dfm_nb.checkpoints.folders import checkpoints_of
 from dfm_nb.checkpoints.state import EMA, OPTIMIZER
 from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy, TensorIndex
 from dfm_nb.config import counts
 from dfm_nb.config.schema import marked
+from dfm_nb.data import prepared_folder
 from dfm_nb.model.ema import PowerEMA, combine_weights, rebuildable
 from dfm_nb.model.linear import is_lora
 from dfm_nb.packs.packs import LatentStatistics
@@ -51,6 +53,19 @@ class Weights:
         if self.file is not None:
             return {"file": self.file.name, "sha256": sha256(self.file)}
         return {"folder": self.folder.name, "sha256": sha256(self.folder / folders.CHECKSUMS)}
+
+    @functools.cached_property
+    def record(self) -> dict:
+        """By which a run that depends on these weights knows them again: `recorded`. JSON-able."""
+        return {"path": str(self.file or self.folder), **self.identity, "guidance": self.config.generation.guidance}
+
+    @functools.cached_property
+    def base(self) -> dict | None:
+        """The record of the weights that the checkpoint's run began with; an export has none."""
+        found = None if self.file else folders.read_state(self.folder).get("base")
+        if found is not None and not prepared_folder.fits(found, {"path": str, "sha256": str, "guidance": float}):
+            raise CheckpointError(f"{self.folder}: state.json is damaged (base); use another checkpoint")
+        return found
 
     def whole(self, ema: float | str | None = "auto") -> Mapping[str, Tensor]:
         """All weights by name; LoRA weights have their own names.
@@ -159,6 +174,33 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
     return _fitting(weights_in(folders.find(path).absolute()))
 
 
+def place_of(record: Mapping[str, Any], named: str | None) -> Path | None:
+    """Where the weights of a `Weights.record` are: at their place or, if moved, at `named` or among its checkpoints.
+
+    None if no place has their content, because they were removed or replaced.
+    """
+    places = [Path(record["path"])]
+    if named:
+        path = weights_path(named)
+        places += [path, *checkpoints_of(path)]
+    for place in places:
+        content = place / folders.CHECKSUMS if place.is_dir() else place
+        if content.is_file() and sha256(content) == record["sha256"]:
+            return place
+    return None
+
+
+def recorded(record: Mapping[str, Any], named: str | None) -> Weights:
+    """The weights of a `Weights.record`, found by `place_of`; FileNotFoundError if they are gone."""
+    place = place_of(record, named)
+    if place is None:
+        raise FileNotFoundError(
+            f"the run began with the weights {record['path']} of sha256 {record['sha256'][:12]}, which must still be "
+            f"there or at checkpoint.pretrained; got {named} without them; restore them, or start another --run-dir"
+        )
+    return find_weights(place)
+
+
 def _fitting(source: Weights) -> Weights:
     """`source`, if its tensors have as many numbers as the network of its config.yaml; CheckpointError otherwise.
 
@@ -189,7 +231,7 @@ def settings_of(path: str | os.PathLike) -> dict[str, Any]:
     A run's newest checkpoint is not verified here, because that takes long if it is large: loading does it.
     """
     folder = weights_path(path)
-    whole = folders.checkpoints_of(folder)
+    whole = checkpoints_of(folder)
     config = (weights_in(whole[-1]) if whole else find_weights(folder)).config
     lora = bool(config.model.lora.rank)
     return {k: attrgetter(k)(config) for k in marked("network") if lora or not k.startswith(LORA)}
@@ -211,7 +253,7 @@ def read_lora(file: Path) -> dict[str, Tensor]:
     return exported.read(apart)[0]
 
 
-def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> LatentStatistics | None:
+def load_pretrained(trainer: Any, path: Path | Weights, dataset: Path | None = None) -> LatentStatistics | None:
     """Weights of a checkpoint or export into a new training: optimizer, averages and data order start from scratch.
 
     A LoRA model starts from a source without LoRA weights (then its own start at zero) or with the same ones.
@@ -235,7 +277,8 @@ def load_pretrained(trainer: Any, path: Path, dataset: Path | None = None) -> La
             )
         theirs, ours = (folders.read_manifest(f)[kind.replace(" ", "_")]["name"] for f in (source.folder, dataset))
         flag = f"--{kind.replace(' ', '-')}" + (f"-path {source.folder}" if theirs == ours else f" {theirs}")
-        log.warning("%s was trained with another %s and must relearn it; dfm prepare %s avoids that", path, kind, flag)
+        place = source.record["path"]
+        log.warning("%s was trained with another %s and must relearn it; dfm prepare %s avoids that", place, kind, flag)
     source.load(trainer.chunks)
     trainer.optimizer.reload_model_params()  # else the first step would write its old float32 copies back
     trainer.ema = PowerEMA(trainer.chunks, trainer.ema.sigma_rels)

@@ -191,18 +191,19 @@ def _degrees(config: Config) -> Iterator[Fault]:
 # ---- inputs of a training run outside of the configuration --------------------------------------------------------
 
 
-def _start_of_training(config: Config) -> Iterator[Fault]:
+def _start_of_training(config: Config, begun: bool) -> Iterator[Fault]:
+    """begun : the run has a checkpoint, which holds the weights that it began with."""
     data, start, fault = config.dataset, config.checkpoint, partial(_fault, config)
     if not data.mock and data.path is None:
         fix = "give --dataset-path DIR (written by dfm prepare), or --mock"
         yield fault("dataset.path", "must name a folder of shards", fix)
-    if config.model.lora.rank and not (start.pretrained or start.load_checkpoint):
+    if config.model.lora.rank and not (start.pretrained or start.load_checkpoint or begun):
         fix = "give checkpoint.pretrained=PATH, or set it to null to train all weights"
         yield fault("model.lora.rank", "needs weights to adapt", fix)
     paths = {
         "dataset.path": None if is_url(data.path) else data.path,
         "checkpoint.load_checkpoint": start.load_checkpoint,
-        "checkpoint.pretrained": None if packaged(start.pretrained) else start.pretrained,
+        "checkpoint.pretrained": None if begun or packaged(start.pretrained) else start.pretrained,
         # A folder may be empty or absent, but one checkpoint must exist.
         "checkpoint.load": start.load if start.load and is_iteration(start.load) else None,
     }
@@ -273,8 +274,13 @@ def layout_faults(config: Config, world_size: int) -> list[Fault]:
     return [*_degrees(config), *_splits(config), *_processes(config, world_size)]
 
 
-def faults_of(config: Config, training: bool = False, world_size: int | None = None) -> list[Fault]:
-    """Every broken rule, once: rules for all configurations, and on request for a run and a layout."""
+def faults_of(
+    config: Config, training: bool = False, world_size: int | None = None, begun: bool = False
+) -> list[Fault]:
+    """Every broken rule, once: rules for all configurations, and on request for a run and a layout.
+
+    begun : the run has a checkpoint.
+    """
     found = [*_network(config), *_optimization(config), *_data_and_start(config)]
     found += _degrees(config) if world_size is None else layout_faults(config, world_size)
-    return [*found, *(_start_of_training(config) if training else ())]
+    return [*found, *(_start_of_training(config, begun) if training else ())]

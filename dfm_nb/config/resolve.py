@@ -343,27 +343,31 @@ def resolve(
         else:  # values that a saved configuration marks as derived are derived again
             layers[layer] = {k: v for k, v in leaves.items() if not origin.get(k, "").startswith(DERIVED)}
     layers[COMMAND_LINE], unreadable = _read_overrides(overrides, list(layers.values()))
-    named = ((_ALIASES.get(key, key), value) for layer in reversed(layers.values()) for key, value in layer.items())
-    start = next((value for key, value in named if key == START), None)
+    merged, wrong = _merge(layers)
+    begun = None if faults or wrong or unreadable else _begun(merged.config.checkpoint, run_dir)
+    stored = from_yaml(begun) if begun else merged  # merged: nothing differs, so nothing is kept
+    saved = begun is not None and _has_checkpoint(begun, stored.config.checkpoint)
+    start = merged.get(START)
     # a user's recipe is above the rest, and that of a student above its teacher
     own = recipe not in recipes() or "model.student" in layers.get(f"recipe {recipe}", {})
     below = {} if own else {f"recipe {recipe}": layers.pop(f"recipe {recipe}")}
-    if settings_of and isinstance(start, str) and pretrained.weights_path(start).exists():
+    # a run that has a checkpoint keeps what it took from its first weights, which may be gone or trained further
+    if settings_of and start and not saved and pretrained.weights_path(start).exists():
         given = set().union(*layers.values())
         below[f"{WEIGHTS} {start}"] = _without_modules(settings_of(start), start, given)
     layers = below | layers
     merged, wrong = _merge(layers)
     faults += unreadable + wrong
-    begun = None if faults else _begun(merged.config.checkpoint, run_dir)
-    stored = from_yaml(begun) if begun else merged  # merged: nothing differs, so nothing is kept
-    if begun and not merged.is_free(START) and any(begun.parent.glob("checkpoints/iter_*")):
+    if begun is None:
+        stored = merged
+    if saved and not merged.is_free(START):
         if (now := merged.get(START)) != (then := stored.get(START)) and None in (now, then):
             must = f"be {shown(then)}, from which the run of {begun} began"
             faults.append(Fault(START, must, shown(now), "leave it out, or give another --run-dir"))
     kept = _without_modules(_kept(merged, stored), str(begun))
     settled = merged._with(kept, dict.fromkeys(kept, f"run {begun}"))
-    _check(settled, [*layers, f"run {begun}"], faults, faults_of(settled.config, training, world_size))
-    told = [k for k in kept if merged.get(k) != "auto"]
+    _check(settled, [*layers, f"run {begun}"], faults, faults_of(settled.config, training, world_size, saved))
+    told = [k for k in kept if merged.get(k) != "auto" and not stored.provenance[k].startswith(WEIGHTS)]
     stays = [f"{k} stays {kept[k]}, as in {begun}; new runs use {merged.get(k)}" for k in told]
     provenance = settled.provenance | {k: stored.provenance[k] for k in kept}
     return Resolved(settled.config, provenance, (*settled.notices, *stays))
@@ -386,6 +390,13 @@ def _begun(start: CheckpointConfig, run_dir: str | Path | None) -> Path | None:
     return next((f for f in files if f.is_file()), None)
 
 
+def _has_checkpoint(begun: Path, start: CheckpointConfig) -> bool:
+    """Whether the run of a configuration has saved a checkpoint, or it is one's."""
+    here = begun.parent
+    roots = [here / "checkpoints", here, *([Path(start.checkpoint_dir)] if start.checkpoint_dir else ())]
+    return run.is_iteration(here) or any(map(run.iteration_folders, roots))
+
+
 def _kept(merged: Resolved, stored: Resolved) -> dict[str, Any]:
     """The `stored` values that differ from `merged` ones and that a resumed run keeps."""
 
@@ -399,7 +410,7 @@ def _kept(merged: Resolved, stored: Resolved) -> dict[str, Any]:
         if merged.get(key) == "auto":
             return began.startswith(DERIVED) or source(began) != ""
         dialled = began.startswith(DIALLED) and (same_minutes or key.startswith(LASTING))
-        return now != "" and (now == source(began) or dialled)
+        return now != "" and (now == source(began) or began.startswith(WEIGHTS) or dialled)
 
     same_minutes = merged.config.train.minutes == stored.config.train.minutes
     left = {"model.size", "model.variant"}  # the settings behind these names are kept key by key

@@ -222,6 +222,7 @@ class DatasetConfig(Group):
         0.0, "probability that a clip's first latent frame is given clean, for image-to-video", ge=0, le=1
     )
     condition_last_prob: float = option(0.0, "the same of its last latent frame, for --last-image", ge=0, le=1)
+    may_grow: bool = option(False, "whether a resumed run continues with its data set when samples were added to it")
     mock: bool = option(False, "train on random latents instead of a data set")
     mock_latent_sizes: list[LatentSize] | None = option(
         None,

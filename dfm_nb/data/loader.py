@@ -90,7 +90,7 @@ class PackedLoader:
     def restore(self, state: dict) -> None:
         self._ahead.clear()
         self.steps.restore(state)
-        self._state = state
+        self._state = self.steps.state()
 
     def close(self) -> None:
         if self._pool is not None:

@@ -224,20 +224,43 @@ class PackOrder:
         """JSON-able; `restore` of it continues with the next pack."""
         return {
             "fingerprint": self.store.fingerprint,
+            "contents": self.store.contents,
             "packs": self.packs,
             "lane_window": self.lane_window,
             "lanes": list(self._states),
         }
 
+    def has_grown(self, state: dict) -> bool:
+        """Whether the data set has grown since a state. ValueError : see `restore`."""
+        if state["fingerprint"] == self.store.fingerprint:
+            return False
+        # a changed sample leaves its shard, which is then another one; of a foreign data set none is the same
+        kept = set(state.get("contents", ())).intersection(self.store.contents)
+        if kept and self.settings.config.dataset.may_grow:
+            return True
+        fix = "dataset.may_grow=true continues with these samples" if kept else "use that dataset.path"
+        raise ValueError(
+            f"a resumed run must have the data that it began with; the checkpoint is of other data, and {len(kept)} of "
+            f"these {len(self.store.contents)} shards are the same; {fix}, or checkpoint.pretrained starts a new run"
+        )
+
     def restore(self, state: dict) -> None:
-        """Continue from a state. Its number of lanes and its window apply, not those of the settings."""
-        if state["fingerprint"] != self.store.fingerprint:
-            raise ValueError(
-                "the checkpoint is of other data; use that dataset.path, or checkpoint.pretrained in a new run"
-            )
+        """Continue from a state. Its number of lanes and its window apply, not those of the settings.
+
+        Of a data set that grew, every lane begins a new epoch, which no sample was used in: each draws new noise.
+
+        Raises
+        ------
+        ValueError : the data set is another one, or it grew without `dataset.may_grow`.
+        """
+        grown = self.has_grown(state)
         self._make_lanes(len(state["lanes"]), state["lane_window"])
         self.packs = state["packs"]
-        for lane, at in zip(self.lanes, state["lanes"], strict=True):
+        if grown:
+            epoch = 1 + max(at["epoch"] for at in state["lanes"])
+            for lane in self.lanes:
+                lane.epoch = epoch
+        for lane, at in () if grown else zip(self.lanes, state["lanes"], strict=True):
             lane.restore(at)
         self._states = [lane.state() for lane in self.lanes]
 
@@ -298,12 +321,16 @@ class StepOrder:
         return self._start | self.counts | {"steps": steps}
 
     def restore(self, state: dict) -> None:
-        """Continue from a state. Its window applies, not that of the settings."""
+        """Continue from a state. Its window applies, not that of the settings. ValueError : see `PackOrder.restore`."""
         self.packs.restore(state)
         # 1.0 left it out for a window of one step
         steps = state.get("steps", {"window": 1, "packs_per_step": 0, "taken": 0, "begun": state})
-        self.window, self.counts = steps["window"], {name: steps["begun"][name] for name in self.counts}
+        grown = self.packs.has_grown(state)
+        begun = state if grown else steps["begun"]
+        self.window, self.counts = steps["window"], {name: begun[name] for name in self.counts}
         self._end_window()
+        if grown:
+            return  # the samples of the window that was begun have other numbers now
         if steps["taken"]:
             self._begin_window(steps["packs_per_step"])
         for _ in range(steps["taken"]):

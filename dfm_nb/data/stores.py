@@ -140,6 +140,7 @@ class MockStore(Sizes):
         super().__init__(dict(zip("thw", cycled.T)), [Shard("mock", length, int(voxels.sum()), int(voxels.max()))])
         self.text_tokens, self.channels, self.text_dim = text_tokens, channels, text_dim
         self.fingerprint = f"mock-{grids}-{text_tokens}-{channels}-{text_dim}-{length}"
+        self.contents: list[str] = []
         self.statistics = LatentStatistics(torch.zeros(channels), torch.ones(channels))
         self.empty_text = torch.zeros(2, text_dim, dtype=torch.bfloat16)
         self.dropped: list[tuple[str, str]] = []

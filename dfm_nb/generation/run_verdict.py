@@ -21,6 +21,7 @@ from dfm_nb.base.metrics import compared_loss, read_metrics, series
 from dfm_nb.base.options import option
 from dfm_nb.base.records import SampleError
 from dfm_nb.checkpoints.folders import checkpoints_of, iteration_of
+from dfm_nb.checkpoints.loading import recorded
 from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.evaluation import features, reference, verdict
 from dfm_nb.evaluation.comparison import EvaluationResult, compare
@@ -253,10 +254,12 @@ def _pictures(opened: ShardReference, seed: int) -> tuple[list[Real], list[Sampl
 
 def base_samples(options: MeasurementOptions, pipe: Pipeline) -> tuple[list[dict[str, Any]], list[np.ndarray]] | None:
     """For a fine-tuned run: requests for its base's validation prompts, and the base's samples of them."""
-    if not (path := pipe.config.checkpoint.pretrained):
+    path = pipe.config.checkpoint.pretrained
+    record = pipe.source.base if pipe.source else None
+    if not (path or record):
         return None
     try:
-        base = options.open(path)
+        base = options.open(recorded(record, path) if record else path)
     except FileNotFoundError as error:
         log.warning("%s; drift from checkpoint.pretrained is not measured", error)
         return None

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.checkpoints.loading import find_weights
+from dfm_nb.checkpoints.loading import Weights, find_weights
 from dfm_nb.diffusion import samplers
 from dfm_nb.diffusion.objective import Objective
 from dfm_nb.diffusion.samplers import classifier_free
@@ -29,12 +29,14 @@ from dfm_nb.parallel.groups import layout_of
 
 
 class Teacher:
-    """The frozen average of `checkpoint.pretrained`, in the student's layout.
+    """The frozen average of the weights that the student began with, in the student's layout.
 
     Parameters
     ----------
     student : this rank's chunks. With LoRA their base, which is frozen, is the teacher.
     empty_text : [L, D], for guidance.
+    source : the teacher's weights; None: those of `checkpoint.pretrained`.
+    guidance : what the teacher recommends, if it is known; a resumed LoRA student then needs no `source`.
     """
 
     def __init__(
@@ -43,16 +45,20 @@ class Teacher:
         student: Sequence[torch.nn.Module],
         objective: Objective,
         empty_text: torch.Tensor | None,
+        source: Weights | None = None,
+        guidance: float | None = None,
     ):
-        if not config.checkpoint.pretrained:  # no rule of the configuration: an exported student names no teacher
-            raise ValueError("checkpoint.pretrained must name the teacher of a student: a run or exported weights")
         assert empty_text is not None
-        source = find_weights(config.checkpoint.pretrained)
-        if source.config.model.student:
-            raise ValueError(f"{config.checkpoint.pretrained} is a student itself; use its teacher")
+        if guidance is None:
+            if not (source or config.checkpoint.pretrained):  # no rule of the configuration: an export names no teacher
+                raise ValueError("checkpoint.pretrained must name the teacher of a student: a run or exported weights")
+            source = find_weights(source or config.checkpoint.pretrained)
+            guidance = source.config.generation.guidance
+        if source and source.config.model.student:
+            raise ValueError(f"{source.record['path']} is a student itself; use its teacher")
         self.student, self.objective, self.device = student, objective, parallel.device()
         asked, own = config.train.teacher_guidance, config.generation
-        self.guidance = source.config.generation.guidance if asked is None else asked
+        self.guidance = guidance if asked is None else asked
         self.each = max(2, math.ceil(config.train.teacher_steps / own.num_steps))
         self.path = samplers.flow_sigmas(self.each * own.num_steps, sigma_max=own.sigma_max, shift=own.shift)
         self.levels = self.path[:: self.each]
@@ -61,6 +67,7 @@ class Teacher:
         self.text_multiple = layout_of(config.model).text_multiple()
         self.chunks: Sequence[torch.nn.Module] = student
         if not config.model.lora.rank:
+            assert source is not None
             _, self.chunks = build_chunks(config.model, config.mixed_precision, seed=0)
             source.load(self.chunks)
 

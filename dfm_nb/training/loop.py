@@ -132,9 +132,13 @@ class Training:
         self.skipped = self.skipped_in_a_row = 0  # steps with NaN or Inf
         self.saved: int | None = None  # iteration of the newest checkpoint that the run itself has
         self.best: tuple[float, int] | None = None  # lowest validation loss, and its iteration
-        self.trainer = Trainer(self.config, store.empty_text)
+        self.grown: list[int] = []  # iterations after which the order began again, on data that had grown
         root = c.checkpoint_dir or run.checkpoints
         self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save)
+        self.begun = folders.find(c.load_checkpoint) if c.load_checkpoint else self._newest()
+        self.base, self._source = self._find_base()
+        guidance = self.base["guidance"] if self.base else None
+        self.trainer = Trainer(self.config, store.empty_text, (self._source, guidance))
         folder = data_folder(self.config)
         self.assets = folders.read_assets(folder) if folder else {}
         self.store = store
@@ -163,18 +167,42 @@ class Training:
         from `checkpoint.pretrained`, else from scratch.
         """
         c = self.config.checkpoint
-        folder = folders.find(c.load_checkpoint) if c.load_checkpoint else self._newest()
-        if folder is not None:
-            self._load(folder)
-            log.info("Resumed from %s at iteration %d", folder, self.iteration)
-        elif c.pretrained:
-            self._open(loading.load_pretrained(self.trainer, Path(c.pretrained), data_folder(self.config)))
+        if self.begun is not None:
+            self._load(self.begun)
+            log.info("Resumed from %s at iteration %d", self.begun, self.iteration)
+        elif self._source:
+            self._open(loading.load_pretrained(self.trainer, self._source, data_folder(self.config)))
             log.info("Started from the weights of %s", c.pretrained)
         else:
             self._open(None)
             if c.load:
                 log.info("checkpoint.load=%s has no checkpoint yet: training starts from scratch", c.load)
         self.report.resume(self.iteration)
+
+    def _find_base(self) -> tuple[dict | None, loading.Weights | None]:
+        """The record of the weights that the run began with, and the weights where they are still needed.
+
+        A student's teacher is the recorded one, whatever its run did since. Other runs, and students of their own
+        frozen base, have these weights in their checkpoint.
+        """
+        named, model = self.config.checkpoint.pretrained, self.config.model
+        record = loading.weights_in(self.begun).base if self.begun else None
+        if record is None and named and (self.begun is None or model.student):
+            if self.begun:
+                log.warning("%s does not record its teacher: the student continues with %s of today", self.begun, named)
+            source = loading.find_weights(named) if parallel.rank() == 0 else None
+            record = everyones(source and source.record)[0]  # the newest of a run that is being trained
+            return record, source or loading.recorded(record, named)
+        if record and model.student and not model.lora.rank:
+            return record, loading.recorded(record, named)
+        if record and parallel.rank() == 0 and loading.place_of(record, named) is None:
+            log.warning(
+                "The weights that the run began with, %s of sha256 %.12s, were removed or replaced; it continues, "
+                "because its checkpoint holds what it needs of them",
+                record["path"],
+                record["sha256"],
+            )
+        return record, None
 
     def _newest(self) -> Path | None:
         """The checkpoint to resume from. Rank 0 decides for all ranks, because files can change meanwhile."""
@@ -198,13 +226,24 @@ class Training:
             state = saving.load(self.trainer.pieces(), folder)
             self.iteration, self.trainer.steps_taken = int(state["iteration"]), int(state["steps_taken"])
             self.skipped = int(state["skipped"])
+            self.grown = list(state.get("grown", ()))
+            if self.loader.order.has_grown(state["data"]):
+                self.grown.append(self.iteration)
+                said = "The data set has grown to %d samples: their order begins again after iteration %d"
+                log.info(said, len(self.store), self.iteration)
             self.loader.restore(state["data"])
             self.bad.found |= set(state["bad_samples"])
-            if state["best"] is not None:
+            # held-out samples that were added would be compared with losses without them
+            same_data = state["data"].get("contents", self.store.contents) == self.store.contents
+            if state["best"] is not None and same_data:
                 self._keep(float(state["best"][0]), int(state["best"][1]))
         except (KeyError, TypeError, AttributeError, IndexError) as error:  # checksums do not prove who wrote it
             where = f"{folder}: state.json is damaged"
             raise folders.CheckpointError(f"{where} ({error!r}); use another checkpoint") from error
+        dataset = data_folder(self.config)
+        different = loading.different_encoders(folder, dataset)
+        if different:
+            raise ValueError(f"a resumed run must keep its {different[0]}; {dataset} has another one: prepare it again")
         for key in cfg.FIELDS:
             before, now = attrgetter(key)(source.config), attrgetter(key)(self.config)
             if before != now:
@@ -346,6 +385,8 @@ class Training:
             "skipped": self.skipped,
             "bad_samples": sorted(self.bad.found),
             "best": self.best,
+            "base": self.base,
+            "grown": self.grown,
             "data": data,
             "consumed_samples": data["samples"],
             "consumed_tokens": data["tokens"],

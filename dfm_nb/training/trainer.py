@@ -19,6 +19,7 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.progress import tqdm
 from dfm_nb.checkpoints import saving
+from dfm_nb.checkpoints.loading import Weights
 from dfm_nb.diffusion.objective import get_objective
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import TokenLosses, forward
@@ -58,9 +59,15 @@ class Trainer:
     ----------
     config : resolved configuration with `model.in_channels`, `model.text_dim` and `model.sigma_data` set.
     empty_text : [L, D], needed by the teacher of a student.
+    teacher : its `source` and `guidance`, where they are known; else it is found at `checkpoint.pretrained`.
     """
 
-    def __init__(self, config: cfg.Config, empty_text: torch.Tensor | None = None):
+    def __init__(
+        self,
+        config: cfg.Config,
+        empty_text: torch.Tensor | None = None,
+        teacher: tuple[Weights | None, float | None] = (None, None),
+    ):
         self.config, self.device = config, parallel.device()
         self.objective = get_objective(config.model.objective, config.model.sigma_data)
         self.layout = layout_of(config.model)
@@ -86,7 +93,9 @@ class Trainer:
         self.ema = PowerEMA(self.chunks, config.ema.sigma_rels)
         self.run_schedule = get_forward_backward_func()
         self.steps_taken = 0  # optimizer steps that changed the weights
-        self.teacher = Teacher(config, self.chunks, self.objective, empty_text) if config.model.student else None
+        self.teacher: Teacher | None = None
+        if config.model.student:
+            self.teacher = Teacher(config, self.chunks, self.objective, empty_text, *teacher)
 
     def _build_optimizer(self):
         """megatron-core's, which keeps float32 copies; with `optimizer=muon` our Muon replaces its inner AdamW."""

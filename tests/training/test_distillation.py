@@ -1,5 +1,6 @@
 """Few-step students: their targets, in any layout; exact resume; what generation is told, and what is refused."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -126,6 +127,42 @@ def test_resumed_student_goes_on_bit_for_bit(tiny_data, tiny_checkpoint, student
     assert len(losses(run)) == 1
     distil(tiny_data, tiny_checkpoint, run, "checkpoint.save_interval=1")
     assert losses(run) == losses(student)
+
+
+def test_a_student_keeps_its_teacher_while_the_teachers_run_goes_on(tiny_data, tiny_checkpoint, tmp_path):
+    """Its checkpoint is known by content, wherever it lies; without it the student is refused."""
+    teacher, run = shutil.copytree(tiny_checkpoint, tmp_path / "teacher"), tmp_path / "run"
+    stopped = ["train.exit_duration_s=1e-9", "checkpoint.save_interval=1"]
+    distil(tiny_data, teacher, run, *stopped)
+    off = ["train.eval_interval=1", "train.eval_iters=0"]
+    tiny_run.train(tiny_data, teacher, "train.train_iters=5", *off)
+    moved = teacher.rename(tmp_path / "moved")
+    copied = shutil.copytree(run, tmp_path / "copied")
+    distil(tiny_data, moved, run)
+    assert losses(run) == losses(distil(tiny_data, tiny_checkpoint, tmp_path / "whole"))
+    shutil.rmtree(moved / "checkpoints" / "iter_0000003")
+    with pytest.raises(AssertionError, match="iter_0000003.*checkpoint.pretrained"):
+        distil(tiny_data, moved, copied)
+    assert len(losses(copied)) == 1
+
+
+@pytest.mark.parametrize("recipe", ["finetune", "student"])
+def test_a_lora_run_goes_on_without_its_base(recipe, tiny_data, tiny_checkpoint, tmp_path):
+    """The base is in its checkpoint, whether its folder is gone or empty."""
+
+    def tuned(run, base, *more):
+        argv = ["--recipe", recipe, "--dataset-path", str(tiny_data), "--run-dir", str(run)]
+        words = [w for w in tiny_run.SIZE if not w.startswith("model.")] + ["model.lora.rank=2", "ema.sigma_rels=[0.1]"]
+        assert run_ranks(1, tiny_run._train, [*argv, *words, f"checkpoint.pretrained={base}", *more]) == [0]
+        return losses(run)
+
+    base, run = shutil.copytree(tiny_checkpoint, tmp_path / "base"), tmp_path / "run"
+    whole = tuned(tmp_path / "whole", base)
+    tuned(run, base, "train.exit_duration_s=1e-9")
+    shutil.rmtree(base)
+    if recipe == "student":
+        base.mkdir()
+    assert tuned(run, base) == whole and len(whole) == 3
 
 
 def test_an_exported_student_is_asked_as_it_recommends(one_rank, student, tiny_checkpoint, tmp_path):

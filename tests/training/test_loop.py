@@ -3,6 +3,7 @@
 import functools
 import itertools
 import os
+import shutil
 import signal
 import weakref
 from unittest import mock
@@ -14,6 +15,9 @@ from dfm_nb import config as cfg
 from dfm_nb.base import process
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.run import Run
+from dfm_nb.checkpoints.folders import read_state
+from dfm_nb.data.sample_index import index_dataset
+from dfm_nb.data.shards import shards_of
 from dfm_nb.training import loop
 from dfm_nb.training.loop import OUT_OF_TIME, StopRequest
 from tests import tiny_run
@@ -111,3 +115,36 @@ def test_a_stopped_run_on_pairs_goes_on_bit_for_bit(tiny_edits, tmp_path):
 
     stopped, always = losses(tmp_path / "run", "train.exit_duration_s=1e-9"), losses(tmp_path / "always")
     assert len(stopped) == 1 and losses(tmp_path / "run") == always and len(always) == 3
+
+
+def test_a_run_goes_on_with_data_that_grew_if_it_is_told(shards_of_four, tmp_path):
+    """From the switch on resume is exact again, also from the checkpoint before it; foreign data are refused."""
+    data, often = shutil.copytree(shards_of_four, tmp_path / "data"), ["checkpoint.save_interval=1"]
+    splits = data / ".nv-meta" / "split.yaml"
+    last = shards_of(data, "train")[-1]
+    splits.write_text("".join(line for line in splits.read_text().splitlines(True) if last not in line))
+    (data / last).unlink()
+    index_dataset(data)
+    run, grow, two = tmp_path / "run", "dataset.may_grow=true", "train.train_iters=2 scheduler.lr_decay_iters=5".split()
+    five = ["train.train_iters=5", "scheduler.lr_decay_iters=5"]
+    tiny_run.train(data, run, *often, *two)
+    shutil.copytree(shards_of_four, data, dirs_exist_ok=True)
+
+    def losses(run, *more):
+        tiny_run.train(data, run, *often, *five, *more)
+        return [r["loss"] for r in read_metrics(run) if "loss" in r]
+
+    with pytest.raises(AssertionError, match="may_grow"):
+        losses(run)
+    runs = [shutil.copytree(run, tmp_path / name) for name in ("stopped", "killed")]
+    always = losses(run, grow)
+    for stopped in runs:
+        assert len(losses(stopped, grow, "train.exit_duration_s=1e-9")) == 3
+    shutil.rmtree(runs[1] / "checkpoints" / "iter_0000003")
+    assert [losses(stopped, grow) for stopped in runs] == [always, always] and len(always) == 5
+    state = read_state(run / "checkpoints" / "iter_0000005")
+    assert state["grown"] == [2] and state["data"]["lanes"][0]["epoch"] > 0
+    shutil.rmtree(data)
+    tiny_run.prepare(data)
+    with pytest.raises(AssertionError, match="dataset.path"):
+        losses(run, grow, "train.train_iters=6")
