@@ -256,10 +256,11 @@ def base_samples(options: MeasurementOptions, pipe: Pipeline) -> tuple[list[dict
     """For a fine-tuned run: requests for its base's validation prompts, and the base's samples of them."""
     path = pipe.config.checkpoint.pretrained
     record = pipe.source.base if pipe.source else None
-    if not (path or record):
+    place = record or path
+    if not place:
         return None
     try:
-        base = options.open(recorded(record, path) if record else path)
+        base = options.open(recorded(place, path) if isinstance(place, dict) else place)
     except FileNotFoundError as error:
         log.warning("%s; drift from checkpoint.pretrained is not measured", error)
         return None

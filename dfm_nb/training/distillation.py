@@ -50,9 +50,10 @@ class Teacher:
     ):
         assert empty_text is not None
         if guidance is None:
-            if not (source or config.checkpoint.pretrained):  # no rule of the configuration: an export names no teacher
+            place = source or config.checkpoint.pretrained
+            if not place:  # no rule of the configuration: an export names no teacher
                 raise ValueError("checkpoint.pretrained must name the teacher of a student: a run or exported weights")
-            source = find_weights(source or config.checkpoint.pretrained)
+            source = find_weights(place)
             guidance = source.config.generation.guidance
         if source and source.config.model.student:
             raise ValueError(f"{source.record['path']} is a student itself; use its teacher")
