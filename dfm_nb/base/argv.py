@@ -139,7 +139,7 @@ def from_launcher(name: str) -> int:
         if not text.isdecimal():
             raise ValueError(f"{each} must be a number, as torchrun sets it; got {text!r}; unset RANK for one process")
         values[each] = int(text)
-    if values["WORLD_SIZE"] > 1 and values["RANK"] >= values["WORLD_SIZE"]:
+    if values["RANK"] >= values["WORLD_SIZE"]:
         got = f"got RANK={values['RANK']}, WORLD_SIZE={values['WORLD_SIZE']}"
         raise ValueError(f"RANK must be below WORLD_SIZE, as torchrun sets both; {got}; unset RANK for one process")
     return values[name]

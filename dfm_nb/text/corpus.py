@@ -19,7 +19,6 @@ from typing import Iterator
 
 import numpy as np
 
-from dfm_nb.base.argv import world_size_from_env
 from dfm_nb.base.log import log
 from dfm_nb.base.progress import tqdm
 from dfm_nb.text import encode as text_encode
@@ -60,7 +59,7 @@ def part_of(text: str | None) -> tuple[int, int]:
     ValueError : another form, or None where the environment has several processes, which would all write the whole
     """
     if text is None:
-        if "RANK" in os.environ and world_size_from_env() > 1:
+        if "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":  # alone, a RANK that was left is no part
             got = f"RANK={os.environ['RANK']} and WORLD_SIZE={os.environ['WORLD_SIZE']}"
             fix = "use --partition auto for this process's part, or --partition 0/1 for everything"
             raise ValueError(f"--partition must be given where the environment has {got}; {fix}")
