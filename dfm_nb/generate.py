@@ -132,8 +132,12 @@ class GenerateOptions(ModelOptions, Verb):
             own = weights.config.generation
             known = f"; most training samples are {described((own, own.other))}" if own.other.num_video_frames else ""
             print(f"[INFO] generating {described(requests)}{known}")
-            if (own.captions or own.other.captions) and not {"width", "height"} & self.shared.keys():
-                print("[INFO] without --size, a prompt gets the size of the training caption most like it")
+            if (own.captions or own.other.captions) and not {
+                "width",
+                "height",
+                "num_video_frames",
+            } & self.shared.keys():
+                print("[INFO] by default a prompt gets the frames, size and rate of the training caption most like it")
             for said in dict.fromkeys(said for r in requests if (said := r.untrained(weights.config))):
                 print(f"[INFO] {said}")
         dp_rank, dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 PROMPTS = [f"a {c} butterfly over a meadow" for c in ("red", "blue", "green", "white")]
 SIZE = {"image_height": "height", "image_width": "width", "num_frames": "num_video_frames", "fps": "fps"}
-FAST = {"height": 32, "width": 48, "num_steps": 3, "guidance": 2.0}
+FAST = {"height": 32, "width": 48, "num_video_frames": 1, "fps": 8.0, "num_steps": 3, "guidance": 2.0}
 
 
 def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_pipe, tiny_data):
@@ -33,7 +33,7 @@ def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_
     usual = dict(zip(SIZE.values(), sizes.most_common(1)[0][0]))
     default = GenerationConfig().model_dump(exclude={"other", "sizes", "captions", "given"})
     assert tiny_pipe.recommended == default | own | usual
-    unsized = Request(PROMPTS[0], width=96).completed(tiny_pipe.config)
+    unsized = Request("two robots play chess", width=96).completed(tiny_pipe.config)
     assert {name: getattr(unsized, name) for name in usual} == usual | {"width": 96}
     ((request,), (other,)) = (
         [c.request for c in tiny_pipe(PROMPTS[:1], height=32, width=32, **given)]
@@ -136,7 +136,7 @@ def test_rescale_pulls_the_deviation_back_to_the_conditional(tiny_pipe):
 def test_given_frames_need_a_model_trained_for_them(tiny_pipe, tmp_path, flag, key):
     write_png(tmp_path / "a.png", np.zeros((32, 48, 3), np.uint8))
     with pytest.raises(ValueError, match=f"dataset.{key}"):
-        tiny_pipe(PROMPTS[0], num_video_frames=5, **{flag: str(tmp_path / "a.png")}, **FAST)
+        tiny_pipe(PROMPTS[0], **{flag: str(tmp_path / "a.png")}, **FAST | {"num_video_frames": 5})
 
 
 def test_prompts_are_cut_where_the_training_captions_were(tiny_pipe, monkeypatch):
@@ -169,7 +169,7 @@ def test_a_request_is_told_what_most_training_samples_of_its_kind_were(tmp_path,
     assert prepare_main(argv) == 0
     run = tiny_run.train(tmp_path / "data", tmp_path / "run", "train.eval_iters=0")
     told = ("num_video_frames", "height", "width", "fps")
-    flags = ["--checkpoint-path", str(run), "--prompt", "a moth", "--num-steps", "1"]
+    flags = ["--checkpoint-path", str(run), "--prompt", "two robots play chess", "--num-steps", "1"]
     capsys.readouterr()
     assert generate_main([*flags, "--video-save-path", str(tmp_path / "a.mp4")]) == 0
     (said,) = (json.loads(f.read_text()) for f in tmp_path.glob("a.*.json"))
@@ -181,11 +181,11 @@ def test_a_request_is_told_what_most_training_samples_of_its_kind_were(tmp_path,
     assert list(made) == ["idx=0_rank=0_seed=7_b.png", "idx=0_rank=0_seed=8_b.png"]
     assert all(picture.size == (48, 32) for picture in made.values())
     pipe = Pipeline.from_checkpoint(run)
-    own = pipe("a moth", num_steps=1, width=48, height=32, num_images=2, seed=7).frames
+    own = pipe("two robots play chess", num_steps=1, width=48, height=32, num_images=2, seed=7).frames
     assert all(np.array_equal(picture, frames[0]) for picture, frames in zip(made.values(), own))
     for frames, fps in ((1, still_fps), (5, clip_fps)):
-        (clip,) = pipe("a moth", num_steps=1, num_video_frames=frames)
+        (clip,) = pipe("two robots play chess", num_steps=1, num_video_frames=frames)
         assert (clip.request.fps, clip.request.height) == (fps, 32)
-    ((_, clip),) = pipe.run([Request("a moth", num_steps=1)])
-    assert clip.request == Request("a moth", num_steps=1, guidance=2.0, **dict(zip(told, first)))
-    assert pipe("a moth", num_steps=1, fps=7)[0].request.fps == 7
+    ((_, clip),) = pipe.run([Request("two robots play chess", num_steps=1)])
+    assert clip.request == Request("two robots play chess", num_steps=1, guidance=2.0, **dict(zip(told, first)))
+    assert pipe("two robots play chess", num_steps=1, fps=7)[0].request.fps == 7

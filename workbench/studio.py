@@ -309,18 +309,22 @@ class Studio(Live):
         self._sizes.value = size if size in self._sizes.options else None
 
     def _follow(self, prompt: str) -> None:
-        """Give the controls the new prompt's recommended size if they have that of the last one."""
-        still = 1 if self.controls["num_video_frames"].value == "1" else 5
-        last, new = (usual(self.pipe.config, still, text) for text in (prompt, self.controls["prompt"].value))
-        sides = [side for side in ("width", "height") if side in last]
-        if all(self.controls[side].value == str(last[side]) for side in sides):
-            self._set({side: str(new[side]) for side in sides})
+        """Give the controls the new prompt's recommended frames and size if they have those of the last one."""
+        texts, frames = (prompt, self.controls["prompt"].value), self.controls["num_video_frames"].value
+        last, new = (usual(self.pipe.config, None, text) for text in texts)
+        followed = ["width", "height", "num_video_frames"]
+        if frames != str(last.get("num_video_frames")):  # the user has set it, and gets sizes of its kind
+            last, new = (usual(self.pipe.config, 1 if frames == "1" else 5, text) for text in texts)
+            followed.remove("num_video_frames")
+        followed = [name for name in followed if name in last]
+        if all(self.controls[name].value == str(last[name]) for name in followed):
+            self._set({name: str(new[name]) for name in followed})
 
     def _resize(self, size: str | None) -> None:
         """A size was chosen, or `_show_size` shows the controls'."""
         sides = of_size(size) if size else {}
-        if any(self.controls[side].value != px for side, px in sides.items()):
-            self._set(sides)
+        if any(self.controls[side].value != str(px) for side, px in sides.items()):
+            self._set({side: str(px) for side, px in sides.items()})
             self.redraw()
 
     def _own(self, request: Request) -> dict[str, Any]:

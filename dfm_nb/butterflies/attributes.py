@@ -191,7 +191,7 @@ def score(videos: Videos, wanted: Attributes, classifier: AttributeClassifier, s
         if pair.any() and which.any():
             out[name] = {"samples": int(which.sum()), **_sure_share(said, wanted, sure, core, which)}
     frames, height, width, _ = videos[0].shape
-    if frames > 1:
+    if min(map(len, videos)) > 1:  # of captions alone, some samples may be stills
         drawn = [{name: w[name] for name in w if name in synthetic.ATTRIBUTES} for w in wanted[:16]]
         real = [synthetic.render(w, i, height, width, frames) for i, w in enumerate(drawn)]
         out["wing_motion"] = {

@@ -277,7 +277,11 @@ class TrainedSize(Group):
     num_video_frames: Int | None = option(None, "frames, 1 + 4 k; null: likewise", ge=1, network=False)
     fps: float | None = option(None, "frames per second; null: likewise", gt=0, network=False)
     sizes: list[Text] | None = option(None, "WIDTHxHEIGHT px, the most frequent first; null: likewise", network=False)
-    captions: list[Text] | None = option(None, "SimHash of the captions of each of `sizes`; null: none", network=False)
+    captions: list[Text] | None = option(
+        None,
+        "WIDTHxHEIGHT FRAMES FPS GIVEN and SimHash of captions with such samples; null: all are alike",
+        network=False,
+    )
 
 
 STUDENT_SAMPLING = {"sampler": "euler", "schedule": "flow", "guidance": 1.0}
@@ -310,7 +314,7 @@ class ValidationConfig(Group):
     guidance: float | None = option(None, "guidance strength; null: generation.guidance", ge=0)
     height: Int | None = option(None, "height of the samples; null: as dfm generate by default", ge=16, multiple_of=16)
     width: Int | None = option(None, "width of the samples; null: likewise", ge=16, multiple_of=16)
-    frames: Int | None = option(None, "frames of the samples, 1 + 4 k; null: the caption's, else likewise", ge=1)
+    frames: Int | None = option(None, "frames of the samples, 1 + 4 k; null: likewise", ge=1)
     fps: float | None = option(None, "frames per second of the samples; null: likewise", gt=0)
     num_sigmas: Int = option(8, "fixed noise levels of the validation loss", ge=1)
 

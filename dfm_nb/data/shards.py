@@ -19,7 +19,6 @@ import contextlib
 import io
 import json
 import math
-import os
 import pickle
 import tarfile
 import uuid
@@ -398,20 +397,34 @@ class SampleEntry:
     extensions: tuple[str, ...] = field(default=(), compare=False)
     meta: dict = field(default_factory=dict, compare=False)
 
-    def parts(self) -> dict[str, bytes]:
-        """The bytes of its parts, by extension; SampleError if the sample is not at this position."""
+    def parts(self, only: str | None = None) -> dict[str, bytes]:
+        """The bytes of its parts, by extension; SampleError if the sample is not at this position.
+
+        only : this part alone; others, which may have megabytes, are not read.
+        """
+        found = dict[str, bytes]()
         try:
-            with self.shard.open("rb") as file:
-                data = os.pread(file.fileno(), self.size, self.offset)
-            found = {}
-            for key, extension, member in _members(io.BytesIO(data)):
-                if key != self.key:
-                    raise tarfile.TarError(f"{key} is there")
-                found[extension] = data[member.offset_data : member.offset_data + member.size]
+            with self.shard.open("rb") as shard:
+                shard.seek(self.offset)
+                file = shard if only else io.BytesIO(shard.read(self.size))
+                for key, extension, member in _members(file):
+                    if only and member.offset >= self.offset + self.size:
+                        break
+                    if key != self.key:
+                        raise tarfile.TarError(f"{key} is there")
+                    if only in (None, extension):
+                        file.seek(member.offset_data)
+                        found[extension] = file.read(member.size)
+                    if only in found:
+                        break
         except Exception as error:  # what tarfile makes of damage
             why = " ".join(str(error).split())[:200]
             raise SampleError("damaged_tar", f"sample {self.key} is not at its place in {self.shard}: {why}") from None
         return {part: found[part] for part in (*PARTS, MORE, GIVEN) if part in found}
+
+    def read_meta(self) -> dict:
+        """Its .json alone; SampleError if it cannot be used."""
+        return decode_meta(self.parts("json").get("json"), self.key)
 
     def read(self, fits: Fits | None = None) -> EncodedClip:
         """Decode the sample; SampleError if it cannot be used."""

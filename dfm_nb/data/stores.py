@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,19 @@ import torch
 
 from dfm_nb.base import geometry, seeds, simhash
 from dfm_nb.base.log import log
-from dfm_nb.base.records import EncodedClip, SampleError
+from dfm_nb.base.records import UNKNOWN_FPS, EncodedClip, SampleError
 from dfm_nb.data.captioning import MIRRORED
 from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_empty_text, read_manifest
 from dfm_nb.data.remote import RemoteFolder
 from dfm_nb.data.sample_index import SampleIndex, Shard, Sizes, index_path
-from dfm_nb.data.shards import Fits, decode_meta, how_to_adopt
+from dfm_nb.data.shards import Fits, SampleEntry, how_to_adopt
 from dfm_nb.packs.packs import LatentStatistics
 
-SPREAD_SAMPLES = 256  # samples that `usual_sizes` counts
-CAPTION_SAMPLES = 4_096  # whose captions are recorded with their sizes
-READ_OF_SERVER = 16  # of these, samples read for their rates: each may fetch a shard before training starts
+MOST_LOOKED_AT = 4_096  # samples of a kind, stills or clips, whose rates and captions `usual_sizes` records
+READ_OF_SERVER = 16  # of a server: each may fetch a shard before training starts
+SIZE = ("num_video_frames", "height", "width", "fps")
+"""Settings of `generation` that a sample has, in the order of `geometry.pixel_size`."""
 
 
 def has_split(path: str | Path, split: str) -> bool:
@@ -66,7 +67,7 @@ class ShardStore(SampleIndex):
                 said = "%s has %d tars that are not of its preparation and are not used, such as %s"
                 log.warning(said, path, len(others), others[0])
         self._remote, self._cache_room, self._lock = remote, self.cache_bytes, threading.Lock()
-        self.most_peeks = READ_OF_SERVER if remote else SPREAD_SAMPLES
+        self.most_looked_at = READ_OF_SERVER if remote else MOST_LOOKED_AT
         self._cache: dict[int, EncodedClip] = {}
         if (manifest := read_manifest(self.folder)) is None:
             raise ValueError(f"{path} has no manifest.json, so its latents' scale is unknown; {how_to_adopt(path)}")
@@ -87,12 +88,17 @@ class ShardStore(SampleIndex):
         first = faults[0] if faults else "there is none"
         raise ValueError(f"{self.folder}: no sample of its {self.split!r} split can be used; the first: {first}")
 
-    def _read(self, index: int) -> EncodedClip:
-        entry, grid = self.entry(index), self.grid(index)
-        given = int(self.voxels(np.array([index]))[0]) - math.prod(grid)
-        fits = Fits(self.channels, self.text_dim, grid, given)
+    def _usable(self, index: int) -> SampleEntry:
+        """Position of a sample; SampleError if it is set aside."""
+        entry = self.entry(index)
         if entry.key in self._left_out:
             raise SampleError(LEFT_OUT, f"{entry.key} is set aside in {EDITS}")
+        return entry
+
+    def _read(self, index: int) -> EncodedClip:
+        entry, grid = self._usable(index), self.grid(index)
+        given = int(self.voxels(np.array([index]))[0]) - math.prod(grid)
+        fits = Fits(self.channels, self.text_dim, grid, given)
         if self._remote is None:
             return entry.read(fits)
         self._remote.provide(entry.shard)
@@ -103,13 +109,9 @@ class ShardStore(SampleIndex):
                 raise
         return self._read(index)  # another process has evicted the shard meanwhile
 
-    def captions(self, index: int) -> list[str]:
-        """All captions of a sample, without its tensors; none if a server has them."""
-        entry = self.entry(index)
-        if self._remote or entry.key in self._left_out:
-            return []
-        meta = decode_meta(entry.parts().get("json"), entry.key)
-        return [caption for caption in (meta.get("caption"), *(meta.get("more_captions") or ())) if caption]
+    def meta(self, index: int) -> dict[str, Any]:
+        """A sample's .json, without its tensors unless a server has them; SampleError if it cannot be used."""
+        return self.read(index).meta if self._remote else self._usable(index).read_meta()
 
     def read(self, index: int) -> EncodedClip:
         if (kept := self._cache.get(index)) is not None:
@@ -144,10 +146,10 @@ class MockStore(Sizes):
         self.statistics = LatentStatistics(torch.zeros(channels), torch.ones(channels))
         self.empty_text = torch.zeros(2, text_dim, dtype=torch.bfloat16)
         self.dropped: list[tuple[str, str]] = []
-        self.most_peeks = 1  # all have one rate
+        self.most_looked_at = MOST_LOOKED_AT
 
-    def captions(self, index: int) -> list[str]:
-        return []
+    def meta(self, index: int) -> dict[str, Any]:
+        return {"fps": 24}
 
     def read(self, index: int) -> EncodedClip:
         g = seeds.generator_for("mock", index)
@@ -156,53 +158,75 @@ class MockStore(Sizes):
         return EncodedClip(f"mock{index:06d}", latent, text, {"fps": 24})
 
 
-def usual_sizes(store: SampleStore, num_video_frames: int | None = None) -> dict[str, Any]:
+def usual_sizes(store: SampleStore, recommended: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """`generation.height`, `width`, `num_video_frames` and `fps` of the kind, stills or clips, with more samples, and
-    `generation.other.*` of the other one; `sizes` are those of all samples, and `captions` of some of each size.
+    `generation.other.*` of the other one; `sizes` are those of all samples.
 
-    The most frequent size among 256 samples of the kind, and the most frequent rate among those. A kind without samples
-    of a size that can be generated gets the other kind's; {} if neither has any.
+    The most frequent size, and the most frequent rate of those. A kind without samples of a size that can be generated
+    gets the other kind's; {} if neither has any. `generation.captions` are the captions of both kinds with what their
+    samples have: a line each of up to 4,096 a kind; what these cannot tell is counted and reported.
 
-    num_video_frames : the user's recommendation; its kind comes first.
+    recommended : the same settings as the user gave them: the kind of these frames comes first, and captions get them.
     """
-    kinds = list[tuple[int, dict[str, Any]]]()
+    kinds, looked_at, set_by_user = list[tuple[int, dict[str, Any]]](), 0, recommended or {}
+    told = defaultdict[tuple[Any, ...], list[str]](list)
+    asked = set_by_user.get("num_video_frames")
     for still in (True, False):
-        samples, of_grid = store.of_kind(still), defaultdict[tuple[int, int, int], list[int]](list)
-        for i in samples[:: max(1, len(samples) // SPREAD_SAMPLES)].tolist():
-            if all(map(geometry.is_side, geometry.pixel_size(*store.grid(i))[1:])):
-                of_grid[store.grid(i)].append(i)
-        if of_grid:
-            grid, alike = max(of_grid.items(), key=lambda item: len(item[1]))
-            size, rates = geometry.pixel_size(*grid), Counter[float]()
-            for i in alike[:: -(-len(alike) // store.most_peeks)]:
-                with contextlib.suppress(SampleError):  # a bad sample is reported when its turn comes
-                    rates[store.read(i).fps] += 1
-            fps = [rate for rate, _ in rates.most_common(1)]
-            sides = Counter[str]()
-            for each, n in store.sizes(samples).items():
-                _, height, width = each.split("x")
-                sides[f"{width}x{height}"] += n
-            kind: dict[str, Any] = dict(zip(("num_video_frames", "height", "width", "fps"), (*size, *fps)))
-            kind["sizes"] = [side for side, _ in sides.most_common()]
-            if len(sides) > 1 and any(captions := _captions_of_sizes(store, samples, kind["sizes"])):
-                kind["captions"] = captions
-            kinds.append((len(samples), kind))
-    asked = num_video_frames and num_video_frames == 1  # None: either
-    kinds.sort(key=lambda kind: (asked is not None and (kind[1]["num_video_frames"] == 1) != asked, -kind[0]))
+        samples, sides = store.of_kind(still), Counter[str]()
+        found = {tuple(map(int, size.split("x"))): n for size, n in store.sizes(samples).items()}
+        usable = [size for size in found if all(map(geometry.is_side, size[1:]))]
+        if not usable:
+            continue
+        usual = max(usable, key=lambda size: found[size])
+        rates = defaultdict[tuple[int, ...], Counter[float]](Counter)
+        for i in samples[:: -(-len(samples) // store.most_looked_at)].tolist():
+            with contextlib.suppress(SampleError):  # a bad sample is reported when its turn comes
+                meta, size = store.meta(i), geometry.pixel_size(*store.grid(i))
+                fps = float(meta.get("fps") or UNKNOWN_FPS)
+                rates[size][fps] += 1
+                if size in usable and (asked is None or (asked == 1) == still):
+                    form = dict(zip(SIZE, (*size, fps))) | set_by_user
+                    told[*form.values(), bool(meta.get("given_shapes"))] += captions_of(meta)
+                    looked_at += 1
+        for (_, height, width), n in found.items():
+            sides[f"{width}x{height}"] += n
+        of_usual = rates[usual] or sum(rates.values(), Counter())
+        kind = dict[str, Any](zip(SIZE, (*usual, *(fps for fps, _ in of_usual.most_common(1)))))
+        kinds.append((len(samples), kind | {"sizes": [side for side, _ in sides.most_common()]}))
+    kinds.sort(key=lambda kind: (asked is not None and (kind[1]["num_video_frames"] == 1) != (asked == 1), -kind[0]))
     groups = zip(("generation", "generation.other"), (kinds * 2)[:2])
-    return {f"{group}.{name}": value for group, (_, kind) in groups for name, value in kind.items()}
+    values = {f"{group}.{name}": value for group, (_, kind) in groups for name, value in kind.items()}
+    if len(told) > 1 or any(given for *_, given in told):
+        _report_untold(told, len(store) - looked_at)
+        values["generation.captions"] = [
+            f"{width}x{height} {frames} {fps} {given:d} {simhash.encoded(captions)}"
+            for (frames, height, width, fps, given), captions in sorted(told.items(), key=lambda item: -len(item[1]))
+            if captions
+        ]
+    return values
 
 
-def _captions_of_sizes(store: SampleStore, samples: np.ndarray, sizes: list[str]) -> list[str]:
-    """The encoded captions of samples of each size, evenly among `samples`; none of sizes that cannot be generated."""
-    told: dict[str, list[str]] = {size: [] for size in sizes}
-    for i in samples[:: -(-len(samples) // CAPTION_SAMPLES)].tolist():
-        _, *sides = geometry.pixel_size(*store.grid(i))
-        if all(map(geometry.is_side, sides)):
-            with contextlib.suppress(SampleError):
-                told["{1}x{0}".format(*sides)] += store.captions(i)
-    return list(map(simhash.encoded, told.values()))
+def captions_of(meta: Mapping[str, Any]) -> list[str]:
+    """All captions of a sample with this .json."""
+    return [caption for caption in (meta.get("caption"), *(meta.get("more_captions") or ())) if caption]
+
+
+def _report_untold(told: Mapping[tuple[Any, ...], list[str]], others: int) -> None:
+    """Say how many samples are not what their caption alone is answered with. others : samples without a record."""
+    shared = defaultdict[str, Counter[tuple[Any, ...]]](Counter)
+    for form, captions in told.items():
+        for caption in captions:
+            shared[simhash.encoded([caption])][form[:-1]] += 1  # whether pictures are given does not matter here
+    outvoted = sum(uses.total() - max(uses.values()) for uses in shared.values())
+    if outvoted or others:
+        log.info(
+            "A caption alone gives the frames, size and rate of its sample, but not for %d captions that more samples "
+            "of another form share, and for %d samples that were not looked at or whose size cannot be generated",
+            outvoted,
+            others,
+        )
 
 
 SampleStore = ShardStore | MockStore
-"""Random access to the samples of a split: `len`, `grid(i)` (latent T, H, W), `read(i)`, statistics and empty text."""
+"""Random access to the samples of a split: `len`, `grid(i)` (latent T, H, W), `meta(i)`, `read(i)`, statistics and
+empty text."""

@@ -10,10 +10,11 @@ import inspect
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from dfm_nb.data.sources._media import MediaOptions
 from dfm_nb.diffusion import samplers
 
 _USUAL = GenerationConfig()
+SHAPE = {"height", "width", "fps"}
 
 
 @cache  # so that it is logged once
@@ -78,20 +80,33 @@ Text = Annotated[str, AfterValidator(_utf8)]
 InputPath = Annotated[str, AfterValidator(_absolute)]
 
 
+class Known(NamedTuple):
+    """What samples of some training captions have: fields of `Request`, and whether pictures are given with them.
+
+    bits : SimHash of the captions, in base64.
+    """
+
+    settings: dict[str, Any]
+    given: bool
+    bits: str
+
+
 def usual(config: cfg.Config, num_video_frames: int | None = None, prompt: str = "") -> dict[str, Any]:
     """The settings that a checkpoint recommends: what requests that ask for nothing else are told.
 
-    Size and rate are those of most training samples of the kind, still (one frame) or clip, that is asked for; None:
-    the kind that most samples have. A kind that training lacked has those of the other one. Where training had several
-    sizes, a prompt gets that of the training caption most like it, if one is.
+    Frames, size and rate are those of the training caption most like the prompt, if one is, else those of most training
+    samples. Where a number of frames is asked for, size and rate are those of its kind, still (one frame) or clip; a
+    kind that training lacked has those of the other one.
     """
     own, found = config.generation, config.generation.model_dump(exclude={"other", "sizes", "captions", "given"})
-    still = (num_video_frames or own.num_video_frames or 1) == 1
+    found |= _most_frequent(most_alike(config, prompt))
+    still = (num_video_frames or found["num_video_frames"] or 1) == 1
     if own.other.fps is not None:
-        found |= trained(config, still).model_dump(include={"height", "width", "fps"})
+        found |= trained(config, still).model_dump(include=SHAPE)
     elif still:  # older weights know the rate of clips alone; validation's, where it was set, or that of pictures
         found["fps"] = config.validation.fps or 1.0
-    found |= size_by_caption(trained(config, still), prompt)
+    of_kind = _most_frequent(most_alike(config, prompt, still))
+    found |= {name: of_kind[name] for name in SHAPE & of_kind.keys()}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -101,21 +116,45 @@ def trained(config: cfg.Config, still: bool) -> cfg.schema.TrainedSize:
     return next((kind for kind in (own, own.other) if (kind.num_video_frames == 1) == still), own)
 
 
-def size_by_caption(kind: cfg.schema.TrainedSize, prompt: str) -> dict[str, int]:
-    """Width and height of the training captions most like a prompt, by most of them; {} if none is like it."""
-    ranked = []
-    for size, captions in zip(kind.sizes or (), kind.captions or ()):
-        if captions and (bits := simhash.differing_bits(prompt, captions)).min() <= simhash.ALIKE:
-            ranked.append((bits.min(), -np.count_nonzero(bits == bits.min()), size))
-    best = min(ranked, key=lambda found: found[:2], default=None)  # of equals the most frequent size, which is first
-    return {side: int(px) for side, px in of_size(best[2]).items()} if best else {}
+def _known(config: cfg.Config, still: bool | None) -> Iterator[Known]:
+    """The lines of `generation.captions`, of stills or clips alone if this is told."""
+    own = config.generation
+    # older weights have captions of each kind, and of a kind of one size none, so these do not tell the kind
+    for kind in (own, own.other) if own.captions or still is not None else ():
+        # older lines are the bits alone, in the order of `sizes`
+        for line, size in zip_longest(kind.captions or (), kind.sizes or (), fillvalue=""):
+            *form, bits = line.split(" ")
+            if bits:
+                size, frames, fps, given = form or (size, kind.num_video_frames, kind.fps, 0)
+                found = {**of_size(size), "num_video_frames": int(frames), "fps": float(fps)}
+                if still in (None, found["num_video_frames"] == 1):
+                    yield Known(found, bool(int(given)), bits)
 
 
-def of_size(size: str) -> dict[str, str]:
+def most_alike(config: cfg.Config, prompt: str, still: bool | None = None) -> list[tuple[Known, int]]:
+    """What samples with the training captions most like a prompt have, and how many have it; [] if none is like it.
+
+    still : of stills alone, or of clips alone.
+    """
+    counted = [(known, simhash.differing_bits(prompt, known.bits)) for known in _known(config, still)]
+    least = min((bits.min() for _, bits in counted), default=simhash.ALIKE + 1)
+    near = [(known, int((bits == least).sum())) for known, bits in counted]
+    return [(known, count) for known, count in near if count] if least <= simhash.ALIKE else []
+
+
+def _most_frequent(near: list[tuple[Known, int]]) -> dict[str, Any]:
+    """The settings that most have; of equals those of more samples, which are first."""
+    counts = Counter[tuple[tuple[str, Any], ...]]()
+    for known, count in near:
+        counts[tuple(known.settings.items())] += count
+    return dict(counts.most_common(1)[0][0]) if near else {}
+
+
+def of_size(size: str) -> dict[str, int]:
     """`96x64` as width and height."""
     if not re.fullmatch(r"\d+x\d+", size):
         raise ValueError(f"--size must be WIDTHxHEIGHT in px, such as 96x64; got {size!r}")
-    return dict(zip(("width", "height"), size.split("x")))
+    return dict(zip(("width", "height"), map(int, size.split("x"))))
 
 
 def described(sizes: Iterable[Request | cfg.schema.TrainedSize]) -> str:
@@ -272,11 +311,16 @@ class Request(Sampling):
                 raise FileNotFoundError(f"there is no file {path} ({flag})")
 
     def untrained(self, config: cfg.Config) -> str:
-        """A sentence if training had samples of this kind, still or clip, but none of this size; else empty."""
-        kind = trained(config, self.num_video_frames == 1)
-        if not kind.sizes or f"{self.width}x{self.height}" in kind.sizes:
-            return ""
-        return f"{self.width}x{self.height} px was not trained; trained sizes: {listed(kind.sizes)}"
+        """A sentence if training had samples of this kind, still or clip, but none of this size, and one if it had
+        captions like this one with given pictures alone; else empty.
+        """
+        kind, said = trained(config, self.num_video_frames == 1), list[str]()
+        if kind.sizes and f"{self.width}x{self.height}" not in kind.sizes:
+            said.append(f"{self.width}x{self.height} px was not trained; trained sizes: {listed(kind.sizes)}")
+        near = [known for known, _ in most_alike(config, self.prompt)] or [*_known(config, None)]
+        if near and not self.given and all(known.given for known in near):
+            said.append("training had captions like this one with given pictures alone; pass one with --given FILE")
+        return "; ".join(said)
 
     @property
     def latent_grid(self) -> tuple[int, int, int]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dfm_nb import parallel
+from dfm_nb.base import geometry
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import compared_loss, read_metrics, series
@@ -40,7 +41,7 @@ ASKED, TRAINING_ASKED = (500, 500), (64, 16)
 MOST = f"all held-out ones of --dataset up to {ASKED[0]}"
 SHOWN = {"images": 12, "clips": 3}
 NAMED = 5
-OWN = " at their own size and rate"
+OWN = " at their own frames, size and rate"
 NOT_MEASURED = {
     "kernel_distance": "a distance needs 4 samples: raise --num-prompts or --num-clips, or prepare's --val-fraction",
     "retrieval": f"retrieval needs {FEWEST_WAYS} pictures: do the same",
@@ -88,8 +89,8 @@ def over_data(
 ) -> EvaluationResult:
     """Measure a checkpoint against `dataset`: by unseen captions and, of a prepared folder, also by those of training.
 
-    Samples that `dfm generate` by default makes of another size or rate than their real ones have are made and measured
-    a second time, with those. exam : opens the judge of samples with attributes, if there is one.
+    Samples that `dfm generate` by default makes of other frames, size or rate than their real ones have are made and
+    measured a second time, with those. exam : opens the judge of samples with attributes, if there is one.
     """
     assert options.dataset is not None
     result, asked, tokenizer = EvaluationResult(), list[Request](), pipe.manifest["tokenizer"]
@@ -110,10 +111,11 @@ def over_data(
     judge = exam() if exam and any(r.attributes for real in sets.values() for r in real) else None
     for name, real in ((name, real) for name, real in sets.items() if real):
         kind, unseen = name.rpartition(" ")[2], bool(opened.training) and name in SHOWN
-        usual = [asked_for(pipe, r) | {"index": i, "num_video_frames": len(r.frames)} for i, r in enumerate(real)]
+        usual = [asked_for(pipe, r, options.max_frames) | {"index": i} for i, r in enumerate(real)]
         made = {name: (samples := options.generated(pipe, usual))}
         asked += [s.request for s in samples]
-        sizes = [{"fps": r.fps, **dict(zip(("height", "width"), r.frames.shape[1:3]))} for r in real]
+        shape = ("num_video_frames", "height", "width")
+        sizes = [{"fps": r.fps, **dict(zip(shape, r.frames.shape))} for r in real]
         differ = [i for i, s in enumerate(samples) if sizes[i].items() - s.request.model_dump(include=sizes[i]).items()]
         if differ:
             again = dict(zip(differ, options.generated(pipe, [usual[i] | sizes[i] for i in differ])))
@@ -155,11 +157,16 @@ def _scratch() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="dfm_nb-given-")
 
 
-def asked_for(pipe: Pipeline, real: Real) -> dict[str, Any]:
-    """The prompt of a real sample and, for a model that takes them, what is given beside it."""
+def asked_for(pipe: Pipeline, real: Real, max_frames: int | None = None) -> dict[str, Any]:
+    """The prompt of a real sample and, for a model that takes them, what is given beside it.
+
+    max_frames : what the user allows.
+    """
     asked: dict[str, Any] = {"prompt": real.caption}
     if pipe.config.generation.given:
         asked["given"] = write_given(Path(tempfile.mkdtemp(dir=_scratch().name), "given"), real.given, real.fps)
+    if max_frames and Request(**asked).completed(pipe.config).num_video_frames > max_frames:
+        asked["num_video_frames"] = geometry.floor_frames(max_frames)
     return asked
 
 
@@ -221,11 +228,10 @@ def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
             half = options.amounts(64, 0)[0] // 2
             pictures = [list({r.caption: r for r in real}.values())[:half] for real in chosen]
             held_out, train, every = ([r.frames for r in real] for real in (*pictures, chosen[0]))
-            still = {} if all(map(opened[0].is_clip, range(len(opened[0])))) else {"num_video_frames": 1}
             network = features.Features(parallel.device())
             judge = verdict.Judge(held_out, train, every, training.thumbnails, network, pipe.round_trip)
             base = base_samples(options, pipe)
-        asked = options.generated(pipe, [asked_for(pipe, r) | still for real in pictures for r in real])
+        asked = options.generated(pipe, [asked_for(pipe, r) for real in pictures for r in real])
         made, half, iteration = [sample.frames for sample in asked], len(pictures[0]), iteration_of(folder)
         row = judge.figures(iteration, made[:half], made[half:]) | {"val_loss": losses.get(iteration)}
         if base:

@@ -11,7 +11,7 @@ from dfm_nb.config import sizes
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.remote import local_folder, remote_folder
-from dfm_nb.data.stores import MockStore, SampleStore, ShardStore, has_split, usual_sizes
+from dfm_nb.data.stores import SIZE, MockStore, SampleStore, ShardStore, has_split, usual_sizes
 from dfm_nb.packs.packs import LatentStatistics, PackSettings
 from dfm_nb.parallel.groups import layout_of
 
@@ -67,9 +67,7 @@ def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
 
 def with_data(resolved: cfg.Resolved, store: SampleStore) -> cfg.Resolved:
     """With what the data set decides: the network's inputs, and what generation recommends."""
-    usual = usual_sizes(store, resolved.config.generation.num_video_frames)
-    if not (resolved.is_free("generation.height") and resolved.is_free("generation.width")):  # the user recommends one
-        usual = {name: value for name, value in usual.items() if not name.endswith("captions")}
+    usual = usual_sizes(store, resolved.config.generation.model_dump(include={*SIZE}, exclude_none=True))
     inputs = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
     return resolved.with_derived({**inputs, **usual, "generation.given": store.any_given or None}, "the data set")
 

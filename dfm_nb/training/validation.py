@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from dfm_nb import config as cfg
-from dfm_nb.base import files, geometry, metrics, video
+from dfm_nb.base import files, metrics, video
 from dfm_nb.base.log import log
 from dfm_nb.base.run import Run
 from dfm_nb.data.loader import build_pack
@@ -122,16 +122,15 @@ class Samples:
         captions = [(store, turn) for turn in range(most) for store in self.stores if turn < len(store)][:most]
         for index in range(self.trainer.dp_rank, max(len(v.prompts) + len(captions), of), of):
             store, turn = captions[(index - len(v.prompts)) % len(captions)]
-            prompt, frames, given = "", v.frames, tuple[str, ...]()
+            prompt, given = "", tuple[str, ...]()
             if sample := store.read(turn) if index >= len(v.prompts) else None:
                 prompt = sample.meta.get("caption") or sample.key
-                frames = frames or geometry.pixel_size(*sample.latent.shape[2:])[0]
                 self.pipeline.remember_text(prompt, sample.text_emb[0])
                 shown = [self.pipeline.decode_stored(z[0]) for z in sample.given]
                 given = write_given(self.run.samples / "given" / f"{index}", shown, sample.fps)
             else:
                 self.pipeline.encode_text([prompt := v.prompts[index]])
-            request = Request(prompt, index, num_video_frames=frames, given=given, **own).completed(self.config)
+            request = Request(prompt, index, num_video_frames=v.frames, given=given, **own).completed(self.config)
             self.pipeline.check_memory([request])
             self.requests[request] = store.split if sample else ""
             if sample and is_first_of_model():

@@ -1,7 +1,5 @@
 """What a data set recommends to generate."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from dfm_nb import config as cfg
@@ -18,15 +16,15 @@ class Captioned(MockStore):
         12: "pixel art of dragons",
     }
 
-    def captions(self, index):
-        return ["a moth" if index % 18 in (0, 1, 5) else self.subjects[max(self.grid(index))]]
+    def meta(self, index):
+        return {"caption": "a moth" if index % 18 in (0, 1, 5) else self.subjects[max(self.grid(index))]}
 
 
 class OfTwoRates(MockStore):
     """Clips of 25 frames a second among stills of 1."""
 
-    def read(self, index):
-        return SimpleNamespace(fps=25.0 if self.grid(index)[0] > 1 else 1.0)
+    def meta(self, index):
+        return {"fps": 25.0 if self.grid(index)[0] > 1 else 1.0}
 
 
 def test_few_clips_among_many_stills_are_found_and_a_recommended_length_puts_its_kind_first():
@@ -37,7 +35,9 @@ def test_few_clips_among_many_stills_are_found_and_a_recommended_length_puts_its
     single = stills | {"sizes": ["64x64"]}
     for found, frames, first, other in ((store, None, stills, clips), *asked, (alone, 9, single, single)):
         wanted = {f"generation.{k}": v for k, v in first.items()}
-        assert usual_sizes(found, frames) == wanted | {f"generation.other.{k}": v for k, v in other.items()}
+        known = usual_sizes(found, frames and {"num_video_frames": frames})
+        known.pop("generation.captions", None)
+        assert known == wanted | {f"generation.other.{k}": v for k, v in other.items()}
     assert usual_sizes(MockStore([(1, 7, 8)])) == {}, "no such size can be generated"
 
 
@@ -50,12 +50,13 @@ def test_a_prompt_gets_the_size_of_the_captions_most_like_it(length):
         request = Request(prompt, **given).completed(config)
         return request.num_video_frames, request.height, request.width
 
-    assert size("The tall lighthouse, by a stormy sea.") == (1, 80, 64)
+    assert size("The tall lighthouse, by a stormy sea.") == (5, 64, 80), "more clips than stills have it"
+    assert size("The tall lighthouse, by a stormy sea.", num_video_frames=1) == (1, 80, 64)
     assert size("pixel art of three dragons") == (1, 64, 96)
     assert size("a moth") == size("two robots play chess") == (1, 64, 64), "the most frequent one"
     assert size("the tall lighthouse by a stormy sea", num_video_frames=9) == (9, 64, 80)
     assert size("pixel art of dragons", height=32, width=48) == (1, 32, 48)
-    known = sum(len(each) for kind in (config.generation, config.generation.other) for each in kind.captions)
-    assert known <= 2 * 4_096 * 16 * 4 / 3 + 20, "base64 of 16 bytes each"
+    known = sum(map(len, config.generation.captions))
+    assert known <= 2 * 4_096 * 16 * 4 / 3 + 200, "base64 of 16 bytes each"
     single = usual_sizes(Captioned([(1, 8, 8)]))
     assert not any(key.endswith("captions") for key in single)
