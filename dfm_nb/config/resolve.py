@@ -192,9 +192,10 @@ def text_type(key: str) -> Any:
 
 
 def _leaves(tree: Mapping[Any, Any], words: Mapping[Any, Any]) -> dict[str, Any]:
-    """Leaves of a tree; a key that is text has its words: 1.10 is a folder, not a number."""
+    """Leaves of a tree; a key that is text has its words: 1.10 is a folder, not a number; one text is a list of one."""
     said = dict(flatten(words))
-    return {k: said[k] if text_type(k) and isinstance(said.get(k), str | list) else v for k, v in flatten(tree)}
+    found = {k: said[k] if text_type(k) and isinstance(said.get(k), str | list) else v for k, v in flatten(tree)}
+    return {k: [v] if text_type(k) == list[str] and isinstance(v, str) else v for k, v in found.items()}
 
 
 def _recipe_file(recipe: str | Path) -> Path:
@@ -226,6 +227,8 @@ def _read_overrides(overrides: Iterable[str], below: Iterable[dict[str, Any]]) -
             faults.append(Fault("", "must be group.key=value", shown(text), fix, origin=COMMAND_LINE))
         elif text_type(key) is str:
             leaves[key] = notation.read_text(value)
+        elif text_type(key) and value.strip()[:1] not in ("[", "") and value.strip() != "null":
+            leaves[key] = [notation.read_text(value)]  # one text of a list, whatever is in it
         else:
             try:
                 leaves |= _leaves({key: notation.read(value)}, {key: notation.read(value, words=True)})

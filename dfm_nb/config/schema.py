@@ -309,7 +309,7 @@ class GenerationConfig(TrainedSize):
 
 class ValidationConfig(Group):
     samples: bool = option(True, "generate samples at each validation, for captions of training and held-out samples")
-    prompts: list[Text] = option([], "further prompts to sample")
+    prompts: list[Text] = option([], "further prompts to sample: one, or a list as '[\"one, with a comma\", another]'")
     num_steps: Int | None = option(None, "sampler steps; null: generation.num_steps", ge=1)
     guidance: float | None = option(None, "guidance strength; null: generation.guidance", ge=0)
     height: Int | None = option(None, "height of the samples; null: as dfm generate by default", ge=16, multiple_of=16)

@@ -400,6 +400,8 @@ def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any], num_i
     return [request for each in first for request in each.variants(num_images)]
 
 
+_FLAG = re.compile(r"(?:^|\s)(--[a-zA-Z][\w-]*)")
+"""As trainers write settings behind a prompt: `a fox --n ugly --w 64`."""
 PROMPT_SUFFIXES = (".txt", ".jsonl", ".json", ".png", ".mp4")
 
 
@@ -407,7 +409,7 @@ def read_prompts(path: Path) -> list[tuple[str, dict]]:
     """(file and line, settings) per prompt of a `.txt`, `.jsonl`, or of a clip: its `.json`, `.png` or `.mp4`.
 
     Errors name the line. Read as captions are: UTF-8, with or without a byte order mark; \\n, \\r and \\r\\n end a
-    line, all else is space.
+    line, all else is space. In a .txt lines that begin with # are comments, and flags behind a prompt are refused.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no prompt file {path}")
@@ -426,9 +428,17 @@ def read_prompts(path: Path) -> list[tuple[str, dict]]:
         record = _json(text, str(path))
         return [(str(path), {k: v for k, v in record.items() if k in Request.model_fields})]
     lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if suffix != ".jsonl":
-        return [(where, {"prompt": " ".join(line.split())}) for where, line in lines]
-    return [(where, _json(line, where)) for where, line in lines]
+    if suffix == ".jsonl":
+        return [(where, _json(line, where)) for where, line in lines]
+    texts = [(where, " ".join(line.split())) for where, line in lines]
+    prompts = [(where, text) for where, text in texts if not text.startswith("#")]
+    if len(prompts) < len(texts):
+        log.info("%s: %d lines that begin with # are comments", path, len(texts) - len(prompts))
+    for where, text in prompts:
+        if flag := _FLAG.search(text):
+            fix = 'for settings or such text use a .jsonl with {"prompt": "...", "width": 64} in each line'
+            raise ValueError(f"{where}: a .txt has prompts alone; got the flag {flag[1]}; {fix}")
+    return [(where, {"prompt": text}) for where, text in prompts]
 
 
 def _json(text: str, where: str) -> dict:

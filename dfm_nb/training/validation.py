@@ -110,6 +110,8 @@ class Samples:
 
     def _prepare(self) -> None:
         v, folder, of = self.config.validation, data_folder(self.config), self.trainer.dp_size
+        if v.prompts:
+            log.info("validation.prompts has %d: %s", len(v.prompts), " | ".join(v.prompts))
         if folder is None:
             raise ValueError("random latents (dataset.mock) have no decoder")
         decoder = self.config.model.vae_cache_folder

@@ -74,6 +74,16 @@ def test_wrong_lines_are_named(tmp_path, line, name):
         arguments("--prompts-file", file).requests()
 
 
+def test_comments_of_a_text_file_are_no_prompts_and_flags_of_other_trainers_are_refused(tmp_path):
+    file = tmp_path / "p.txt"
+    file.write_text("# kohya's\na moth -- red\n  # more\na bee #2, well--known\n")
+    assert [line["prompt"] for _, line in read_prompts(file)] == ["a moth -- red", "a bee #2, well--known"]
+    for flags in ("--n ugly --w 64", "--ar 16:9"):
+        file.write_text(f"a moth\na bee {flags}\n")
+        with pytest.raises(ValueError, match=f"line 2.*{flags[:3]}"):
+            read_prompts(file)
+
+
 def test_text_file_has_a_prompt_a_line_and_a_sidecar_is_a_prompts_file(tmp_path):
     (tmp_path / "p.txt").write_text("a moth \n\n  a bee\n")
     assert [line["prompt"] for _, line in read_prompts(tmp_path / "p.txt")] == ["a moth", "a bee"]
