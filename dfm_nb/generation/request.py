@@ -433,12 +433,18 @@ def read_prompts(path: Path) -> list[tuple[str, dict]]:
     texts = [(where, " ".join(line.split())) for where, line in lines]
     prompts = [(where, text) for where, text in texts if not text.startswith("#")]
     if len(prompts) < len(texts):
-        log.info("%s: %d lines that begin with # are comments", path, len(texts) - len(prompts))
+        _tell_comments(path, len(texts) - len(prompts))
     for where, text in prompts:
         if flag := _FLAG.search(text):
             fix = 'for settings or such text use a .jsonl with {"prompt": "...", "width": 64} in each line'
             raise ValueError(f"{where}: a .txt has prompts alone; got the flag {flag[1]}; {fix}")
     return [(where, {"prompt": text}) for where, text in prompts]
+
+
+@cache  # so that it is logged once
+def _tell_comments(path: Path, count: int) -> None:
+    if parallel.rank() == 0:
+        log.warning("%s: %d lines that begin with # are comments and no prompts", path, count)
 
 
 def _json(text: str, where: str) -> dict:
