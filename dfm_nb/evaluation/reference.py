@@ -1,11 +1,15 @@
 """Real samples to measure against, of a prepared folder or of a source as `dfm prepare` takes it.
 
-A prepared folder has no pixels. Its latents are decoded by the checkpoint's tokenizer, so distances to them measure the
-network and not the tokenizer. The choice depends only on the seed; unreadable samples are skipped and counted, and so
-are held-out samples whose caption or picture training has too: they are not unseen.
+A prepared folder has no pixels. Samples are compared with the files that it was made of, where these are here and have
+not changed, else with its latents, decoded by the checkpoint's tokenizer. The choice depends only on the seed;
+unreadable samples are skipped and counted, and so are held-out samples whose caption or picture training has too: they
+are not unseen.
 """
 
+import contextlib
+import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable
@@ -16,8 +20,9 @@ import torch
 from dfm_nb.base import geometry, plugins, video
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError
+from dfm_nb.data.growing import owner_of
 from dfm_nb.data.shard_plan import SPLITS
-from dfm_nb.data.shards import how_to_adopt
+from dfm_nb.data.shards import how_to_adopt, read_record
 from dfm_nb.data.stores import ShardStore, has_split
 from dfm_nb.evaluation.diversity import SAME, thumbnails
 
@@ -32,6 +37,7 @@ class Real:
     """frames uint8 [T, H, W, 3], T = 1 + 4k and H, W divisible by 16, with what is known of them.
 
     given : the same of the pictures and clips that are given beside it.
+    original : what its file shows, neither cropped nor through a tokenizer, of about that size; None: it is not here.
     """
 
     frames: np.ndarray
@@ -39,6 +45,60 @@ class Real:
     fps: float
     attributes: dict[str, str] = field(default_factory=dict)
     given: list[np.ndarray] = field(default_factory=list)
+    original: np.ndarray | None = None
+
+    @property
+    def shown(self) -> np.ndarray:
+        """What samples are compared with."""
+        return self.frames if self.original is None else self.original
+
+
+def form_of(real: Sequence[Real]) -> str:
+    """How they are shown, for a title or a note."""
+    decoded = sum(one.original is None for one in real)
+    if not decoded:
+        return "as they are"
+    lacking = f"{decoded} of {len(real)}, whose files are not here or have changed, "
+    return (lacking if decoded < len(real) else "") + "after crop and tokenizer"
+
+
+def _uncropped(frames: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """All of these frames, so large that `like` was cut from them."""
+    frames, (height, width) = frames[: len(like)], frames.shape[1:3]
+    scale = max(like.shape[1] / height, like.shape[2] / width)
+    return video.resize(frames, max(1, round(height * scale)), max(1, round(width * scale)))
+
+
+class Originals:
+    """What the samples of a prepared folder were made of, by the manifest and the shards' records."""
+
+    def __init__(self, store: ShardStore):
+        self.store, self.items = store, dict[str, int]()
+        self.record = functools.cache(functools.partial(read_record, store.folder))
+        arguments = store.manifest.get("arguments") or {}
+        name, spec = plugins.source_and_spec(str(arguments.get("source")))
+        # of what a manifest names no module, whose code would run, and no server is used
+        if name in plugins.names("sources") and spec and Path(spec).exists():
+            flags = {flag: arguments[flag] for flag in plugins.flags("sources") if flag in arguments}
+            with contextlib.suppress(ValueError, OSError):
+                options = plugins.options_of("sources", name, plugins.all_flags()(**flags).changed())
+                self.source = plugins.load("sources", name).build(spec, **options)
+                self.items = {self.source.item_key(i): i for i in range(len(self.source))}
+
+    def read(self, index: int, like: np.ndarray) -> np.ndarray | None:
+        """A sample's, uint8 [T, H, W, 3] with the T of `like`; None where the file is not here or has other content."""
+        entry = self.store.entry(index)
+        owner = owner_of(entry.key, self.items)
+        held = ((self.record(entry.shard.name) or {}).get("contents") or {}).get(owner)
+        if not held or owner not in self.items:
+            return None
+        with contextlib.suppress(SampleError, OSError):
+            content = self.source.content(self.items[owner])
+            if content and content.sha256 == held[0]:
+                for clip in self.source.read(self.items[owner]):
+                    if clip.key == entry.key:
+                        return _uncropped(clip.video, like)
+        return None
 
 
 class Training:
@@ -83,6 +143,7 @@ class ShardReference:
 
     def __init__(self, folder: str, split: str, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict):
         self.store, self.decode, self.split = ShardStore(folder, split), decode, split
+        self.originals = Originals(self.store)
         own = self.store.manifest["tokenizer"]
         if any(own.get(k) != tokenizer.get(k) for k in ("name", "sha256")):
             raise ValueError(
@@ -108,7 +169,8 @@ class ShardReference:
         if self.training:
             self.training.check(clip, frames)
         given = [self.decode(z[0]) for z in clip.given]
-        return Real(frames, meta["caption"], clip.fps, meta.get("attributes") or {}, given)
+        original = self.originals.read(index, frames)
+        return Real(frames, meta["caption"], clip.fps, meta.get("attributes") or {}, given, original)
 
 
 class SourceReference:
@@ -133,7 +195,8 @@ class SourceReference:
         frames = clip.video[: geometry.floor_frames(len(clip.video))]
         _, height, width, _ = frames.shape
         height, width = video.fit_size(height, width, self.short_side, upscale=True)
-        return Real(video.resize(frames, height, width), clip.caption, clip.fps, clip.attributes, clip.given)
+        fitted = video.resize(frames, height, width)
+        return Real(fitted, clip.caption, clip.fps, clip.attributes, clip.given, _uncropped(frames, fitted))
 
 
 def held_out(folder: str) -> str:
@@ -182,6 +245,7 @@ def choose(
             is_clip = len(real.frames) > 1
             if left[is_clip]:
                 real.frames = real.frames[: max_frames and geometry.floor_frames(max_frames)]
+                real.original = None if real.original is None else real.original[: len(real.frames)]
                 found[is_clip].append(real)
                 left[is_clip] -= 1
                 bar.update()

@@ -27,7 +27,7 @@ from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.evaluation import features, reference, verdict
 from dfm_nb.evaluation.comparison import EvaluationResult, compare
 from dfm_nb.evaluation.diversity import copied, nearness, thumbnails
-from dfm_nb.evaluation.reference import SEEN, Real, ShardReference
+from dfm_nb.evaluation.reference import SEEN, Real, ShardReference, form_of
 from dfm_nb.evaluation.retrieval import FEWEST_WAYS
 from dfm_nb.generation.clip_files import Generated, write_given
 from dfm_nb.generation.pipeline import ModelOptions, Pipeline
@@ -121,7 +121,7 @@ def over_data(
             again = dict(zip(differ, options.generated(pipe, [usual[i] | sizes[i] for i in differ])))
             made[name + OWN] = [again.get(i, s) for i, s in enumerate(samples)]
         others = sets[f"training {kind}"] if unseen else ()
-        of_real, of_others = ([network(r.frames) for r in some] for some in (real, others))
+        of_real, of_others = ([network(r.shown) for r in some] for some in (real, others))
         shown = {"as_drawn": [r.frames for r in real], "decoded": [pipe.round_trip(r.frames) for r in real]}
         coded = [network(frames) for frames in shown["decoded"]]
         for key, of_key in made.items():
@@ -136,10 +136,12 @@ def over_data(
             lacking = {m: why for m, why in NOT_MEASURED.items() if m not in found and key in SHOWN}
             result.values[key] = found | {"not_measured": lacking}
         beside = "what is given, " * any(r.given for r in real)
-        title = f"{'unseen ' * unseen}{name}: {beside}yours, and what dfm generate makes of the caption".capitalize()
-        pairs = [([*r.given, r.frames, s.frames], r.caption) for r, s in zip(real, samples)]
+        of_name = f"{'unseen ' * unseen}{name}: {beside}yours ({form_of(real)})"
+        title = f"{of_name}, and what dfm generate makes of the caption".capitalize()
+        pairs = [([*r.given, r.shown, s.frames], r.caption) for r, s in zip(real, samples)]
         result.samples[title] = pairs[: SHOWN[kind]]
     result.values["dataset"] = about = _about(options, opened, faults, asked)
+    about["notes"].append(f"Compared with yours {form_of([r for real in sets.values() for r in real])}")
     if opened.training and (said := _other_data(opened, pipe)):
         about["notes"].append(said)
     return result
@@ -243,6 +245,7 @@ def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
     if judge is None:
         raise ValueError(f"all {len(folders)} checkpoints of {run} are damaged; take another run")
     about = _about(options, opened[0], [fault for some in faults for fault in some], [s.request for s in asked])
+    about["notes"].append("Compared with yours after crop and tokenizer")
     result.values |= {"dataset": about, "checkpoints": rows, "verdict": judge.verdict(rows)}
     if (run / "config.yaml").is_file():
         write_atomically(run / "verdict.json", json.dumps(result.values, indent=1).encode())
