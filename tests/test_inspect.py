@@ -11,6 +11,7 @@ from PIL import Image
 from dfm_nb import inspect
 from dfm_nb.base.argv import guard
 from dfm_nb.data import shards
+from dfm_nb.data.inspection import InspectedShards
 from tests.data.shard_files import write_shard
 
 
@@ -92,3 +93,15 @@ def test_mistakes_are_named(tmp_path, capsys, files):
     assert guard(inspect.main, [str(tmp_path)]) in (1, 2)
     printed = capsys.readouterr()
     assert str(tmp_path) in printed.out + printed.err and "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(
+    "stills, clips, shown",
+    [(280, 13, (20, 4)), (13, 280, (4, 20)), (60, 60, (12, 12)), (40, 2, (22, 2)), (9, 0, (9, 0))],
+)
+def test_a_sheet_of_24_shows_several_of_the_kind_that_fewer_samples_have(stills, clips, shown):
+    entries = [
+        mock.Mock(meta={"num_frames": frames}) for frames, count in ((1, stills), (9, clips)) for _ in range(count)
+    ]
+    chosen = InspectedShards.chosen(mock.Mock(entries=entries), 24)
+    assert len(set(chosen)) == len(chosen) == sum(shown) and sum(i < stills for i in chosen) == shown[0]

@@ -160,10 +160,19 @@ class InspectedShards:
         # a tokenizer fitted to the data has no other file
         return None if place is None and hasattr(module, "fit") else module.build(place)
 
+    def chosen(self, count: int) -> list[int]:
+        """Stills and clips in proportion, the fewer at least a sixth, each evenly over the shards."""
+        clips, stills = list[int](), list[int]()
+        for i, entry in enumerate(self.entries):
+            (clips if (entry.meta.get("num_frames") or 1) > 1 else stills).append(i)
+        few, many = sorted((clips, stills), key=len)
+        places = max(count * len(few) // max(len(self.entries), 1), min(count // 6, len(few)))
+        return sorted([*evenly(few, places), *evenly(many, count - places)])
+
     def sheet(self, count: int, tokenizer: Tokenizer | None) -> np.ndarray | None:
-        """Samples evenly over the shards with their captions; in false colours without a tokenizer."""
+        """`chosen` samples with their captions; in false colours without a tokenizer."""
         shown = []
-        for i in evenly(range(len(self.entries)), count):
+        for i in self.chosen(count):
             with contextlib.suppress(SampleError):  # counted and named by --verify
                 clip = self.entries[i].read(self.fits)
                 shown.append((pictures(clip, tokenizer), clip.meta.get("caption") or clip.key))

@@ -138,7 +138,9 @@ def expected(config: cfg.Config, store: SampleStore, tokens: float) -> str:
     stills, clips = _tokens(config, store)
     epochs = tokens / (stills.sum() + clips.sum())
     uses = {"picture": (len(stills), epochs), "clip": (len(clips), epochs * config.dataset.clip_weight)}
-    said = " and ".join(f"each {kind} about {n:.0f} times" for kind, (count, n) in uses.items() if count)
+    said = " and ".join(
+        f"each {kind} about {format(n, '.0f' if n >= 1 else '.2f')} times" for kind, (count, n) in uses.items() if count
+    )
     seen = next((share for least, share in PASSES.items() if len(stills) and epochs >= least), None)
     came_back = f"In measured runs of that many passes, {seen} of the pictures came back from their captions"
     gave = came_back if seen else f"The shortest measured runs used each picture {min(PASSES)} times"

@@ -447,6 +447,7 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
     resolved = with_data(resolved, store)
     arithmetic = everyones(precision(resolved.config.mixed_precision))[0]  # one for all, whatever their processors
     resolved = resolved.with_derived({"mixed_precision": arithmetic}, "the processor of rank 0")
+    timed = resolved.config.train.minutes and not resolved.is_dialled and resolved.is_free("train.train_iters")
     if resolved.config.train.minutes and not resolved.is_dialled:
         run.tell("timing iterations")
         resolved = dial.settings(resolved, store, dist.get_world_size(), started)
@@ -467,6 +468,9 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
         log.warning("dataset.%s has no effect: it is for clips, and all samples are pictures", ends[0])
     if not resolved.is_dialled:  # the dial knows, and a few pictures train well in such steps
         _warn_of_large_steps(config, store)
+    if config.dataset.path and not timed and not model.student:  # the dial, which times them, knows it better
+        tokens = config.train.train_iters * config.train.global_batch_size * config.dataset.task_encoder_seq_length
+        log.info("%s", dial.expected(config, store, tokens))
     for notice in resolved.notices:
         log.info("%s", notice)
     training.resume()
