@@ -158,7 +158,7 @@ class MockStore(Sizes):
         return EncodedClip(f"mock{index:06d}", latent, text, {"fps": 24})
 
 
-def usual_sizes(store: SampleStore, recommended: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def usual_sizes(store: SampleStore, recommended: dict[str, Any] | None = None) -> dict[str, Any]:
     """`generation.height`, `width`, `num_video_frames` and `fps` of the kind, stills or clips, with more samples, and
     `generation.other.*` of the other one; `sizes` are those of all samples.
 
@@ -185,7 +185,7 @@ def usual_sizes(store: SampleStore, recommended: Mapping[str, Any] | None = None
                 fps = float(meta.get("fps") or UNKNOWN_FPS)
                 rates[size][fps] += 1
                 if size in usable and (asked is None or (asked == 1) == still):
-                    form = dict(zip(SIZE, (*size, fps))) | set_by_user
+                    form = {**dict(zip(SIZE, (*size, fps))), **set_by_user}
                     told[*form.values(), bool(meta.get("given_shapes"))] += captions_of(meta)
                     looked_at += 1
         for (_, height, width), n in found.items():

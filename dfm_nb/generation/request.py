@@ -126,7 +126,7 @@ def _known(config: cfg.Config, still: bool | None) -> Iterator[Known]:
             *form, bits = line.split(" ")
             if bits:
                 size, frames, fps, given = form or (size, kind.num_video_frames, kind.fps, 0)
-                found = {**of_size(size), "num_video_frames": int(frames), "fps": float(fps)}
+                found = {**of_size(size), "num_video_frames": int(frames or 1), "fps": float(fps or 1)}
                 if still in (None, found["num_video_frames"] == 1):
                     yield Known(found, bool(int(given)), bits)
 
