@@ -33,6 +33,7 @@ def handlers():
 
 
 def test_signal_or_the_end_of_the_time_stops_a_run(one_rank, handlers):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup, where it stays ignored
     stop = StopRequest(on_signal=True)
     assert stop.agreed(out_of_time=False, news=False) == (0, 0)
     assert stop.agreed(out_of_time=True, news=True) == (OUT_OF_TIME, 1)
