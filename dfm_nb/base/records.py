@@ -161,8 +161,7 @@ class Source(Protocol):
 
         held : of an earlier preparation. hashed : read no file that was not hashed before.
         """
-        location: Any = getattr(self, "location", None)
-        return location and location.content(self, index, held, hashed)
+        return None
 
     def identity(self) -> dict:
         """JSON-serialisable description of the input (paths, counts, seeds); equal identities mean equal samples."""

@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path, PurePosixPath
@@ -135,9 +135,8 @@ class Location:
             return about.st_size, about.st_mtime_ns
         return None
 
-    def content(self, source: Any, index: int, held: Content | None, hashed: bool) -> Content | None:
-        """`Source.content` of a folder or table that is here."""
-        media, weight = _read_by(source, index)
+    def content(self, media: Sequence[Any], weight: object, held: Content | None, hashed: bool) -> Content | None:
+        """`Source.content` of an item that is read from these files and pictures in memory."""
         stamps = [self._stamp(one) if self._dated(one) else None for one in media]
         stamp, hashes = repr(stamps), [self._hash(one, True) for one in media]
         if None in hashes and None not in stamps and held and held.stamp == stamp:
@@ -189,17 +188,6 @@ class Location:
     def opened(self, name: str) -> BinaryIO:
         """A file at a URL, of which only requested ranges are fetched."""
         return self.server.open(file_in(self.root, name))
-
-
-def _read_by(source: Any, index: int) -> tuple[list[Any], object]:
-    """What an item of a folder or a table is read from, and its weight."""
-    if hasattr(source, "files"):
-        name = source.files[index]
-        return [name, *source.given.get(name, ())], source._weight(name)
-    cells = (source.rows[column][index] for column in (*source.media, *source.given))
-    media = [one for cell in cells for one in (cell if isinstance(cell, (list, tuple)) else [cell]) if one is not None]
-    media = [(one.get("bytes") or one.get("path")) if isinstance(one, dict) else one for one in media]
-    return media, source.rows[source.weight_column][index] if source.weight_column else None
 
 
 def _visible(root: Path) -> Iterator[str]:

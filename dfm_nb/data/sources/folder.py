@@ -46,7 +46,7 @@ from dfm_nb.base import video
 from dfm_nb.base.files import read_text
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
-from dfm_nb.base.records import Clip, SampleError, Source
+from dfm_nb.base.records import Clip, Content, SampleError, Source
 from dfm_nb.data import captioning
 from dfm_nb.data.sources import table
 from dfm_nb.data.sources._location import Location, matched
@@ -234,6 +234,11 @@ class Folder(Source):
 
     def identity(self) -> dict:
         sizes = map(self.location.size, self.files)
+    def content(self, index: int, held: Content | None = None, hashed: bool = False) -> Content | None:
+        """What the file, and what is given with it, is read from."""
+        name = self.files[index]
+        return self.location.content([name, *self.given.get(name, ())], self._weight(name), held, hashed)
+
         texts = (None if self._row(name).texts else self._caption_file_of(name) for name in self.files)
         said = zip(map(self._listed, self.files), self.location.states(texts))
         of_folders = [

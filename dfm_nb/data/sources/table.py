@@ -44,7 +44,7 @@ from PIL import Image
 from dfm_nb.base.files import read_text
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
-from dfm_nb.base.records import Clip, SampleError, Source
+from dfm_nb.base.records import Clip, Content, SampleError, Source
 from dfm_nb.base.urls import HTTP, is_public, reported, uses_fsspec
 from dfm_nb.data.captioning import TAG_COLUMNS, WEIGHT_COLUMNS, check_length, tags_of, texts_of, weight_of
 from dfm_nb.data.sources._fetch import fetched
@@ -376,6 +376,13 @@ class Table(Source):
 
     def _value(self, index: int) -> Any:
         """The row's picture: bytes, a PIL image, an array, or a path or URL."""
+    def content(self, index: int, held: Content | None = None, hashed: bool = False) -> Content | None:
+        """What the row's pictures are read from."""
+        cells = [one for name in (*self.media, *self.given) for one in pictures_of(self.rows[name][index])]
+        media = [_path(one) if isinstance(one, str) and "://" not in one else one for one in cells]
+        weight = self.rows[self.weight_column][index] if self.weight_column else None
+        return self.location.content(media, weight, held, hashed)
+
         for column in self.media:
             value = next(iter(pictures_of(self.rows[column][index])), None)
             if isinstance(value, (str, bytes, Image.Image, np.ndarray)):
