@@ -25,7 +25,7 @@ from dfm_nb import config as cfg
 from dfm_nb.base import video
 from dfm_nb.base.geometry import FRAMES_PER_LATENT
 from dfm_nb.base.metrics import read_metrics, rounds_by_sigma
-from dfm_nb.base.plots import PALETTE, blank, plain, plain_ticks, png
+from dfm_nb.base.plots import PALETTE, blank, literal, plain, plain_ticks, png
 from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run
 from dfm_nb.base.seeds import generator_for
@@ -59,7 +59,7 @@ class Picture:
 
     def save(self, path: str | Path) -> Path:
         """Write the figure in the format of the suffix, PNG by default."""
-        self.figure.savefig(path)
+        literal(self.figure).savefig(path)
         return Path(path)
 
     def _repr_html_(self) -> str:

@@ -28,14 +28,19 @@ def blank(width_in: float, height_in: float, dpi: int = 120) -> Figure:
     return Figure(figsize=(width_in, height_in), dpi=dpi, layout="constrained", facecolor="white")
 
 
-def png(drawn: Figure) -> bytes:
-    """The figure as a PNG. Its text is no mathtext: two dollar signs in a name are no formula."""
+def literal(drawn: Figure) -> Figure:
+    """The figure, whose text is no mathtext: two dollar signs in a name are no formula."""
     from matplotlib.text import Text
 
     for text in drawn.findobj(Text):
         if "mathdefault" not in text.get_text() and "$" in text.get_text():  # a tick's power of ten is a formula
             text.set_parse_math(False)
-    drawn.savefig(out := io.BytesIO(), format="png")
+    return drawn
+
+
+def png(drawn: Figure) -> bytes:
+    """The figure as a PNG."""
+    literal(drawn).savefig(out := io.BytesIO(), format="png")
     return out.getvalue()
 
 
