@@ -5,7 +5,8 @@
   the result is byte-identical to an uninterrupted run.
 - Every dropped sample is counted by reason and listed in its shard's record; the manifest lists the first
   `NAMED_DROPS`. Kept samples that lack a part of their file or captions are treated alike.
-- The memory of a process does not grow with samples: an item takes some bytes, a shard takes half a KiB on rank 0.
+- Memory: an item takes some bytes, a shard half a KiB on rank 0; the hashes by which items are known again take a
+  record each where a folder grows, `--reuse` is given, or copies are counted.
 """
 
 import contextlib
@@ -369,7 +370,7 @@ class Preparation:
         self.ranks.first(self._complete)
 
     def _tell_captions(self) -> None:
-        """Count the samples that keep captions of before; they change by --texts-only alone."""
+        """Count the samples that keep their older captions; these change by --texts-only alone."""
         others = (
             [] if self.config.texts_only else list(other_captions(self.plans.all(), self.reading, self.folder.path))
         )

@@ -79,7 +79,9 @@ class Originals:
         name, spec = plugins.source_and_spec(str(arguments.get("source")))
         # of what a manifest names no module, whose code would run, and no server is used
         if name in plugins.names("sources") and spec and Path(spec).exists():
-            flags = {flag: arguments[flag] for flag in plugins.flags("sources") if flag in arguments}
+            # nor may the folder's author choose other files of this machine
+            kept = plugins.flags("sources").keys() - {"allow_outside"}
+            flags = {flag: arguments[flag] for flag in kept if flag in arguments}
             with contextlib.suppress(ValueError, OSError):
                 options = plugins.options_of("sources", name, plugins.all_flags()(**flags).changed())
                 self.source = plugins.load("sources", name).build(spec, **options)
