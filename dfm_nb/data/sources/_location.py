@@ -29,7 +29,11 @@ COMPARED_BYTES, COMPARED_FILES = 4 << 20, 20_000
 """Larger files, and files beyond this number, get no checksum: much data would be read twice."""
 OWN_MARKS = (".dfm", ".run.json")
 """In a prepared folder and in a run folder, whose contact sheets and samples are no pictures of the user's."""
-HIDDEN = re.compile(r"[.@].*|#recycle|\$RECYCLE\.BIN|System Volume Information|lost\+found|__MACOSX", re.IGNORECASE)
+HIDDEN = re.compile(
+    r"\..*|@(eaDir|tmp|Recycle|Recently-Snapshot)|#recycle|\$RECYCLE\.BIN|System Volume Information|lost\+found|"
+    r"__MACOSX",
+    re.IGNORECASE,
+)
 """Files and folders that are not shown: of Unix, and the thumbnails and bins of network storage and other systems."""
 
 

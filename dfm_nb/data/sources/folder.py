@@ -4,9 +4,9 @@ Images: png, jpg, webp, gif, avif, heic, jp2, bmp, tif; animated ones are clips.
 ts, wmv, flv, 3gp, ogv. Other kinds are counted and named with the command that converts them. The caption
 of `a.png` is looked for in this order:
 
-1. a list in its folder or one above: `captions` or `metadata` as .csv, .tsv, .json, .jsonl or .parquet, or kohya's
-   `meta_cap.json`, with columns as a table's (`dfm_nb.data.sources.table`), each for itself: a row without a caption
-   still gives its split, weight and given pictures;
+1. a list in its folder or one above: `captions` or `metadata` as .csv, .tsv, .jsonl or .parquet, `captions.json` or
+   kohya's `meta_cap.json`, with columns as a table's (`dfm_nb.data.sources.table`), each for itself: a row without a
+   caption still gives its split, weight and given pictures;
 2. `a.txt`, `a.caption` or `a.png.txt`; with `caption_lines="each"` each line is a caption;
 3. `a.json` or `a.png.json` with caption, text or prompt;
 4. its tags;
@@ -59,7 +59,9 @@ class Flags(table.Flags):
     )
 
 
-LISTS = (*(f"{name}{suffix}" for name in ("captions", "metadata") for suffix in table.SUFFIXES), "meta_cap.json")
+LISTS = {f"{name}{suffix}" for name in ("captions", "metadata") for suffix in table.SUFFIXES} - {"metadata.json"}
+LISTS |= {"meta_cap.json"}
+"""Without metadata.json, which any tool may write of anything."""
 TEXT_SUFFIXES = (".caption", ".txt")  # of one picture; the later is preferred
 KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", *TEXT_SUFFIXES, *table.SUFFIXES}
 REPEATS = re.compile(r"([1-9]\d{0,2})_(\D.*)")
@@ -68,7 +70,7 @@ CAMERA_WORDS = {
     *"img image images dsc dscn dscf dcim pxl mvi vid video mov gopr gh gx dji pic picture photo frame scan".split(),
     *"screenshot whatsapp wa at am pm file clip untitled copy".split(),
 }
-HASH = re.compile(r"[0-9a-f-]{8,}", re.IGNORECASE)
+HASH = re.compile(r"(?=.*\d)[0-9a-f-]{8,}", re.IGNORECASE)  # facade-bed is words
 PLAIN_FOLDERS = {
     *table.SPLITS,
     *"images image img imgs pictures photos videos clips data dataset target targets".split(),
@@ -80,6 +82,8 @@ MASK = re.compile(r".+-masklabel", re.IGNORECASE)
 """OneTrainer's mask of a picture."""
 GIVEN_FOLDERS, TARGET_FOLDERS = {"control", "controls", "source", "input"}, {"target", "targets", "output", "edited"}
 EXAMPLES = 3
+OF_FOLDERS, OF_FILES = "names of their folders", "names of files"
+"""Where captions come from that nobody wrote."""
 Said = tuple[list[str], list[str]]
 """Captions and tags."""
 
@@ -170,7 +174,9 @@ class Folder(Source):
             if self._row(name).texts:
                 continue
             for target in targets[stem]:
-                self.given.setdefault(target, []).append(name)
+                pictures = self.given.setdefault(target, [])
+                if name not in pictures:  # a list may name it too
+                    pictures.append(name)
             if not targets[stem]:
                 self.orphans.add(name)
         if self.given:
@@ -203,7 +209,7 @@ class Folder(Source):
             name
             for name in sorted(set(names) - used)
             if PurePosixPath(name).suffix.lower() in {*TEXT_SUFFIXES, *table.SUFFIXES}
-            and posixpath.basename(name).lower() not in (*LISTS, "readme.txt", "license.txt")
+            and posixpath.basename(name).lower() not in LISTS | {"readme.txt", "license.txt"}
         ]
         if idle and self.files:
             said = "%s has %d texts or tables that are not used, such as %s; rename a list to metadata.csv or the like"
@@ -213,13 +219,13 @@ class Folder(Source):
             origins[self._origin(name)].append(name)
         self.captions_from = {}
         for origin, files in sorted(origins.items()):
-            words = Counter(self._words(name)[1] for name in files) if origin.startswith("names of") else Counter()
+            words = Counter(self._words(name)[1] for name in files) if origin in (OF_FOLDERS, OF_FILES) else Counter()
             examples = [f"{word!r} ({n})" for word, n in words.most_common(EXAMPLES)] or files[:EXAMPLES]
             self.captions_from[origin] = {"files": len(files), "examples": examples}
         lines = captioning.origin_lines(self.captions_from)
-        named = any(origin.startswith("names of") for origin in origins)
+        named = bool({OF_FOLDERS, OF_FILES} & origins.keys())
         if lines:
-            fix = f"; add {LISTS[0]} or a .txt for each" if named else ""
+            fix = "; add captions.csv or a .txt for each" if named else ""
             log.log(WARNING if named else INFO, "captions of %s: %s%s", root, "; ".join(lines), fix)
 
     def __len__(self) -> int:
@@ -228,22 +234,20 @@ class Folder(Source):
     def item_key(self, index: int) -> str:
         return key_of(self.files[index])
 
+    def content(self, index: int, held: Content | None = None, hashed: bool = False) -> Content | None:
+        """What the file, and what is given with it, is read from."""
+        name = self.files[index]
+        return self.location.content([name, *self.given.get(name, ())], self._weight(name), held, hashed)
+
     def item_split(self, index: int) -> str | None:
         """The split of the item's folder, or of its row in a list."""
         return self.splits[index]
 
     def identity(self) -> dict:
         sizes = map(self.location.size, self.files)
-    def content(self, index: int, held: Content | None = None, hashed: bool = False) -> Content | None:
-        """What the file, and what is given with it, is read from."""
-        name = self.files[index]
-        return self.location.content([name, *self.given.get(name, ())], self._weight(name), held, hashed)
-
         texts = (None if self._row(name).texts else self._caption_file_of(name) for name in self.files)
         said = zip(map(self._listed, self.files), self.location.states(texts))
-        of_folders = [
-            (name, self._words(name)[1]) for name in self.files if self._origin(name) == "names of their folders"
-        ]
+        of_folders = [(name, self._words(name)[1]) for name in self.files if self._origin(name) == OF_FOLDERS]
         weights = [*map(self._weight, self.files)]
         given = self._given_states()
         return {
@@ -309,21 +313,20 @@ class Folder(Source):
         return not (self._row(name).texts or self._text_file(name)) and self._beside(self.records, name) is not None
 
     def _json_caption(self, name: str) -> list[str]:
-        """The captions in a file's own .json; [] if it has none."""
+        """The captions in a file's own .json; [] if it has none, as any tool may write such a file of anything."""
         file = self._beside(self.records, name)
         assert file is not None
-        with self.location.local(file) as path:
-            video.check_regular(path)
-            if path.stat().st_size > captioning.LARGEST_CAPTION:
-                return []
-            try:
+        try:
+            with self.location.local(file) as path:
+                video.check_regular(path)
+                if path.stat().st_size > captioning.LARGEST_CAPTION:
+                    return []
                 record = json.loads(read_text(path))
-            except (ValueError, RecursionError):
-                return []
-        if not isinstance(record, dict):
+            values = [record.get(key) for key in ("caption", "text", "prompt")] if isinstance(record, dict) else []
+            texts = [value for value in values if isinstance(value, (str, list))]
+            return captioning.texts_of(texts[0], file) if texts else []
+        except (ValueError, OSError, RecursionError):  # SampleError too: the file is reported as not used
             return []
-        texts = [record[key] for key in ("caption", "text", "prompt") if isinstance(record.get(key), (str, list))]
-        return captioning.texts_of(texts[0], file) if texts else []
 
     def _origin(self, name: str) -> str:
         """Where a file's caption comes from, in words."""
@@ -344,11 +347,11 @@ class Folder(Source):
         path = PurePosixPath(name)
         kohya = REPEATS.fullmatch(path.parent.name)
         if kohya:
-            return "names of their folders", _spaced(kohya[2])
+            return OF_FOLDERS, _spaced(kohya[2])
         above = [place for place in path.parent.parts if place.lower() not in PLAIN_FOLDERS]
         if above and _says_nothing(path.stem) and not _says_nothing(above[-1]):
-            return "names of their folders", _spaced(above[-1])
-        return "names of files", _spaced(path.stem)
+            return OF_FOLDERS, _spaced(above[-1])
+        return OF_FILES, _spaced(path.stem)
 
     def captions(self, index: int) -> Said:
         """The captions of a file and its tags; SampleError when what should hold them does not."""
@@ -503,7 +506,7 @@ def build(spec: str | None = None, **options: Any) -> Folder | table.Table:
         raise NotADirectoryError(f"--source folder:{spec} is not a folder; pass one with images or videos")
     source = Folder(location, flags)
     if not len(source):
-        if any(name.lower().endswith(".parquet") and not name.lower().endswith(LISTS) for name in source.names):
+        if any(name.lower().endswith(".parquet") and not name.lower().endswith(tuple(LISTS)) for name in source.names):
             return table.build(spec, **{k: v for k, v in options.items() if k != "caption_lines"})
         kinds = ", ".join(sorted(s[1:] for s in MEDIA_SUFFIXES))
         raise ValueError(f"{spec} has no images or videos ({kinds}); pass a folder that has some")

@@ -73,6 +73,8 @@ GIVEN = re.compile(
     "(source|src|input|original|orig|control|condition(ing)?|cond|edit|ref(erence)?|kontext)" + _KINDS, re.IGNORECASE
 )
 """Names of columns, if they hold media: what is to be made, and what is given for it."""
+OF_PICTURES = re.compile("image|img|picture|video|(source|input|output|target)_file_name", re.IGNORECASE)
+"""In such a name of a column. Paths in others, as in `source` or `original_filename`, count if their files are here."""
 MEDIA_COLUMNS = [
     *"image video image_path video_path path file file_name filename image_url video_url url".split(),
     *TARGET_COLUMNS,
@@ -374,8 +376,6 @@ class Table(Source):
             raise SampleError("no_caption", f"{column!r} must be text; it is empty; write a caption there")
         return texts or [", ".join(tags)], tags
 
-    def _value(self, index: int) -> Any:
-        """The row's picture: bytes, a PIL image, an array, or a path or URL."""
     def content(self, index: int, held: Content | None = None, hashed: bool = False) -> Content | None:
         """What the row's pictures are read from."""
         cells = [one for name in (*self.media, *self.given) for one in pictures_of(self.rows[name][index])]
@@ -383,6 +383,8 @@ class Table(Source):
         weight = self.rows[self.weight_column][index] if self.weight_column else None
         return self.location.content(media, weight, held, hashed)
 
+    def _value(self, index: int) -> Any:
+        """The row's picture: bytes, a PIL image, an array, or a path or URL."""
         for column in self.media:
             value = next(iter(pictures_of(self.rows[column][index])), None)
             if isinstance(value, (str, bytes, Image.Image, np.ndarray)):
@@ -449,8 +451,9 @@ def columns_of(
 ) -> Columns:
     """The columns that are used, by flags or usual names; unused columns with pictures or paths of media are reported.
 
-    A column `source` may also be an author, an address or a name at the place where the picture came from, so its
-    texts count if one of the first names a file here (`exists`).
+    A column `source` may also be an author, an address or a name at the place where the picture came from, and
+    `original_filename` what a file was called before. So texts in a column that is not named as one of pictures count
+    if one of the first names a file here (`exists`).
 
     Raises
     ------
@@ -460,15 +463,18 @@ def columns_of(
     def usual(names: Sequence[str]) -> str | None:
         return next((name for name in names if name in rows), None)
 
+    def is_one(of: re.Pattern, name: str) -> bool:
+        return bool(of.fullmatch(name)) and bool(OF_PICTURES.search(name) or _has_media(rows[name], exists))
+
     with_media = [name for name in rows if _has_media(rows[name])]
-    targets = [name for name in with_media if TARGET.fullmatch(name)]
+    targets = [name for name in with_media if is_one(TARGET, name)]
     media = _pick(rows, label, "--image-column", flags.image_column, targets or MEDIA_COLUMNS)
     if flags.given_column:
         given = [_pick(rows, label, "--given-column", name.strip(), ())[0] for name in flags.given_column.split(",")]
     else:
         # beside a target, `image` is what it is made of
-        names = [n for n in with_media if GIVEN.fullmatch(n) or (targets and n in MEDIA_COLUMNS)]
-        given = [n for n in names if n not in media and (n != "source" or _has_media(rows[n], exists))]
+        names = [n for n in with_media if is_one(GIVEN, n) or (targets and n in MEDIA_COLUMNS)]
+        given = [n for n in names if n not in media]
     captions = [name for name in (*CAPTION_COLUMNS, *TAG_COLUMNS) if name not in (*media, *given)]
     tags = usual(TAG_COLUMNS)
     weight = usual(WEIGHT_COLUMNS)

@@ -309,9 +309,31 @@ def test_unused_lists_and_texts_are_reported(tmp_path, caplog):
 
 
 def test_thumbnails_and_bins_of_other_systems_are_skipped(tmp_path):
-    for place in ("", "@eaDir/", "#recycle/", "$RECYCLE.BIN/", "__MACOSX/", "sub/lost+found/"):
+    """And not what people name with the same signs."""
+    for place in ("", "@eaDir/", "#recycle/", "$RECYCLE.BIN/", "__MACOSX/", "sub/lost+found/", "@somebody/", "#fox/"):
         picture(tmp_path / f"{place}a.png")
-    assert folder.build(str(tmp_path)).files == ["a.png"]
+    picture(tmp_path / "@me.png")
+    assert folder.build(str(tmp_path)).files == ["#fox/a.png", "@me.png", "@somebody/a.png", "a.png"]
+
+
+@pytest.mark.parametrize("content", ['{"caption": [1, 2]}', "[" * 100_000, b"\xff\xfe\x00", None])
+def test_a_json_of_another_tool_costs_no_picture(content, tmp_path):
+    picture(tmp_path / "set/red-fox.png")
+    path = tmp_path / "set/red-fox.json"
+    if content is None:
+        path.symlink_to(tmp_path / "outside.json")
+        (tmp_path / "outside.json").write_text('{"caption": "not of this folder"}')
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    (tmp_path / "set/metadata.json").write_text('{"name": "my set", "version": 1}')
+    source = folder.build(str(tmp_path / "set"))
+    assert captions_of(tmp_path / "set") == {"red-fox.png": "red fox"} and len(source) == 1
+
+
+def test_words_of_hex_letters_are_words(tmp_path):
+    for name in ("cats/facade-bed", "cats/3fa85f64-5717"):
+        picture(tmp_path / f"{name}.png")
+    assert captions_of(tmp_path) == {"cats/facade-bed.png": "facade bed", "cats/3fa85f64-5717.png": "cats"}
 
 
 # ---- what moves ---------------------------------------------------------------------------------------------------
@@ -550,12 +572,16 @@ def test_beside_a_target_the_image_is_given(tmp_path):
         (["target/0.png", "control/0.jpg"], {"target/0.png": 1}),
         (["set/output/0.png", "set/input/0.png"], {"set/output/0.png": 1}),
         (["a.png", "a-condlabel.png", "a-masklabel.png"], {"a.png": 1}),
+        (["a.png", "a.source.png", ("metadata.csv", "file_name,text,source\na.png,red,a.source.png\n")], {"a.png": 1}),
         (["control/0.png", "b.png"], {"b.png": 0, "control/0.png": 0}),
     ],
 )
 def test_pairs_are_found_by_one_rule_of_names(files, pairs, tmp_path):
     for name in files:
-        picture(tmp_path / name)
+        if isinstance(name, tuple):
+            (tmp_path / name[0]).write_text(name[1])
+        else:
+            picture(tmp_path / name)
     source = folder.build(str(tmp_path))
     assert {name: len(read(source, i)[0].given) for i, name in enumerate(source.files)} == pairs
 
@@ -570,3 +596,13 @@ def test_a_given_video_that_is_shorter_is_no_still(tmp_path):
         next(clips)
     video.write_mp4(tmp_path / "a.source.mp4", counting_clip(20), 16)
     assert all("given_other_rate" in clip.lost for clip in folder.build(str(tmp_path), clip_frames=5).read(0))
+
+
+@pytest.mark.parametrize("column", ["original_filename", "source_file", "input_path", "output_path", "target_file"])
+def test_paths_of_another_machine_are_neither_given_nor_made(column, tmp_path):
+    """What a file was called before, or where another tool wrote its own."""
+    picture(tmp_path / "x.png")
+    (tmp_path / "metadata.csv").write_text(f"file_name,text,{column}\nx.png,a fox,photos/IMG_1.JPG\n")
+    for source in (folder.build(str(tmp_path)), table.build(str(tmp_path / "metadata.csv"))):
+        (clip,) = read(source)
+        assert len(source) == 1 and clip.given == [] and clip.caption == "a fox"
