@@ -1,4 +1,4 @@
-"""The user's folder: on this machine, in a zip, or at a URL; `folder` and `table` read from it.
+"""The user's folder: on this machine, in a zip, or at a URL; and `RowSource`, which reads items from it.
 
 Names of its files come from data. They are joined to the location, so they cannot choose a driver or a server.
 """
@@ -20,8 +20,9 @@ from fsspec.implementations.local import LocalFileSystem
 
 from dfm_nb.base.files import lies_inside, sha256
 from dfm_nb.base.log import log
-from dfm_nb.base.records import Content, SampleError
-from dfm_nb.base.urls import HTTP, file_in, filesystem, reported, uses_fsspec
+from dfm_nb.base.records import Clip, Content, SampleError, Source
+from dfm_nb.base.urls import HTTP, file_in, filesystem, is_public, reported, uses_fsspec
+from dfm_nb.data.captioning import weight_of
 from dfm_nb.data.sources._fetch import fetched
 from dfm_nb.data.sources._media import MediaOptions, listing_sha256
 
@@ -179,8 +180,8 @@ class Location:
         ------
         SampleError : the name leaves the location, or the file cannot be had.
         """
-        if self.server is None:
-            yield self.reading.inside(self.folder / name, self.folder)
+        if self.server is None or (self.reading.allow_outside and os.path.isabs(name)):
+            yield self.reading.inside(self.found(name), self.folder)
             return
         url = f"{self.spec}/{name}"
         if not lies_inside(name):
@@ -189,9 +190,72 @@ class Location:
             self.hashes[name] = sha256(path)
             yield path
 
+    @contextlib.contextmanager
+    def media(self, value: Any) -> Iterator[Any]:
+        """What `MediaOptions.clips` reads, of a name, a path, a URL, or a picture in memory."""
+        if not isinstance(value, str):
+            yield value
+        elif "://" in value:
+            if not (self.reading.allow_outside or is_public(value)):
+                raise SampleError("refused", "it is an address of this machine or its network; see --allow-outside")
+            with fetched(value) as copy:
+                yield copy.read_bytes()
+        else:
+            with self.local(value) as path:
+                yield path
+
     def opened(self, name: str) -> BinaryIO:
         """A file at a URL, of which only requested ranges are fetched."""
         return self.server.open(file_in(self.root, name))
+
+
+class RowSource(Source):
+    """Items are rows, those of a table or the files of a folder: each says what it is read from, and how it is used.
+
+    splits : of each row; empty if none is held out.
+    """
+
+    location: Location
+    splits: Sequence[str | None] = ()
+
+    def media(self, index: int) -> Any:
+        """The row's picture or clip, as `Location.media` opens it; SampleError if it names none."""
+        raise NotImplementedError
+
+    def given_with(self, index: int) -> list[Any]:
+        """What is given with it, likewise."""
+        raise NotImplementedError
+
+    def weight(self, index: int) -> Any:
+        """How often an epoch uses it; None: once."""
+        raise NotImplementedError
+
+    def captions(self, index: int) -> tuple[list[str], list[str]]:
+        """Its captions, at least one, and its tags; SampleError if what should hold them does not."""
+        raise NotImplementedError
+
+    def item_split(self, index: int) -> str | None:
+        return self.splits[index] if self.splits else None
+
+    def content(self, index: int, held: Content | None = None, hashed: bool = False) -> Content | None:
+        try:
+            media = [self.media(index), *self.given_with(index)]
+        except SampleError:  # `read` reports it
+            return None
+        return self.location.content(media, self.weight(index), held, hashed)
+
+    def read(self, index: int) -> Iterator[Clip]:
+        (caption, *more), tags = self.captions(index)
+        key, reading = self.item_key(index), self.location.reading
+        media = [self.media(index), *self.given_with(index)]
+        weight = weight_of(self.weight(index), key)
+        with contextlib.ExitStack() as stack:
+            opened, *given = [stack.enter_context(self.location.media(one)) for one in media]
+            beside = reading.beside(given, key)
+            for number, (clip_key, frames, fps, lost) in enumerate(reading.clips(opened, key)):
+                pictures, faults = beside(number, fps)
+                about: dict[str, Any] = {"more_captions": more, "tags": tags, "weight": weight, "given": pictures}
+                yield Clip(clip_key, frames, caption, fps, self.name, lost=faults | lost, **about)
 
 
 def _visible(root: Path) -> Iterator[str]:

@@ -28,14 +28,13 @@ put on `background`. An unusable or missing file raises a `SampleError` that nam
 outside the folder, unless `allow_outside`: the folder's author must not choose other files of this machine.
 """
 
-import contextlib
 import itertools
 import json
 import os
 import posixpath
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from logging import INFO, WARNING
@@ -46,10 +45,10 @@ from dfm_nb.base import video
 from dfm_nb.base.files import read_text
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
-from dfm_nb.base.records import Clip, Content, SampleError, Source
+from dfm_nb.base.records import SampleError
 from dfm_nb.data import captioning
 from dfm_nb.data.sources import table
-from dfm_nb.data.sources._location import Location, matched
+from dfm_nb.data.sources._location import Location, RowSource, matched
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, UNREAD, key_of, listing_sha256
 
 
@@ -100,13 +99,13 @@ class Row:
     list_name: str = ""
 
 
-class Folder(Source):
+class Folder(RowSource):
     """Items are files; a video gives one or more clips."""
 
     name = "folder"
 
     def __init__(self, location: Location, flags: Flags):
-        self.location, self.reading, self.flags = location, flags, flags
+        self.location, self.flags = location, flags
         names = sorted(location.names(), reverse=True)
         self.names = {matched(name): name for name in names} | {name: name for name in names}
         media = {name for name in names if PurePosixPath(name).suffix.lower() in MEDIA_SUFFIXES}
@@ -234,21 +233,31 @@ class Folder(Source):
     def item_key(self, index: int) -> str:
         return key_of(self.files[index])
 
-    def content(self, index: int, held: Content | None = None, hashed: bool = False) -> Content | None:
-        """What the file, and what is given with it, is read from."""
+    def media(self, index: int) -> str:
         name = self.files[index]
-        return self.location.content([name, *self.given.get(name, ())], self._weight(name), held, hashed)
+        if PurePosixPath(name).suffix.lower() not in MEDIA_SUFFIXES:
+            said = f"{self.location.spec}/{name}, listed with a caption, is neither an image nor a video"
+            raise SampleError("unknown_type", said)
+        if name in self.orphans:
+            raise SampleError("no_target", f"{name} is given for a file that does not exist; add or remove one")
+        return name
 
-    def item_split(self, index: int) -> str | None:
-        """The split of the item's folder, or of its row in a list."""
-        return self.splits[index]
+    def given_with(self, index: int) -> list[str]:
+        return self.given.get(self.files[index], [])
+
+    def weight(self, index: int) -> Any:
+        """What its list says, else the name of its folder."""
+        name = self.files[index]
+        listed = self._row(name).weight
+        of_folder = REPEATS.fullmatch(posixpath.basename(posixpath.dirname(name)))
+        return listed if listed is not None else of_folder and of_folder[1]
 
     def identity(self) -> dict:
         sizes = map(self.location.size, self.files)
         texts = (None if self._row(name).texts else self._caption_file_of(name) for name in self.files)
         said = zip(map(self._listed, self.files), self.location.states(texts))
         of_folders = [(name, self._words(name)[1]) for name in self.files if self._origin(name) == OF_FOLDERS]
-        weights = [*map(self._weight, self.files)]
+        weights = [*map(self.weight, range(len(self)))]
         given = self._given_states()
         return {
             "name": self.name,
@@ -262,8 +271,8 @@ class Folder(Source):
             **({"splits_sha256": listing_sha256(self.splits)} if any(row.split for row in self.rows.values()) else {}),
             **({"weights_sha256": listing_sha256(weights)} if any(weights) else {}),
             **({"given_sha256": listing_sha256(given)} if given else {}),
-            **self.reading.identity(),
-            "allow_outside": self.reading.allow_outside,
+            **self.flags.identity(),
+            "allow_outside": self.flags.allow_outside,
         }
 
     def _given_states(self) -> list[object]:
@@ -276,12 +285,6 @@ class Folder(Source):
     def _listed(self, name: str) -> Said:
         row = self._row(name)
         return row.texts, row.tags
-
-    def _weight(self, name: str) -> Any:
-        """What its list says, else the name of its folder; None: nothing."""
-        listed = self._row(name).weight
-        of_folder = REPEATS.fullmatch(posixpath.basename(posixpath.dirname(name)))
-        return listed if listed is not None else of_folder and of_folder[1]
 
     def _named(self, folder: str, stems: Mapping[str, list[str]], path: str) -> str:
         """The file that a row of a list in `folder` means, by its name in the location: `/me/set/a.png` is `a.png`.
@@ -379,22 +382,6 @@ class Folder(Source):
             said = "the %d lines of %s are one caption, as in all such files; --caption-lines each makes each line one"
             log.info(said, len(lines), path.name)
         return [" ".join(lines)]
-
-    def read(self, index: int) -> Iterator[Clip]:
-        name, ((caption, *more), tags) = self.files[index], self.captions(index)
-        if PurePosixPath(name).suffix.lower() not in MEDIA_SUFFIXES:
-            said = f"{self.location.spec}/{name}, listed with a caption, is neither an image nor a video"
-            raise SampleError("unknown_type", said)
-        weight = captioning.weight_of(self._weight(name), name)
-        about: dict[str, Any] = {"more_captions": more, "tags": tags, "weight": weight}
-        if name in self.orphans:
-            raise SampleError("no_target", f"{name} is given for a file that does not exist; add or remove one")
-        with contextlib.ExitStack() as opened:
-            path, *given = (opened.enter_context(self.location.local(n)) for n in (name, *self.given.get(name, ())))
-            beside = self.reading.beside(given, self.item_key(index))
-            for number, (key, frames, fps, lost) in enumerate(self.reading.clips(path, self.item_key(index))):
-                pictures, faults = beside(number, fps)
-                yield Clip(key, frames, caption, fps, self.name, lost=faults | lost, given=pictures, **about)
 
 
 def _stem(name: str) -> str:

@@ -19,6 +19,7 @@ comma, semicolon and tab it has.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
@@ -44,11 +45,11 @@ from PIL import Image
 from dfm_nb.base.files import read_text
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
-from dfm_nb.base.records import Clip, Content, SampleError, Source
-from dfm_nb.base.urls import HTTP, is_public, reported, uses_fsspec
-from dfm_nb.data.captioning import TAG_COLUMNS, WEIGHT_COLUMNS, check_length, tags_of, texts_of, weight_of
+from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.base.urls import HTTP, reported, uses_fsspec
+from dfm_nb.data.captioning import TAG_COLUMNS, WEIGHT_COLUMNS, check_length, tags_of, texts_of
 from dfm_nb.data.sources._fetch import fetched
-from dfm_nb.data.sources._location import COMPARED_BYTES, Location, parent
+from dfm_nb.data.sources._location import COMPARED_BYTES, Location, RowSource, parent
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, MediaOptions, key_of, listing_sha256
 
 if TYPE_CHECKING:
@@ -289,30 +290,30 @@ def _json_records(text: str) -> list[dict]:
 
 
 @dataclass
-class Table(Source):
+class Table(RowSource):
     """Items are rows.
 
     label : the table's name in keys, messages and the identity.
     location : what relative paths in the table refer to. With `allow_outside` paths may leave it, and URLs may name
         this machine's network.
-    media : columns with images or videos, in order of preference.
+    media_columns : with images or videos, in order of preference.
     splits : of each row, where the names of the table's files or its column `split` say it.
-    given : columns with what is given beside the row's picture.
+    given_columns : what is given beside the row's picture.
     """
 
     name: str
     rows: Rows
     label: str
     location: Location
-    media: Sequence[str]
+    media_columns: Sequence[str]
     caption_column: str
     splits: Sequence[str | None] = ()
     tag_column: str | None = None
     weight_column: str | None = None
-    given: Sequence[str] = ()
+    given_columns: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self.tagged, self.reading = self.tag_column is not None, self.location.reading
+        self.tagged = self.tag_column is not None
 
     def __len__(self) -> int:
         return len(self.rows[self.caption_column])
@@ -320,13 +321,9 @@ class Table(Source):
     def item_key(self, index: int) -> str:
         return f"{key_of(Path(self.label).name)}-{index:07d}"
 
-    def item_split(self, index: int) -> str | None:
-        """The split in the name of the row's file, or in its column `split`."""
-        return self.splits[index] if self.splits else None
-
     def identity(self) -> dict:
         """Captions, paths, URLs and pictures are hashed: see `Location.states` and `StoredPictures.state`."""
-        columns = {name: self.rows[name] for name in (*self.media, *self.given)}
+        columns = {name: self.rows[name] for name in (*self.media_columns, *self.given_columns)}
         texts = ((name, *values) for name, values in columns.items() if not _holds_pictures(values))
         said = [self.rows[name] for name in (self.caption_column, self.tag_column) if name]
         captions = (values for values in said if not _holds_pictures(values))
@@ -339,31 +336,23 @@ class Table(Source):
             "name": self.name,
             "table": self.label,
             "rows": len(self),
-            "media_columns": list(self.media),
+            "media_columns": list(self.media_columns),
             "caption_column": self.caption_column,
             "listing_sha256": listing_sha256(itertools.chain(itertools.chain.from_iterable(texts), self.splits)),
             "contents_sha256": listing_sha256(contents),
             "captions_sha256": listing_sha256(itertools.chain.from_iterable(captions)),
             **({"weights_sha256": listing_sha256(self.rows[self.weight_column])} if self.weight_column else {}),
-            **({"given_columns": list(self.given)} if self.given else {}),
-            **self.reading.identity(),
+            **({"given_columns": list(self.given_columns)} if self.given_columns else {}),
+            **self.location.reading.identity(),
         }
 
     def read(self, index: int) -> Iterator[Clip]:
         where = f"row {index + 1} of {self.label}"
+        with contextlib.suppress(SampleError):
+            value = self.media(index)
+            where += f" ({value})" if isinstance(value, str) else ""
         try:
-            (caption, *more), tags = self.captions(index)
-            value = self._value(index)
-            if isinstance(value, str) and len(value) <= LONGEST_NAME:
-                where = f"{where} ({value})"
-            value = self._media(value)
-            given = [self._media(v) for name in self.given for v in pictures_of(self.rows[name][index])]
-            beside = self.reading.beside(given, self.item_key(index))
-            about: dict[str, Any] = {"more_captions": more, "tags": tags}
-            about["weight"] = weight_of(self.rows[self.weight_column][index] if self.weight_column else None, "it")
-            for number, (key, frames, fps, lost) in enumerate(self.reading.clips(value, self.item_key(index))):
-                pictures, faults = beside(number, fps)
-                yield Clip(key, frames, caption, fps, self.name, lost=faults | lost, given=pictures, **about)
+            yield from super().read(index)
         except SampleError as error:
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
 
@@ -376,47 +365,33 @@ class Table(Source):
             raise SampleError("no_caption", f"{column!r} must be text; it is empty; write a caption there")
         return texts or [", ".join(tags)], tags
 
-    def content(self, index: int, held: Content | None = None, hashed: bool = False) -> Content | None:
-        """What the row's pictures are read from."""
-        cells = [one for name in (*self.media, *self.given) for one in pictures_of(self.rows[name][index])]
-        media = [_path(one) if isinstance(one, str) and "://" not in one else one for one in cells]
-        weight = self.rows[self.weight_column][index] if self.weight_column else None
-        return self.location.content(media, weight, held, hashed)
-
-    def _value(self, index: int) -> Any:
-        """The row's picture: bytes, a PIL image, an array, or a path or URL."""
-        for column in self.media:
+    def media(self, index: int) -> Any:
+        for column in self.media_columns:
             value = next(iter(pictures_of(self.rows[column][index])), None)
             if isinstance(value, (str, bytes, Image.Image, np.ndarray)):
-                return value
+                return _reference(value)
             if value is not None:
                 kind = type(value).__name__
                 raise SampleError("no_media", f"{column!r} must hold a picture, a path or a URL; it holds a {kind}")
-        raise SampleError("no_media", f"it has neither bytes, a path nor a URL in {' or '.join(self.media)}")
+        raise SampleError("no_media", f"it has neither bytes, a path nor a URL in {' or '.join(self.media_columns)}")
 
-    def _media(self, value: Any) -> Any:
-        """What `MediaOptions.clips` reads, of a cell's picture: the file of a path, or the content of a URL."""
-        if not isinstance(value, str):
-            return value
-        if len(value) > LONGEST_NAME:
-            raise SampleError("too_large", f"a path or URL must have at most {LONGEST_NAME} characters")
-        parts = urlsplit(value if "://" in value else "")
-        if parts.scheme in ("http", "https"):
-            if not (self.reading.allow_outside or is_public(value)):
-                raise SampleError("refused", "it is an address of this machine or its network; see --allow-outside")
-            with fetched(value) as copy:
-                return copy.read_bytes()
-        if parts.scheme not in ("", "file"):
-            raise SampleError("bad_url", f"it must be a path or a file, http or https URL; got {parts.scheme}")
-        path = _path(value)
-        if self.location.server is None:
-            return self.reading.inside(self.location.found(path), self.location.folder)
-        if path.is_absolute():
-            if not self.reading.allow_outside:
-                raise SampleError("outside", f"{path} is of this machine, and the table is not; see --allow-outside")
-            return path
-        with self.location.local(value) as copy:
-            return copy.read_bytes()
+    def given_with(self, index: int) -> list[Any]:
+        return [_reference(one) for name in self.given_columns for one in pictures_of(self.rows[name][index])]
+
+    def weight(self, index: int) -> Any:
+        return self.rows[self.weight_column][index] if self.weight_column else None
+
+
+def _reference(value: Any) -> Any:
+    """What `Location.media` opens, of a picture in a cell: a path of ~ or of a file:// URL is one of this machine."""
+    if not isinstance(value, str):
+        return value
+    if len(value) > LONGEST_NAME:
+        raise SampleError("too_large", f"a path or URL must have at most {LONGEST_NAME} characters")
+    scheme = urlsplit(value).scheme if "://" in value else ""
+    if scheme not in ("", "file", "http", "https"):
+        raise SampleError("bad_url", f"it must be a path or a file, http or https URL; got {scheme}")
+    return value if scheme.startswith("http") else str(_path(value))
 
 
 def _path(reference: str) -> Path:
