@@ -45,9 +45,9 @@ class Parameter:
     def kind(self) -> Any:
         """The type, without entries and None; that of the default if none is given."""
         name = self.type.removeprefix("Optional[").rstrip("]").partition("[")[0]
-        known = {known.__name__: known for known in KINDS}
-        if name in known:
-            return known[name]
+        for known in KINDS:
+            if known.__name__ == name:
+                return known
         return str if self.default[:1] in ("'", '"') else None
 
     def read(self, text: str) -> Any:

@@ -535,10 +535,8 @@ def rewrite_shard(
     # None: its captions stay, as those of what is gone from the source
     results = [reading.reworded(e.key, indices[owner]) if rewords and owner in indices else None for e, owner in owned]
     drops = [drop for drop in record["drops"] if owner_of(drop["key"], contents) not in leaving]
-    unchanged = len(owned) == len(entries) and all(
-        result is None or (isinstance(result, Clip) and captions_of(caption_keys(result)) == captions_of(entry.meta))
-        for (entry, _), result in zip(owned, results)
-    )
+    same = [result is None or _says(result, entry) for (entry, _), result in zip(owned, results)]
+    unchanged = len(owned) == len(entries) and all(same)
     contents = {key: content for key, content in contents.items() if key not in leaving}
     # after a kill the record may be of the older tar
     if unchanged and record["sha256"] == (sha256(tar) if entries else None):
@@ -577,5 +575,10 @@ def other_captions(plans: Iterable[ShardPlan], reading: Reading, folder: Path) -
         for entry in shards.samples_of(tar) if tar.is_file() else ():
             owner = owner_of(entry.key, indices)
             now = reading.reworded(entry.key, indices[owner]) if owner in indices else None
-            if isinstance(now, Clip) and captions_of(caption_keys(now)) != captions_of(entry.meta):
+            if isinstance(now, Clip) and not _says(now, entry):
                 yield entry.key
+
+
+def _says(result: Result, entry: shards.SampleEntry) -> bool:
+    """Whether a sample has the captions that are stored."""
+    return isinstance(result, Clip) and captions_of(caption_keys(result)) == captions_of(entry.meta)

@@ -277,11 +277,8 @@ def _listed(plan: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in plan.get("source", {}).items() if k in LISTED.split() and k != "captions_sha256"}
 
 
-OF_SAMPLES = (
-    "format short_side fit upscale max_text_tokens pad_text_tokens".split(),
-    "background clip_frames fps stride".split(),
-)
-"""Settings that latents and embeddings depend on, besides the encoders; the second of the source."""
+OF_SAMPLES = "format short_side fit upscale max_text_tokens pad_text_tokens background clip_frames fps stride".split()
+"""Settings, of the plan and of its source, that latents and embeddings depend on, besides the encoders."""
 
 
 def check_reuse(folder: PreparedFolder, plan: dict[str, Any], encoders: Mapping[str, Any]) -> None:
@@ -291,10 +288,8 @@ def check_reuse(folder: PreparedFolder, plan: dict[str, Any], encoders: Mapping[
         raise ValueError(f"--reuse {folder.path} must be a finished data set; pass an --output-dir of dfm prepare")
 
     def settings(of: dict[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
-        own, source = (
-            {name: place.get(name) for name in names} for names, place in zip(OF_SAMPLES, (of, of["source"]))
-        )
-        return own | source | {kind: by.get(kind) for kind in encoders}
+        said = of["source"] | of
+        return {name: said.get(name) for name in OF_SAMPLES} | {kind: by.get(kind) for kind in encoders}
 
     if differ := _differences(settings(made, about), json.loads(json.dumps(settings(plan, encoders)))):
         raise ValueError(f"--reuse {folder.path} must have equal settings ({differ}); omit --reuse or pass the same")

@@ -80,8 +80,7 @@ class Originals:
         # of what a manifest names no module, whose code would run, and no server is used
         if name in plugins.names("sources") and spec and Path(spec).exists():
             # nor may the folder's author choose other files of this machine
-            kept = plugins.flags("sources").keys() - {"allow_outside"}
-            flags = {flag: arguments[flag] for flag in kept if flag in arguments}
+            flags = {f: arguments[f] for f in plugins.flags("sources") if f in arguments and f != "allow_outside"}
             with contextlib.suppress(ValueError, OSError):
                 options = plugins.options_of("sources", name, plugins.all_flags()(**flags).changed())
                 self.source = plugins.load("sources", name).build(spec, **options)
@@ -91,13 +90,13 @@ class Originals:
         """A sample's, uint8 [T, H, W, 3] with the T of `like`; None where the file is not here or has other content."""
         entry = self.store.entry(index)
         owner = owner_of(entry.key, self.items)
-        held = ((self.record(entry.shard.name) or {}).get("contents") or {}).get(owner)
-        if not held or owner not in self.items:
+        held, item = (self.record(entry.shard.name) or {}).get("contents", {}).get(owner), self.items.get(owner)
+        if not held or item is None:
             return None
         with contextlib.suppress(SampleError, OSError):
-            content = self.source.content(self.items[owner])
+            content = self.source.content(item)
             if content and content.sha256 == held[0]:
-                for clip in self.source.read(self.items[owner]):
+                for clip in self.source.read(item):
                     if clip.key == entry.key:
                         return _uncropped(clip.video, like)
         return None

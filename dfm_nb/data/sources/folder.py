@@ -259,6 +259,14 @@ class Folder(RowSource):
         of_folders = [(name, self._words(name)[1]) for name in self.files if self._origin(name) == OF_FOLDERS]
         weights = [*map(self.weight, range(len(self)))]
         given = self._given_states()
+        of_rows = any(row.split for row in self.rows.values())
+        at_times = {
+            "caption_lines": self.flags.caption_lines == "each" and "each",
+            "splits": sorted({*filter(None, self.splits)}),
+            "splits_sha256": of_rows and listing_sha256(self.splits),
+            "weights_sha256": any(weights) and listing_sha256(weights),
+            "given_sha256": given and listing_sha256(given),
+        }
         return {
             "name": self.name,
             "folder": self.location.name,
@@ -266,11 +274,7 @@ class Folder(RowSource):
             "listing_sha256": listing_sha256(zip(self.files, sizes)),
             "contents_sha256": listing_sha256(self.location.states(self.files)),
             "captions_sha256": listing_sha256(itertools.chain(said, of_folders)),
-            **({"caption_lines": "each"} if self.flags.caption_lines == "each" else {}),
-            **({"splits": sorted({*filter(None, self.splits)})} if any(self.splits) else {}),
-            **({"splits_sha256": listing_sha256(self.splits)} if any(row.split for row in self.rows.values()) else {}),
-            **({"weights_sha256": listing_sha256(weights)} if any(weights) else {}),
-            **({"given_sha256": listing_sha256(given)} if given else {}),
+            **{name: said for name, said in at_times.items() if said},
             **self.flags.identity(),
             "allow_outside": self.flags.allow_outside,
         }
