@@ -21,7 +21,7 @@ from dfm_nb.base.verb import Report, Verb
 from dfm_nb.checkpoints import folders, loading
 from dfm_nb.generation import clip_files
 from dfm_nb.generation.pipeline import ModelOptions
-from dfm_nb.generation.request import FLAGS, Request, check_sampler, described, of_size, read_prompts
+from dfm_nb.generation.request import FLAGS, Request, described, of_size, read_prompts
 from dfm_nb.parallel.groups import Layout, is_first_of_model, mpu
 
 
@@ -85,8 +85,6 @@ class GenerateOptions(ModelOptions, Verb):
         requests = []
         for i, (where, line) in enumerate(lines):
             try:
-                # a line counts above the flags, so the same module must be named there
-                check_sampler(line, "the file", shared if line.get("sampler") == shared.get("sampler") else {})
                 request = Request(**{**shared, "index": i, **line})
                 requests.append(request.completed(config) if config else request)
                 request.check()

@@ -31,16 +31,7 @@ from dfm_nb.base.log import duration
 from dfm_nb.base.run import MEDIA, media_in
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated, read_clip
-from dfm_nb.generation.request import (
-    FLAGS,
-    OF_STUDENTS,
-    Request,
-    check_sampler,
-    of_size,
-    read_prompts,
-    requests_of_keywords,
-    usual,
-)
+from dfm_nb.generation.request import FLAGS, OF_STUDENTS, Request, of_size, read_prompts, requests_of_keywords, usual
 from workbench import studio_html as pieces
 from workbench.controls import Section, Slider, copied, faults_of
 from workbench.gallery import Gallery, download, file_stem, load, path_of
@@ -359,8 +350,7 @@ class Studio(Live):
         ------
         ValueError, FileNotFoundError : the file is missing or has no settings.
         """
-        ((where, settings),) = read_prompts(Path(file).expanduser())
-        check_sampler(settings, where, {})
+        ((_, settings),) = read_prompts(Path(file).expanduser())
         self._fill(Request(**settings).completed(self.pipe.config))
 
     def _kept_clips(self) -> list[Generated]:

@@ -1,8 +1,8 @@
 """Sources, tokenizers, text encoders, networks, samplers and loggers are plugins, found by name: entry points.
 
-A name may also be `module:name`, what a module of the path has under that name, where a user gives it: on the command
-line, in the configuration of a run, in Python. Data and checkpoints choose no module: from these a name is only looked
-up (`load_saved`).
+A name may also be `module:name`, what a module of the path has under that name, where a person typed it (`trust`): on
+the command line, in Python, in a recipe or `--config-file`. No other module is imported by its name: data, checkpoints,
+clips and run folders, whoever reads them, can only name what is installed.
 
 To add one, add a module with a function `build`: here, one file in `dfm_nb/data/<kind>/` and its name in
 `dfm_nb/data/entry_points.txt`; in your own package, an entry point, for example for a source that is then
@@ -54,6 +54,7 @@ from dfm_nb.base.options import Field, Options, fields
 PASSED: dict[str, list[str]] = {"sources": [], "tokenizers": ["device"], "text_encoders": ["device", "max_tokens"]}
 """Keywords of `build` in addition to its own flags."""
 MODULE_NAME = r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"
+_typed: set[str] = set()
 
 
 @functools.cache
@@ -75,6 +76,22 @@ def is_module_name(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(MODULE_NAME, name) is not None
 
 
+def trust(*values: object) -> None:
+    """Let names of modules in what a person typed be imported: of texts, and of texts in lists and mappings."""
+    for value in values:
+        if isinstance(value, str):
+            _typed.update(re.findall(MODULE_NAME, value))
+        elif isinstance(value, Mapping):
+            trust(*value.values())
+        elif isinstance(value, (list, tuple)):
+            trust(*value)
+
+
+def is_foreign(name: object) -> bool:
+    """Whether it names a module that nobody typed."""
+    return is_module_name(name) and name not in _typed
+
+
 def source_and_spec(text: str) -> tuple[str, str]:
     """A source's name and what follows: folder and DIR of `folder:DIR`, a:b and DIR of `a:b:DIR` with no source `a`."""
     name, _, spec = text.partition(":")
@@ -84,11 +101,14 @@ def source_and_spec(text: str) -> tuple[str, str]:
 
 
 def find(kind: str, name: str, own: Iterable[str] = ()) -> Any:
-    """What an entry point has under that name, or a module as `module:name`: for names that a user gives.
+    """What an entry point has under that name, or a module as `module:name` where a person typed it.
 
     own : further names there are, for the message. ValueError names the nearest one when there is none.
     """
     why, point = "", _found(kind).get(name)
+    if is_foreign(name) and not point:
+        flag = f"--{kind[:-1].replace('_', '-')}" + ("-path" if kind in ("tokenizers", "text_encoders") else "")
+        raise ValueError(f"{name!r} is a module, whose code would run, and only you may name it: pass {flag} {name}")
     try:
         if point or is_module_name(name):
             return (point or EntryPoint(name, name, kind)).load()
@@ -100,7 +120,7 @@ def find(kind: str, name: str, own: Iterable[str] = ()) -> Any:
 
 
 def load(kind: str, name: str) -> Any:
-    """The plugin of that name, for names that a user gives; ValueError also says what its `build` lacks."""
+    """The plugin of that name; ValueError also says what its `build` lacks."""
     module = find(kind, name)
     if not hasattr(module, "build") and callable(module):
         module = SimpleNamespace(build=module)
@@ -112,17 +132,10 @@ def load(kind: str, name: str) -> Any:
 
 
 def load_saved(kind: str, name: str, path: str | Path | None) -> tuple[Any, str | Path | None]:
-    """The plugin that a manifest names and its path, or `module:name` that the user gives as its path.
-
-    Raises
-    ------
-    ValueError : the manifest names a module, whose code would run.
-    """
+    """The plugin that a manifest names and its path, or `module:name` that the user gives as its path."""
     if is_module_name(path):
+        trust(path)
         return load(kind, str(path)), None
-    if is_module_name(name):
-        flag = f"--{kind[:-1].replace('_', '-')}-path"
-        raise ValueError(f"data name the module {name!r}, whose code would run: to trust it pass {flag} {name}")
     return load(kind, name), path
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from dfm_nb.base import plugins
 from dfm_nb.base.argv import TOLD, forget_launcher, from_launcher, pop_nproc
 from dfm_nb.base.log import start_logging
 from dfm_nb.base.options import Options, option
@@ -45,6 +46,10 @@ class Verb(Options):
     logs: ClassVar[bool] = False
     """Whether the command line shows log lines."""
     as_json: bool = option(False, "print one JSON object; everything else goes to stderr", flag="--json")
+
+    def __init__(self, /, **values: Any):
+        plugins.trust(*values.values())  # typed, in Python or on a command line: no verb is made of a file
+        super().__init__(**values)
 
     def run(self) -> Any:
         """Carry out the command."""

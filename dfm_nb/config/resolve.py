@@ -341,10 +341,13 @@ def resolve(
             continue
         try:
             leaves, origin = _read_yaml(find(path))
+            plugins.trust(*leaves.values())
         except ConfigError as error:
             faults += error.faults
         else:  # values that a saved configuration marks as derived are derived again
             layers[layer] = {k: v for k, v in leaves.items() if not origin.get(k, "").startswith(DERIVED)}
+    overrides = list(overrides)
+    plugins.trust(overrides)
     layers[COMMAND_LINE], unreadable = _read_overrides(overrides, list(layers.values()))
     merged, wrong = _merge(layers)
     begun = None if faults or wrong or unreadable else _begun(merged.config.checkpoint, run_dir)
@@ -356,8 +359,7 @@ def resolve(
     below = {} if own else {f"recipe {recipe}": layers.pop(f"recipe {recipe}")}
     # a run that has a checkpoint keeps what it took from its first weights, which may be gone or trained further
     if settings_of and start and not saved and pretrained.weights_path(start).exists():
-        given = set().union(*layers.values())
-        below[f"{WEIGHTS} {start}"] = _without_modules(settings_of(start), start, given)
+        below[f"{WEIGHTS} {start}"] = _without_modules(settings_of(start), start)
     layers = below | layers
     merged, wrong = _merge(layers)
     faults += unreadable + wrong
@@ -376,11 +378,11 @@ def resolve(
     return Resolved(settled.config, provenance, (*settled.notices, *stays))
 
 
-def _without_modules(settings: dict[str, Any], origin: str, given: Iterable[str] = ()) -> dict[str, Any]:
+def _without_modules(settings: dict[str, Any], origin: str) -> dict[str, Any]:
     """Settings that somebody else may have written; ConfigError where they name a module, which the user has not."""
-    for key in MODULES.intersection(settings).difference(given):
+    for key in MODULES.intersection(settings):
         value = settings[key]
-        if any(map(plugins.is_module_name, value if isinstance(value, list) else [value])):
+        if any(map(plugins.is_foreign, value if isinstance(value, list) else [value])):
             fix = f"set {key} yourself, if you trust that module"
             raise ConfigError([Fault(key, "name no module, as its code would run", shown(value), fix, origin=origin)])
     return settings

@@ -149,14 +149,15 @@ class InspectedShards:
         A tokenizer next to the shards is only used if it consists of tensors: TorchScript runs code, so it must come
         from `path` or the hub's cache.
         """
-        own = plugins.is_module_name(name)
+        own = plugins.is_module_name(name)  # typed
         name = name or (self.manifest["tokenizer"]["name"] if self.manifest else None)
         if name is None:
             if path:
                 raise ValueError(f"shards without a manifest do not say whose file {path} is; name it with --tokenizer")
             return None
-        saved = None if own else plugins.load_saved("tokenizers", name, path or plugins.carried(name, self.folder))
-        module, place = saved or (plugins.load("tokenizers", name), path)
+        module, place = plugins.load_saved(
+            "tokenizers", name, path or (None if own else plugins.carried(name, self.folder))
+        )
         # a tokenizer fitted to the data has no other file
         return None if place is None and hasattr(module, "fit") else module.build(place)
 

@@ -77,9 +77,8 @@ class Originals:
         self.record = functools.cache(functools.partial(read_record, store.folder))
         arguments = store.manifest.get("arguments") or {}
         name, spec = plugins.source_and_spec(str(arguments.get("source")))
-        # of what a manifest names no module, whose code would run, and no server is used
-        if name in plugins.names("sources") and spec and Path(spec).exists():
-            # nor may the folder's author choose other files of this machine
+        if spec and Path(spec).exists():  # no server
+            # the folder's author may not choose other files of this machine
             flags = {f: arguments[f] for f in plugins.flags("sources") if f in arguments and f != "allow_outside"}
             with contextlib.suppress(ValueError, OSError):
                 options = plugins.options_of("sources", name, plugins.all_flags()(**flags).changed())

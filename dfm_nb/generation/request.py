@@ -48,13 +48,6 @@ def _sampler(name: str) -> str:
     return name
 
 
-def check_sampler(settings: Mapping[str, Any], origin: str, given: Mapping[str, Any]) -> None:
-    """ValueError where settings of somebody else name a module as the sampler, which would run, and the user none."""
-    name = settings.get("sampler")
-    if plugins.is_module_name(name) and given.get("sampler") is None:
-        raise ValueError(f"{origin} names the sampler {name}, and only you may name a module: pass --sampler {name}")
-
-
 def _utf8(text: str) -> str:
     try:
         text.encode()
@@ -268,10 +261,9 @@ class Request(Sampling):
     def completed(self, config: cfg.Config) -> Request:
         """With what the checkpoint of this configuration recommends (`usual`) for all settings that were not given.
 
-        ValueError if it names a module as the sampler, which would run, or is beyond the checkpoint's training.
+        ValueError if it is beyond the checkpoint's training.
         """
         recommended = usual(config, self.chosen.get("num_video_frames"), self.prompt)
-        check_sampler(recommended, "the checkpoint", self.chosen)
         beyond = [name for name, only in OF_STUDENTS.items() if self.chosen.get(name, only) != only]
         if config.model.student and beyond:
             flag = fields(Request)[beyond[0]].flag
@@ -391,6 +383,7 @@ def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any], num_i
     ------
     ValueError : an unknown name, with the closest known one.
     """
+    plugins.trust(settings.get("sampler"))
     own: list[dict[str, Any]] = [{}] * len(prompts)
     if isinstance(generators := settings.get("generator"), list):
         if len(generators) != len(prompts):

@@ -36,6 +36,7 @@ def mine(tmp_path, monkeypatch):
     """A module on the path, which nobody installed."""
     (tmp_path / "my_moths.py").write_text(MOTHS)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plugins, "_typed", {"my_moths:build", "my_moths:none", "no_module:build", "my_moths:np"})
     yield
     sys.modules.pop("my_moths", None)
 
@@ -78,9 +79,8 @@ def test_a_module_that_lacks_the_name_is_said(mine, name):
         plugins.load("sources", name)
 
 
-def test_data_may_name_no_module(mine, tmp_path):
-    with pytest.raises(ValueError, match="--text-encoder-path my_moths:build"):
-        plugins.load_saved("text_encoders", "my_moths:build", None)
+def test_a_carried_file_of_a_module_is_not_read(mine, monkeypatch, tmp_path):
+    monkeypatch.setattr(plugins, "_typed", set())
     (tmp_path / "tokenizer.safetensors").touch()
     with pytest.raises(ValueError, match="--tokenizer-path my_moths:build"):
         plugins.carried("my_moths:build", tmp_path)

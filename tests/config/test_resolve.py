@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dfm_nb import config as C
+from dfm_nb.base import plugins
 from dfm_nb.base.options import fields, option
 from dfm_nb.checkpoints import loading
 from dfm_nb.config import notation, sizes
@@ -491,17 +492,18 @@ def test_auto_is_settled_once_and_a_resumed_run_keeps_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("key, value", [("logger.report_to", ["a:b"]), ("generation.sampler", "a:b")])
-def test_weights_and_a_run_that_is_resumed_name_no_module(key, value, tmp_path):
+def test_weights_and_a_run_that_is_resumed_name_no_module(key, value, tmp_path, monkeypatch):
     stored = tmp_path / "config.yaml"
     asked = [f"{key}={json.dumps(value)}"]
-    assert C.resolve("demo", overrides=asked).get(key) == value
+    start = [f"checkpoint.pretrained_checkpoint={tmp_path}"]  # the name in Megatron-Bridge
+    monkeypatch.setattr(plugins, "_typed", set())
     stored.write_text(C.to_yaml(C.resolve("demo", overrides=asked)).replace(f"  {key}: command line\n", ""))
+    monkeypatch.setattr(plugins, "_typed", set())  # another process
     with pytest.raises(C.ConfigError, match=key):
         C.resolve("demo", run_dir=tmp_path)
-    assert C.resolve("demo", overrides=asked, run_dir=tmp_path).get(key) == value
-    start = [f"checkpoint.pretrained_checkpoint={tmp_path}"]  # the name in Megatron-Bridge
     with pytest.raises(C.ConfigError, match=key):
         C.resolve("demo", overrides=start, settings_of=lambda path: {key: value})
+    assert C.resolve("demo", overrides=asked, run_dir=tmp_path).get(key) == value
     assert C.resolve("demo", overrides=[*start, *asked], settings_of=lambda path: {key: value}).get(key) == value
 
 
