@@ -65,7 +65,7 @@ class ExportOptions(Verb):
         if self.format == "dfm":
             write_weights(tensors, file, weights, dtype)
         else:
-            plugins.find("networks", exporters[self.format])(file, tensors, weights.config, dtype)
+            plugins.code(exporters[self.format])(file, tensors, weights.config, dtype)
         parallel.shutdown()
         return file
 

@@ -93,7 +93,7 @@ def recognised(path: Path) -> exported.Foreign:
     """The weights there, by the first network that recognises them."""
     importers = {name: networks.find(name).importer for name in networks.names()}
     for importer in filter(None, importers.values()):
-        if (found := plugins.find("networks", importer)(path)) is not None:
+        if (found := plugins.code(importer)(path)) is not None:
             return found
     known = ", ".join(name for name, importer in importers.items() if importer) or "none"
     raise ValueError(f"{path} holds no weights of a network that can be imported ({known}); install what adds it")
@@ -109,7 +109,7 @@ def with_adapters(source: Path, base: str, output: Path) -> None:
             f"with model.lora.rank={model.lora.rank}; import or export the weights first"
         )
     parallel.init()
-    rank, adapters = plugins.find("networks", model.network.adapters)(source, model)
+    rank, adapters = plugins.code(model.network.adapters)(source, model)
     weights = found.whole()
     both = exported.Lazy([*weights, *adapters], lambda name: adapters[name] if name in adapters else weights[name])
     model.lora.rank, model.lora.alpha = rank, float(rank)

@@ -1,4 +1,4 @@
-"""Compare runs: `compare(runs)` returns a table, `page(...)` one self-contained HTML file."""
+"""Compare runs: `compare(runs)` returns a table; `run_page(run)` is one run as self-contained HTML."""
 
 from __future__ import annotations
 
@@ -150,49 +150,24 @@ def run_page(run: str | os.PathLike) -> str:
     tables = [compare([folder]).reset_index(), pd.DataFrame(own, columns=["setting", "value", "from"])]
     rounds = [(f"Samples at iteration {i}", media_in(place)) for i, place in Run(folder).rounds()]
     samples = dict(rounds[:: -max(1, len(rounds) // ROUNDS_SHOWN)])  # the newest first
-    return page(f"Run {folder.name}", tables, {folder.name: folder}, samples)
-
-
-def page(
-    title: str,
-    tables: Sequence[pd.DataFrame],
-    runs: Mapping[str, Path],
-    samples: Mapping[str, Sequence[Path]] | None = None,
-    links: str = "",
-) -> str:
-    """Self-contained HTML: tables, the curves of runs over one another, samples.
-
-    Parameters
-    ----------
-    runs : label -> run folder.
-    samples : heading -> pictures and clips; by default the newest ones of each run.
-    links : where a name in the column `run` leads, `{}.html`.
-    """
-    parts = [f"<h1>{html.escape(title)}</h1>", *(_table(table, links) for table in tables)]
-    records = {label: damage_of(run)[0] for label, run in runs.items()}
+    title = html.escape(f"Run {folder.name}")
+    parts = [f"<h1>{title}</h1>", *map(_table, tables)]
+    records = damage_of(folder)[0]
     for key, name in CURVES.items():
-        curves = {label: points for label, r in records.items() if (points := series(r, key))[0]}
-        if curves:
-            picture = video.data_url("image/png", plots.curves_png(curves, name))
-            said = "; ".join(f"{label} {y[-1]:.4g} at {x[-1]}" for label, (x, y) in curves.items())
-            parts.append(f'<p><img src="{picture}" alt="{html.escape(f"{name}: {said}")}"></p>')
-    if samples is None:
-        newest = {label: Run(run).newest_samples() for label, run in runs.items()}
-        samples = {f"{label}, iteration {found[0]}": found[1] for label, found in newest.items() if found}
+        x, y = series(records, key)
+        if x:
+            picture = video.data_url("image/png", plots.curve_png(x, y, name))
+            said = html.escape(f"{name}: {y[-1]:.4g} at {x[-1]}")
+            parts.append(f'<p><img src="{picture}" alt="{said}"></p>')
     for heading, media in samples.items():
         figures = "".join(map(_figure, media[:SAMPLES_SHOWN]))
         parts.append(f'<h3>{html.escape(heading)}</h3><div class="samples">{figures}</div>')
-    return (
-        f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
-        + "\n".join(parts)
-    )
+    return f'<!doctype html><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>' + "\n".join(parts)
 
 
-def _table(table: pd.DataFrame, links: str) -> str:
+def _table(table: pd.DataFrame) -> str:
     filled = table.astype(object).fillna("")
     cells = filled.map(lambda value: html.escape(f"{value:.5g}" if isinstance(value, float) else str(value)))
-    if links:
-        cells["run"] = [f'<a href="{links.format(name)}">{name}</a>' for name in cells["run"]]
     lines = ["".join(f"<th>{html.escape(str(name))}</th>" for name in cells)]
     lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in cells.itertuples(index=False)]
     return f'<table class="runs">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'

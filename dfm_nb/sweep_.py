@@ -2,7 +2,7 @@
 
 Every combination is checked before the first one starts. A failed one is a row of the table, and the others continue.
 The same call again skips what is finished, resumes what is not, and takes up values that were added.
-`results.csv` and the page `index.html` are written again whenever a run ends.
+`results.csv` is written again whenever a run ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dfm_nb.base.options import option, plain
 from dfm_nb.base.run import Run, iteration_folders
 from dfm_nb.base.verb import Report
 from dfm_nb.config import notation
-from dfm_nb.runs import compare, page
+from dfm_nb.runs import compare
 from dfm_nb.train import TrainOptions
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import psutil
 
 POLL_S = 0.2
-TABLES, ENDS = {"results.csv", "index.html"}, (".log", ".ipynb", ".html")
+TABLE, ENDS = "results.csv", (".log", ".ipynb", ".html")
 """What sweeps of settings and of notebooks write into their folder; each name of a run has these ends."""
 
 
@@ -77,7 +77,7 @@ class SweepOptions(TrainOptions):
     grid: Annotated[list[str], BeforeValidator(_grid_words)] = option(
         help="settings to combine; a single value applies to all", metavar="group.key=A,B,C"
     )
-    run_dir: str = option("runs/sweep", "a run folder for each, NAME.log, results.csv, index.html", output=True)
+    run_dir: str = option("runs/sweep", "a run folder for each, NAME.log, and results.csv", output=True)
     jobs: int = option(1, "runs at a time", ge=1)
     nproc_per_node: int = option(1, "processes of each run", ge=1)
 
@@ -115,7 +115,7 @@ class SweepOptions(TrainOptions):
         if self.print_config:
             return super().report(result)
         folder = Path(self.run_dir)
-        return swept(result.reset_index(), folder, run_dir=str(folder), page=str(folder / "index.html"))
+        return swept(result.reset_index(), folder, run_dir=str(folder))
 
 
 main = SweepOptions.main
@@ -129,7 +129,7 @@ def sweep(
     Parameters
     ----------
     grid : {"optimizer.lr": [1e-3, 3e-3], ...} or ["optimizer.lr=1e-3,3e-3", ...].
-    run_dir : gets a run folder for each combination, `results.csv` and `index.html`.
+    run_dir : gets a run folder for each combination, and `results.csv`.
     **flags : `jobs` (runs at a time), `num_processes` (of each run), and what `train_model` takes for all of them.
 
     Returns
@@ -161,7 +161,7 @@ def run_all(
     FileExistsError : the folder holds files of these names, and no sweep of ours made it.
     """
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    waiting, own = list(commands), Run.create(folder, {f"{name}{end}" for name in commands for end in ENDS} | TABLES)
+    waiting, own = list(commands), Run.create(folder, {TABLE, *(f"{name}{end}" for name in commands for end in ENDS)})
     own.claim()
     running: list[tuple[str, psutil.Popen, float]] = []
     try:
@@ -190,7 +190,7 @@ def swept(table: pd.DataFrame, folder: Path, **where: str) -> Report:
     """What a sweep prints of its table, whose rows have a `state`. where : entries of the object of `--json`."""
     failed = int((table["state"] == "failed").sum())
     shown = table.loc[:, (table.notna() & (table != "")).any()].to_string(index=False, float_format="{:.5g}".format)
-    text = f"{shown}\n== {len(table) - failed} of {len(table)} done; {folder / 'index.html'} and results.csv"
+    text = f"{shown}\n== {len(table) - failed} of {len(table)} done; {folder / TABLE}"
     return Report({**where, "runs": json.loads(table.to_json(orient="records"))}, text, int(failed > 0))
 
 
@@ -212,7 +212,7 @@ def _is_finished(point: TrainOptions, nproc: int) -> bool:
 
 
 def _write(folder: Path, points: Mapping[str, TrainOptions], errors: Mapping[str, str]) -> pd.DataFrame:
-    """`results.csv` and `index.html`, whole or not at all, of the runs that have begun."""
+    """`results.csv`, whole or not at all."""
     import pandas as pd
 
     runs = {name: folder / name for name in points if (folder / name / "config.yaml").exists()}
@@ -220,6 +220,5 @@ def _write(folder: Path, points: Mapping[str, TrainOptions], errors: Mapping[str
     table = table.set_axis(pd.Index(runs, name="run")).reindex(pd.Index(points, name="run"))
     table["state"] = ["failed" if name in errors else s for name, s in table["state"].fillna("waiting").items()]
     table["error"] = table.index.map(errors)
-    write_atomically(folder / "results.csv", table.to_csv().encode())
-    write_atomically(folder / "index.html", page(f"Sweep {folder.name}", [table.reset_index()], runs).encode())
+    write_atomically(folder / TABLE, table.to_csv().encode())
     return table

@@ -75,7 +75,7 @@ class SweepOptions(BatchOptions):
     prog = "dfm notebook sweep"
     grid: list[str] = option(help="values to combine", metavar="NAME=A,B,C")
     jobs: int = option(1, "runs at a time", ge=1)
-    output_dir: str = option(help="NNN.ipynb, NNN.html, NNN.log, results.csv and index.html", output=True)
+    output_dir: str = option(help="NNN.ipynb, NNN.html, NNN.log and results.csv", output=True)
 
     def run(self) -> pd.DataFrame:
         from dfm_nb.sweep_ import parse_grid

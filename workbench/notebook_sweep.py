@@ -1,21 +1,20 @@
 """A grid of runs of one notebook, several at a time, and a table of the results.
 
 Every combination is checked before the first run starts. A failed run becomes a row with its error, and the others
-continue. `results.csv` and the page `index.html` are rewritten after each run.
+continue. `results.csv` is rewritten after each run.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dfm_nb.base import process
 from dfm_nb.base.files import write_atomically
-from dfm_nb.runs import page
-from dfm_nb.sweep_ import run_all
+from dfm_nb.sweep_ import TABLE, run_all
 from workbench import notebook_run as runs
 
 if TYPE_CHECKING:
@@ -55,12 +54,14 @@ def sweep(
     jobs: int = 1,
     report: bool = True,
 ) -> pd.DataFrame:
-    """Run the grid; prints a line when a run starts and ends, and writes `results.csv` and `index.html`.
+    """Run the grid; prints a line when a run starts and ends, and writes `results.csv`.
 
     Returns
     -------
     One row per run: its name, the grid's values, state, time, error, and published results.
     """
+    import pandas as pd
+
     source, folder = runs.existing(notebook), Path(output_dir).expanduser()
     given, commands = points(source, grid, fixed or {}, folder), {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,23 +76,6 @@ def sweep(
         ended = {"state": "failed" if error else "done", "duration_s": seconds, "error": error}
         # these columns first, whatever the notebook publishes by their names
         rows[name] = rows[name] | runs.published(folder / f"{name}.ipynb") | rows[name] | ended
-        found = {labels[name]: run for name, values in given.items() if (run := run_of(values))}
-        table = write_tables(folder, source.stem, rows.values(), found)
-    return table
-
-
-def run_of(values: Mapping[str, str]) -> Path | None:
-    """The run folder in the parameters of a notebook's run, or a run folder below one of them."""
-    folders = [Path(text).expanduser() for name, text in values.items() if name.endswith("_dir")]
-    return next((f for top in folders for f in (top, top / "train") if (f / "metrics.jsonl").is_file()), None)
-
-
-def write_tables(folder: Path, title: str, rows: Iterable[Mapping], run_folders: Mapping[str, Path]) -> pd.DataFrame:
-    """`results.csv` for a spreadsheet, and `index.html` with curves and samples; each is whole or absent."""
-    import pandas as pd
-
-    table = pd.DataFrame(rows, dtype=object).fillna("")
-    write_atomically(folder / "results.csv", table.to_csv(index=False).encode())
-    written = page(f"Sweep of {title}", [table], run_folders, links="{}.html")
-    write_atomically(folder / "index.html", written.encode())
+        table = pd.DataFrame(rows.values(), dtype=object).fillna("")
+        write_atomically(folder / TABLE, table.to_csv(index=False).encode())
     return table

@@ -88,13 +88,11 @@ def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: s
     save(drawn, output)
 
 
-def curves_png(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str) -> bytes:
-    """Losses of several runs against iteration as a PNG: label -> (iterations, losses); a running mean of many."""
-    axes = (drawn := blank(8.4, 3.4)).add_subplot()
-    for i, (label, (x, y)) in enumerate(curves.items()):
-        style = ("-", "--", ":", "-.")[i // len(PALETTE) % 4]
-        axes.plot(x, smooth(y, max(1, len(y) // 40)), style, color=PALETTE[i % len(PALETTE)], label=label)
+def curve_png(iterations: Sequence[float], losses: Sequence[float], title: str) -> bytes:
+    """Losses of a run as a PNG; of many a running mean."""
+    drawn = blank(8.4, 3.4)
+    axes = drawn.add_subplot()
+    axes.plot(iterations, smooth(losses, max(1, len(losses) // 40)), color=PALETTE[0])
     axes.set(xlabel="iteration", ylabel="loss", title=title)
     plain(axes)
-    axes.legend(frameon=False, fontsize=8)
     return png(drawn)

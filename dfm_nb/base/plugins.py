@@ -111,12 +111,17 @@ def find(kind: str, name: str, own: Iterable[str] = ()) -> Any:
         raise ValueError(f"{name!r} is a module, whose code would run, and only you may name it: pass {flag} {name}")
     try:
         if point or is_module_name(name):
-            return (point or EntryPoint(name, name, kind)).load()
+            return point.load() if point else code(name)
     except (ImportError, AttributeError) as error:
         why = f", and {error}"
     known = sorted({*own, *names(kind)})
     fix = meant(name.partition(":")[0], known, "choose one of those, or module:name")
     raise ValueError(f"{kind}: there is no {name!r} (available: {', '.join(known)}){why}; {fix}")
+
+
+def code(name: str) -> Any:
+    """What `module:name` is, where installed code says it."""
+    return EntryPoint(name, name, "").load()
 
 
 def load(kind: str, name: str) -> Any:

@@ -467,7 +467,7 @@ def _initial_value(name: str, shape: list[int], generator: torch.Generator) -> t
 
 def network_class(model: ModelConfig) -> type[DiT]:
     """The network that `model.variant` names."""
-    return plugins.find("networks", model.network.transformer)
+    return plugins.code(model.network.transformer)
 
 
 def transformer_config(model, mixed_precision: str = "fp32", backend: str = "sdpa", **overrides) -> DiTConfig:

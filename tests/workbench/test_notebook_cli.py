@@ -11,14 +11,10 @@ import urllib.request
 from pathlib import Path
 
 import nbformat
-import numpy as np
 import pytest
 
 from dfm_nb import cli
-from dfm_nb.base import video
 from dfm_nb.base.argv import guard
-from dfm_nb.base.metrics import Metrics
-from dfm_nb.base.run import Run
 from dfm_nb.sweep_ import parse_grid
 from tests.processes import commands, wait_until
 from workbench import check_parameters, lab, notebook_run, notebook_sweep
@@ -187,21 +183,6 @@ def test_sweep_runs_the_grid_with_a_table_and_a_csv(notebook, capsys, monkeypatc
     assert "too many steps" in rows[1]["error"]
     assert [r["where"] for r in rows] == [os.path.join("grid", n) for n in ("000", "001")], "a folder for each run"
     assert Path("grid/000.html").exists() and Path("grid/001.ipynb").exists()
-    assert '<a href="001.html">001</a>' in Path("grid/index.html").read_text()
-
-
-def test_page_of_a_sweep_has_its_curves_and_samples(tmp_path):
-    for lr in ("0.1", "0.2"):
-        run = Run.create(tmp_path / lr)
-        with Metrics(run.metrics_file) as metrics:
-            for i in (1, 2, 3):
-                metrics.write({"iteration": i, "loss": float(lr) / i})
-        video.write_png(run.sample_folder(3) / "a.png", np.zeros((16, 16, 3), np.uint8))
-    found = {f"lr={lr}": notebook_sweep.run_of({"run_dir": str(tmp_path / lr)}) for lr in ("0.1", "0.2")}
-    rows = [{"run": f"00{i}", "lr": lr} for i, lr in enumerate(("0.1", "0.2"))]
-    notebook_sweep.write_tables(tmp_path, "02_train", rows, found)
-    page = (tmp_path / "index.html").read_text()
-    assert "lr=0.1 0.03333 at 3" in page and page.count("<figure") == 2 and "http" not in page
 
 
 # ---- dfm lab ------------------------------------------------------------------------------------------------------
