@@ -284,6 +284,13 @@ OF_SAMPLES = (
 """Settings that latents and embeddings depend on, besides the encoders; the second of the source."""
 
 
+def of_latents(encoder: Mapping[str, Any]) -> dict[str, Any]:
+    """An encoder's identity; that of a tokenizer with a tuned decoder is that of the one with the same latents."""
+    own = {**encoder}
+    latents = own.pop("latents", None)
+    return own | {"sha256": latents} if latents else own
+
+
 def check_reuse(folder: PreparedFolder, plan: dict[str, Any], encoders: Mapping[str, Any]) -> None:
     """ValueError if the samples of a folder are not those that this plan and these encoders would give."""
     made, about = folder.held_plan(), read_json(folder.manifest)
@@ -294,7 +301,7 @@ def check_reuse(folder: PreparedFolder, plan: dict[str, Any], encoders: Mapping[
         own, source = (
             {name: place.get(name) for name in names} for names, place in zip(OF_SAMPLES, (of, of["source"]))
         )
-        return own | source | {kind: by.get(kind) for kind in encoders}
+        return own | source | {kind: of_latents(by.get(kind) or {}) for kind in encoders}
 
     if differ := _differences(settings(made, about), json.loads(json.dumps(settings(plan, encoders)))):
         raise ValueError(f"--reuse {folder.path} must have equal settings ({differ}); omit --reuse or pass the same")
