@@ -290,8 +290,10 @@ def different_encoders(source: Path, dataset: Path | None) -> list[str]:
     if dataset is None or not all((Path(f) / folders.MANIFEST).is_file() for f in (source, dataset)):
         return []
 
-    manifests = folders.read_manifest(source), folders.read_manifest(dataset)
-    pairs = [(kind, *(prepared_folder.of_latents(m[kind]) for m in manifests)) for kind in folders.ENCODERS]
+    def about(folder: Path, kind: str) -> dict[str, Any]:
+        return prepared_folder.of_latents(folders.read_manifest(folder)[kind])
+
+    pairs = [(kind, about(source, kind), about(dataset, kind)) for kind in folders.ENCODERS]
     return [
         kind.replace("_", " ")
         for kind, theirs, ours in pairs
