@@ -337,6 +337,8 @@ def test_a_tuned_tokenizer_is_better_keeps_the_latents_and_is_tuned_once(magenta
     assert now["tokenizer"]["latents"] == plain["tokenizer"]["sha256"] != now["tokenizer"]["sha256"]
     assert parts(folder) == parts(tmp_path / "plain"), "the latents are the same"
     assert different_encoders(tmp_path / "plain", folder) == []
+    assert run(tmp_path / "reused", "--reuse", str(folder), argv=magenta[:-2]) == 0
+    assert parts(tmp_path / "reused") == parts(folder)
     (folder / "checksums.json").unlink()
     monkeypatch.setattr(module, "tune", Mock(side_effect=AssertionError))
     assert run(folder, "--resume", argv=magenta) == 0

@@ -290,10 +290,8 @@ def different_encoders(source: Path, dataset: Path | None) -> list[str]:
     if dataset is None or not all((Path(f) / folders.MANIFEST).is_file() for f in (source, dataset)):
         return []
 
-    def about(folder: Path, kind: str) -> dict:
-        """Of a tokenizer with a tuned decoder, the sha256 is that of the one with the same latents."""
-        own = folders.read_manifest(folder)[kind]
-        return own | {"sha256": own["latents"]} if "latents" in own else own
+    def about(folder: Path, kind: str) -> dict[str, Any]:
+        return prepared_folder.of_latents(folders.read_manifest(folder)[kind])
 
     pairs = [(kind, about(source, kind), about(dataset, kind)) for kind in folders.ENCODERS]
     return [

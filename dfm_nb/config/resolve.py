@@ -367,9 +367,9 @@ def resolve(
         stored = merged
     if saved and not merged.is_free(START):
         if (now := merged.get(START)) != (then := stored.get(START)) and None in (now, then):
-            must = f"be {shown(then)}, from which the run of {begun} began"
+            must = f"must be {shown(then)}, from which the run of {begun} began"
             faults.append(Fault(START, must, shown(now), "leave it out, or give another --run-dir"))
-    kept = _without_modules(_kept(merged, stored), str(begun))
+    kept = _without_modules(_kept(merged, stored, saved), str(begun))
     settled = merged._with(kept, dict.fromkeys(kept, f"run {begun}"))
     _check(settled, [*layers, f"run {begun}"], faults, faults_of(settled.config, training, world_size, saved))
     told = [k for k in kept if merged.get(k) != "auto" and not stored.provenance[k].startswith(WEIGHTS)]
@@ -384,7 +384,9 @@ def _without_modules(settings: dict[str, Any], origin: str) -> dict[str, Any]:
         value = settings[key]
         if any(map(plugins.is_foreign, value if isinstance(value, list) else [value])):
             fix = f"set {key} yourself, if you trust that module"
-            raise ConfigError([Fault(key, "name no module, as its code would run", shown(value), fix, origin=origin)])
+            raise ConfigError(
+                [Fault(key, "must name no module, as its code would run", shown(value), fix, origin=origin)]
+            )
     return settings
 
 
@@ -402,7 +404,7 @@ def _has_checkpoint(begun: Path, start: CheckpointConfig) -> bool:
     return run.is_iteration(here) or any(map(run.iteration_folders, roots))
 
 
-def _kept(merged: Resolved, stored: Resolved) -> dict[str, Any]:
+def _kept(merged: Resolved, stored: Resolved, saved: bool) -> dict[str, Any]:
     """The `stored` values that differ from `merged` ones and that a resumed run keeps."""
 
     def source(origin: str) -> str:
@@ -415,7 +417,7 @@ def _kept(merged: Resolved, stored: Resolved) -> dict[str, Any]:
         if merged.get(key) == "auto":
             return began.startswith(DERIVED) or source(began) != ""
         dialled = began.startswith(DIALLED) and (same_minutes or key.startswith(LASTING))
-        return now != "" and (now == source(began) or began.startswith(WEIGHTS) or dialled)
+        return now != "" and (now == source(began) or began.startswith(WEIGHTS) or dialled or (saved and key == START))
 
     same_minutes = merged.config.train.minutes == stored.config.train.minutes
     left = {"model.size", "model.variant"}  # the settings behind these names are kept key by key

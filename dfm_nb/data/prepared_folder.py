@@ -281,6 +281,13 @@ OF_SAMPLES = "format short_side fit upscale max_text_tokens pad_text_tokens back
 """Settings, of the plan and of its source, that latents and embeddings depend on, besides the encoders."""
 
 
+def of_latents(encoder: Mapping[str, Any]) -> dict[str, Any]:
+    """An encoder's identity; that of a tokenizer with a tuned decoder is that of the one with the same latents."""
+    own = {**encoder}
+    latents = own.pop("latents", None)
+    return own | {"sha256": latents} if latents else own
+
+
 def check_reuse(folder: PreparedFolder, plan: dict[str, Any], encoders: Mapping[str, Any]) -> None:
     """ValueError if the samples of a folder are not those that this plan and these encoders would give."""
     made, about = folder.held_plan(), read_json(folder.manifest)
@@ -289,7 +296,8 @@ def check_reuse(folder: PreparedFolder, plan: dict[str, Any], encoders: Mapping[
 
     def settings(of: dict[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
         said = of["source"] | of
-        return {name: said.get(name) for name in OF_SAMPLES} | {kind: by.get(kind) for kind in encoders}
+        own = {name: said.get(name) for name in OF_SAMPLES}
+        return own | {kind: of_latents(by.get(kind) or {}) for kind in encoders}
 
     if differ := _differences(settings(made, about), json.loads(json.dumps(settings(plan, encoders)))):
         raise ValueError(f"--reuse {folder.path} must have equal settings ({differ}); omit --reuse or pass the same")

@@ -57,6 +57,9 @@ class Teacher:
             guidance = source.config.generation.guidance
         if source and source.config.model.student:
             raise ValueError(f"{source.record['path']} is a student itself; use its teacher")
+        if source and source.config.model.lora.rank:
+            must = f"a teacher must be whole weights; {source.record['path']} has LoRA weights apart from their base"
+            raise ValueError(f"{must}; distil what dfm export --lora merged makes of it")
         self.student, self.objective, self.device = student, objective, parallel.device()
         asked, own = config.train.teacher_guidance, config.generation
         self.guidance = guidance if asked is None else asked

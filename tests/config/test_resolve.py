@@ -491,6 +491,14 @@ def test_auto_is_settled_once_and_a_resumed_run_keeps_it(tmp_path, monkeypatch):
     assert C.resolve("demo", overrides=given, run_dir=tmp_path).config.mixed_precision == "fp32"
 
 
+def test_a_run_with_a_checkpoint_keeps_what_it_began_with(tmp_path):
+    begun = C.resolve("demo", overrides=["checkpoint.pretrained=butterflies"])
+    (tmp_path / "config.yaml").write_text(C.to_yaml(begun))
+    assert C.resolve("demo", run_dir=tmp_path).config.checkpoint.pretrained is None
+    (tmp_path / "checkpoints" / "iter_0000001").mkdir(parents=True)
+    assert C.resolve("demo", run_dir=tmp_path).config.checkpoint.pretrained == "butterflies"
+
+
 @pytest.mark.parametrize("key, value", [("logger.report_to", ["a:b"]), ("generation.sampler", "a:b")])
 def test_weights_and_a_run_that_is_resumed_name_no_module(key, value, tmp_path, monkeypatch):
     stored = tmp_path / "config.yaml"

@@ -163,6 +163,8 @@ def test_a_lora_run_goes_on_without_its_base(recipe, tiny_data, tiny_checkpoint,
     if recipe == "student":
         base.mkdir()
     assert tuned(run, base) == whole and len(whole) == 3
+    with pytest.raises(AssertionError, match=f"ValueError.*{tmp_path}/whole"):  # without its LoRA it is no teacher
+        distil(tiny_data, tmp_path / "whole", tmp_path / "of-lora", "model.lora.rank=2")
 
 
 def test_an_exported_student_is_asked_as_it_recommends(one_rank, student, tiny_checkpoint, tmp_path):
