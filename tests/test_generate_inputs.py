@@ -139,6 +139,10 @@ def test_a_picture_is_a_start_and_what_its_mask_has_black_is_kept(conditioned, p
     write_png(tmp_path / "mask.png", mask[1:])
     with pytest.raises(ValueError, match="--mask.*96x64 px; got 96x63"):
         conditioned.sample_latents([request])
+    frames = [Image.fromarray(np.roll(mask, step, 1)) for step in (0, 8)]
+    frames[0].save(tmp_path / "mask.png", save_all=True, append_images=frames[1:])
+    with pytest.raises(ValueError, match="--mask.*2 frames"):
+        conditioned.sample_latents([request])
     for level in (1, 255):  # of 1 for what is to change, and white paint on a layer without a ground
         write_png(tmp_path / "mask.png", np.full_like(mask, level))
         with pytest.raises(ValueError, match="--mask"):

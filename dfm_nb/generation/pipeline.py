@@ -469,10 +469,11 @@ class Pipeline:
             raise ValueError(f"{request.init_video} has {len(frames)} frames; --num-video-frames needs {wanted}")
         size, free = (request.height, request.width), None
         if request.mask:
-            mask = video.read_image(request.mask)
-            if mask.shape[1:3] != frames.shape[1:3]:
-                (h, w), (own_h, own_w) = mask.shape[1:3], frames.shape[1:3]
-                raise ValueError(f"--mask must have the size of --init-video, {own_w}x{own_h} px; got {w}x{h}")
+            mask, _ = video.read_still_or_animation(request.mask, video.WHITE, {})
+            (count, h, w), (own_h, own_w) = mask.shape[:3], frames.shape[1:3]
+            if (count, h, w) != (1, own_h, own_w):
+                must = f"--mask must be one picture of the size of --init-video, {own_w}x{own_h} px"
+                raise ValueError(f"{must}; got {w}x{h} px and {count} frames; save one of that size")
             white = torch.from_numpy(video.resize(mask, *size)[0].mean(-1) > 127).float()
             free = F.max_pool2d(white[None], geometry.PX_PER_LATENT)[0].bool()
             if free.all() or not free.any():

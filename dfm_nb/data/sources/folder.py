@@ -79,7 +79,8 @@ SOURCE = re.compile(r"(.+?)(?:\.source|-condlabel)(\d*)", re.IGNORECASE)
 """A file's path, without suffix, that is given with the file of the path before `.source`."""
 MASK = re.compile(r".+-masklabel", re.IGNORECASE)
 """OneTrainer's mask of a picture."""
-GIVEN_FOLDERS, TARGET_FOLDERS = {"control", "controls", "source", "input"}, {"target", "targets", "output", "edited"}
+GIVEN_FOLDERS = {f"{name}{n}" for name in ("control", "controls", "source", "input") for n in ("", "_1", "_2", "_3")}
+TARGET_FOLDERS = {"target", "targets", "output", "edited", "images"}
 EXAMPLES = 3
 OF_FOLDERS, OF_FILES = "names of their folders", "names of files"
 """Where captions come from that nobody wrote."""
@@ -117,7 +118,7 @@ class Folder(RowSource):
         self.orphans: set[str] = set()
         # those that are listed and missing are items too, which are reported when they are read
         files = (media | self.rows.keys()) - self._pair(media)
-        tops = {name: table.SPLITS.get(name.lower().partition("/")[0]) for name in names if "/" in name}
+        tops = {n: next(filter(None, map(table.SPLITS.get, n.lower().split("/")[:-1])), None) for n in names}
         split = {name: self._row(name).split for name in files}
         if "train" in tops.values():
             split |= {name: top for name, top in tops.items() if name in files and top in ("val", "test")}
@@ -172,6 +173,8 @@ class Folder(RowSource):
         for stem, _, name in sorted(sources):
             if self._row(name).texts:
                 continue
+            if "*" in stem and stem not in targets:
+                stem = re.sub(r"_\d+$", "", stem)  # musubi-tuner's control/a_0.png and a_1.png
             for target in targets[stem]:
                 pictures = self.given.setdefault(target, [])
                 if name not in pictures:  # a list may name it too

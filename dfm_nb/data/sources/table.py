@@ -406,6 +406,8 @@ def _exists(location: Location, reference: str) -> bool:
 
 def pictures_of(value: Any) -> list[Any]:
     """What a cell holds, each a path or URL, bytes, an image or array."""
+    if isinstance(value, str) and value.startswith("["):  # as a CSV holds a list
+        value = re.findall(r"""["']([^"']+)["']""", value) or value
     several = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
     return [found for v in (value if several else [value]) if (found := _picture(v)) is not None]
 
@@ -598,7 +600,7 @@ def build(spec: str | pd.DataFrame | None = None, **options: Any) -> Table:
     columns = columns_of(rows, label, reading, partial(_exists, location))
     for name in columns.media:
         values = rows[name]
-        if values.lists if isinstance(values, StoredPictures) else any(isinstance(v, (list, tuple)) for v in values):
+        if values.lists if isinstance(values, StoredPictures) else any(len(pictures_of(v)) > 1 for v in values):
             said = "%s has lists of pictures in %s: the first of each row is used; give others rows of their own"
             log.warning(said, label, name)
     if "split" in rows and not any(splits):

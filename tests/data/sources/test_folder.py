@@ -82,6 +82,7 @@ def test_folders_and_rows_are_held_out_by_any_usual_word_for_it(tmp_path, caplog
         picture(tmp_path / "a" / name / "0.png")
     named = folder.build(str(tmp_path / "a"))
     assert {f.partition("/")[0]: s for f, s in zip(named.files, named.splits)} == words | {"Train": "train"}
+    assert folder.build(str(tmp_path)).splits == named.splits, "also below another folder"
     for i in range(4):
         picture(tmp_path / "b" / f"{i}.png")
     rows = tmp_path / "b" / "metadata.csv"
@@ -574,6 +575,9 @@ def test_beside_a_target_the_image_is_given(tmp_path):
         (["a.png", "a-condlabel.png", "a-masklabel.png"], {"a.png": 1}),
         (["a.png", "a.source.png", ("metadata.csv", "file_name,text,source\na.png,red,a.source.png\n")], {"a.png": 1}),
         (["control/0.png", "b.png"], {"b.png": 0, "control/0.png": 0}),
+        (["targets/a.png", "controls/a_0.png", "controls/a_1.png"], {"targets/a.png": 2}),
+        (["images/a.png", "control_1/a.png", "control_2/a.png"], {"images/a.png": 2}),
+        (["target/a_1.png", "target/a.png", "control/a_1.png"], {"target/a.png": 0, "target/a_1.png": 1}),
     ],
 )
 def test_pairs_are_found_by_one_rule_of_names(files, pairs, tmp_path):

@@ -399,6 +399,16 @@ def test_missing_tables_are_refused(tmp_path):
             table.build(str(tmp_path / name))
 
 
+@pytest.mark.parametrize("cell", ['["b.png", "c.png"]', "['b.png', 'c.png']"])
+def test_a_cell_of_a_csv_may_hold_a_list_of_pictures(cell, tmp_path):
+    for name, colour in (("a", "red"), ("b", "blue"), ("c", "white")):
+        (tmp_path / f"{name}.png").write_bytes(png(colour))
+    rows = {"image": ["a.png"], "prompt": ["make it red"], "edit_image": [cell]}
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
+    (clip,) = read(table.build(str(tmp_path / "t.csv")))
+    assert [tuple(v[0, 0, 0]) for v in clip.given] == [(0, 0, 255), (255, 255, 255)]
+
+
 def test_columns_of_edit_data_sets_give_a_picture_beside_the_row_s_own():
     frame = pd.DataFrame(
         {
