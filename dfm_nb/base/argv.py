@@ -38,7 +38,7 @@ class ArgumentParser(argparse.ArgumentParser):
         dashed = [re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), arg) for arg in args]
         given = Counter(self._option_string_actions.get(arg.partition("=")[0]) for arg in dashed)
         for action, count in given.items():
-            if isinstance(action, argparse._StoreAction) and count > 1 and os.environ.get("RANK", "0") == "0":
+            if isinstance(action, argparse._StoreAction) and count > 1:
                 log.warning("%s is given %d times, and the last one counts", action.option_strings[0], count)
         return super().parse_known_args(dashed, namespace)
 

@@ -102,6 +102,8 @@ def group_of_this_machine(timeout: timedelta) -> dict[str, Any]:
     import torch.distributed as dist
 
     rank, world = from_launcher("RANK"), from_launcher("WORLD_SIZE")
+    if world > 1 and not {STORE, "MASTER_ADDR"} & os.environ.keys():
+        raise ValueError(f"RANK={rank} must come from torchrun, which sets MASTER_ADDR too; unset RANK for one process")
     if "LOCAL_WORLD_SIZE" in os.environ and world != from_launcher("LOCAL_WORLD_SIZE"):
         return {}
     for library in ("GLOO", "NCCL"):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import TOLD, forget_launcher, from_launcher, pop_nproc
-from dfm_nb.base.log import start_logging
+from dfm_nb.base.log import silent, start_logging
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.torchrun import run_under_torchrun
 
@@ -73,7 +73,8 @@ class Verb(Options):
         if not (cls.own_part or cls.module) or nproc:
             forget_launcher()
         rank = from_launcher("RANK") if cls.module else 0
-        asked = cls.parse(words)
+        with silent(bool(rank)):
+            asked = cls.parse(words)
         if cls.logs:
             start_logging(rank=rank)
         if nproc is None:

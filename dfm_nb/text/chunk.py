@@ -59,8 +59,7 @@ class ChunkEncoder:
 
     def __init__(self, spec: TokenizerSpec, config: PreprocessConfig):
         self.config, self._dtype, self._eod = config, np.dtype(config.dtype), spec.eod_id
-        self._backend = config.tokenizer_backend
-        self._text = text_encode.encoder(spec, self._backend)
+        self._text = text_encode.encoder(spec, config.tokenizer_backend)
 
     def __call__(self, chunk: LineChunk) -> Encoded:
         """Encode a chunk; with on_error "stop" it ends at the first bad line."""
@@ -93,7 +92,7 @@ class ChunkEncoder:
             texts = [row[key]] if isinstance(row[key], str) else row[key]
             if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
                 raise ValueError(f"{key!r} must be a string or a list of strings; got {type(texts).__name__}")
-            if self._backend == "tokenizers" and any(len(t) > text_encode.MAX_CHARS for t in texts):
+            if any(text_encode.too_long(self._text, t) for t in texts):
                 raise ValueError(f"{key!r} must have {text_encode.MAX_CHARS:,} characters at most; split the document")
             found.append(texts)
         return found

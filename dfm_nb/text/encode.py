@@ -55,15 +55,18 @@ def family(spec: TokenizerSpec) -> str | None:
     about = orjson.loads(spec.description)
     model = {name: value for name, value in about["model"].items() if value and name not in ("vocab", "merges")}
     odd = [t for t in about["added_tokens"] if t["lstrip"] or t["rstrip"] or t["single_word"] or t["normalized"]]
-    if odd or spec.split_special_tokens:
-        return None
     kind = json.dumps([about["normalizer"], about["pre_tokenizer"], model], sort_keys=True)
     kind = kind.replace('"trim_offsets": true', '"trim_offsets": false')  # of no effect on ids
     name = FAMILIES.get(hashlib.sha256(kind.encode()).hexdigest()[:12])
+    if odd or spec.split_special_tokens or not name:
+        return None
+    vocab, alphabet = about["model"]["vocab"].keys(), set(ByteLevel.alphabet())
+    # gigatoken finds such a word in a text as it is, `tokenizers` only as bytes, where "東" is "æĿ±"
+    words = "".join(vocab - {t["content"] for t in about["added_tokens"]}) if "ignore_merges" in model else ""
     # `tokenizers` drops a byte that the vocabulary lacks (trained without the initial alphabet); gigatoken does not
     # load it, or gives other ids
-    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)] if "byte_fallback" in model else ByteLevel.alphabet()
-    return name if name and about["model"]["vocab"].keys() >= set(byte_tokens) else None
+    byte_tokens = {f"<0x{byte:02X}>" for byte in range(256)} if "byte_fallback" in model else alphabet
+    return name if vocab >= byte_tokens and alphabet.issuperset(words) else None
 
 
 def choose(spec: TokenizerSpec, asked: str = "auto") -> str:
@@ -91,6 +94,11 @@ def _tokenizers(spec: TokenizerSpec) -> Encode:
     return lambda texts: [np.array(e.ids, np.uint32) for e in encode(texts, add_special_tokens=False)]
 
 
+def too_long(encode: Encode, text: str) -> bool:
+    """Whether the text is left to `tokenizers`, and too long for it."""
+    return len(text) > MAX_CHARS and not (isinstance(encode, GigatokenEncoder) and encode.takes(text))
+
+
 class GigatokenEncoder:
     """`Encode` by gigatoken, and by `tokenizers` for texts with characters that they may see differently.
 
@@ -115,7 +123,7 @@ class GigatokenEncoder:
                 raise OtherIds(f"gigatoken cannot load {self._spec.name} ({why})") from error
             self._chars = 0
         self._chars += sum(map(len, texts))
-        mine = [t.isascii() or self._knows(t) for t in texts]
+        mine = list(map(self.takes, texts))
         rows = [self._encode(t) if known else self._reference([t])[0] for t, known in zip(texts, mine)]
         beyond_ascii_first = sorted(itertools.compress(texts, mine), key=str.isascii)
         some, self._samples = [text[:SAMPLE_CHARS] for text in beyond_ascii_first[: self._samples]], 1
@@ -125,7 +133,10 @@ class GigatokenEncoder:
                 raise OtherIds(f"gigatoken and tokenizers differ in token {at} of the text that begins {text[:60]!r}")
         return rows
 
-    def _knows(self, text: str) -> bool:
+    def takes(self, text: str) -> bool:
+        """Whether gigatoken encodes the text."""
+        if text.isascii():
+            return True
         new = set(text) - self._known
         self._known |= {c for c in new if _is_settled(c, self._normalizes)}
         return self._known.issuperset(new)

@@ -6,6 +6,7 @@ ends a text, and build only what has no tokenizer.json. As in megatron.core's Hu
 added, so no BOS either; sep replaces a missing eos.
 """
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,9 @@ def load(model: str | Path) -> TokenizerSpec:
             f"read ({why}); get one with: hf download HUB_ID --include 'tokenizer*' --include "
             "'special_tokens_map.json' --include config.json --local-dir DIR (some need hf auth login first)"
         ) from error
+    ids = tokenizer.get_vocab(with_added_tokens=False).values()
+    if len(set(ids)) < len(ids) or getattr(tokenizer.model, "dropout", None):  # other ids in each run
+        raise ValueError(f"the tokenizer must have an id for each token and no dropout; correct that of {model}")
     return TokenizerSpec(
         name=str(path.resolve()) if path.exists() else model,
         description=tokenizer.to_str(),
@@ -96,7 +100,7 @@ def _plain(path: Path) -> tuple[Tokenizer, str | None] | None:
     if not file.is_file() or (path.is_dir() and not config.exists()):
         return None
     about = orjson.loads(file.read_bytes())
-    added = {str(token.pop("id")): token for token in about["added_tokens"]}
+    added = {str(token.pop("id")): token for token in about.get("added_tokens", ())}
     words = {token["content"] for token in added.values()}
     settings: dict[str, Any] = {"tokenizer_class": "TokenizersBackend"}
     if config.exists():
@@ -114,8 +118,8 @@ def _plain(path: Path) -> tuple[Tokenizer, str | None] | None:
         or any(file.with_name(name).exists() for name in older)
         or any(added.get(number) != token for number, token in decoder.items())
         or named - words
-        or about["truncation"]
-        or about["padding"]
+        or about.get("truncation")
+        or about.get("padding")
     ):
         return None
     tokenizer = Tokenizer.from_file(str(file))
@@ -145,7 +149,8 @@ def _from_transformers(path: Path) -> tuple[Tokenizer, str | None]:
     else:
         tokenizer = named = PreTrainedTokenizerFast.from_pretrained(folder, **where)
         if (tokenizer.eos_token or tokenizer.sep_token) is None:
-            named = tokenizer_of(folder, **where)
+            with contextlib.suppress(Exception):  # a class that cannot be built names no token
+                named = tokenizer_of(folder, **where)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ValueError("it has only a Python form; convert it with transformers.convert_slow_tokenizer")
     return tokenizer.backend_tokenizer, named.eos_token or named.sep_token

@@ -1,10 +1,13 @@
 """The environment of a launcher, for verbs that run under it and for all others."""
 
 import os
+from datetime import timedelta
 
 import pytest
 
 from dfm_nb.base.argv import from_launcher
+from dfm_nb.base.options import option
+from dfm_nb.base.torchrun import STORE, group_of_this_machine
 from dfm_nb.base.verb import Report, Verb
 
 
@@ -18,6 +21,7 @@ class Alone(Verb):
 
 class Ranked(Alone):
     module = "dfm_nb.ranked"
+    name: str = option("", "a flag")
 
 
 @pytest.mark.parametrize(
@@ -41,6 +45,19 @@ def test_a_launchers_environment_counts_only_for_its_verbs(monkeypatch, capsys, 
     assert capsys.readouterr().out == said
 
 
+class Part(Alone):
+    own_part = True
+    name: str = option("", "a flag")
+
+
+@pytest.mark.parametrize(("verb", "warned"), [(Part, True), (Ranked, False)])
+def test_a_lost_flag_is_said_once(monkeypatch, caplog, verb, warned):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    verb.main(["--name", "a", "--name", "b"])
+    assert bool(caplog.records) == warned
+
+
 @pytest.mark.parametrize("env", [{"RANK": "x"}, {"RANK": ""}, {"RANK": "1"}, {"RANK": "0", "LOCAL_RANK": "-1"}])
 def test_an_impossible_place_is_reported_by_its_variable(monkeypatch, env):
     for name, value in env.items():
@@ -56,3 +73,12 @@ def test_ranks_without_a_rank_are_one(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert from_launcher("WORLD_SIZE") == 1
+
+
+def test_a_rank_that_no_launcher_set_is_named(monkeypatch):
+    for name in ("MASTER_ADDR", STORE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="RANK=1"):
+        group_of_this_machine(timedelta(seconds=1))

@@ -408,6 +408,42 @@ def test_tokenizers_that_do_not_fit_are_named(folders, tmp_path):
     assert [optimal_dtype(n).name for n in (65_499, 65_500)] == ["uint16", "int32"]
 
 
+@pytest.mark.parametrize("change", [{"dropout": 0.3}, {"vocab": 0}])
+def test_a_tokenizer_of_other_ids_in_each_run_is_refused(folders, tmp_path, change):
+    folder = shutil.copytree(folders["gpt2"], tmp_path / "other")
+    about = json.loads((folder / "tokenizer.json").read_text())
+    about["model"] |= {"vocab": about["model"]["vocab"] | {"fo": 5, "dog": 5}} if "vocab" in change else change
+    (folder / "tokenizer.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match="other"):
+        text_tokenizer.load(folder)
+
+
+def test_what_tokenizers_reads_is_read(folders, tmp_path):
+    """A file without the keys that have defaults, and without a class that could tell its EOD."""
+    folder = shutil.copytree(folders["no_eos"], tmp_path / "short")
+    about = json.loads((folder / "tokenizer.json").read_text())
+    del about["truncation"], about["padding"]
+    (folder / "tokenizer.json").write_text(json.dumps(about))
+    want = text_tokenizer.load(folders["no_eos"])
+    for settings in (
+        {"tokenizer_class": "TokenizersBackend"},
+        {"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}},
+    ):
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        assert text_tokenizer.load(folder) == dataclasses.replace(want, name=str(folder))
+
+
+def test_a_text_is_short_enough_for_the_library_that_encodes_it(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_encode, "MAX_CHARS", 20)
+    documents = ["a fox " * 9, "a \u0295 fox " * 9, "a \u0295 fox"]  # gigatoken leaves the last two to tokenizers
+    source = write_jsonl(tmp_path / "in.jsonl", documents)
+    for backend, skipped in (("gigatoken", 1), ("tokenizers", 2)):
+        result = preprocess(
+            config(source, tmp_path / "out", folders["gpt2"], on_error="skip", tokenizer_backend=backend)
+        )
+        assert result.skipped == skipped
+
+
 def test_where_the_hub_is_unknown_its_cache_alone_is_asked(monkeypatch):
     for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)

@@ -75,3 +75,14 @@ def test_a_vocabulary_without_a_byte_is_encoded_by_tokenizers(specs, kind, token
     if kind == "gpt2":
         with pytest.raises(OtherIds, match="test"):
             GigatokenEncoder(spec)(["a fox"])
+
+
+@pytest.mark.parametrize("kind, chosen", [("llama3", "tokenizers"), ("gpt-oss", "tokenizers"), ("gpt2", "gigatoken")])
+def test_a_word_that_is_not_written_as_bytes_is_no_word_of_a_text(specs, kind, chosen):
+    """With `ignore_merges` gigatoken finds it: beyond the first characters of a text nothing would compare it."""
+    about = json.loads(specs[kind].description)
+    about["model"]["vocab"]["東京"] = specs[kind].vocab_size
+    spec = dataclasses.replace(specs[kind], description=json.dumps(about))
+    assert choose(spec) == chosen
+    text = "a fox " * 500 + "東京"
+    assert encoder(spec, chosen)([text])[0].tolist() == encoder(specs[kind], "tokenizers")([text])[0].tolist()
