@@ -406,7 +406,7 @@ def _exists(location: Location, reference: str) -> bool:
 
 def pictures_of(value: Any) -> list[Any]:
     """What a cell holds, each a path or URL, bytes, an image or array."""
-    if isinstance(value, str) and value.startswith("["):  # as a CSV holds a list
+    if isinstance(value, str) and re.fullmatch(r"\[.*\]", value, re.DOTALL):  # as a CSV holds a list
         value = re.findall(r"""["']([^"']+)["']""", value) or value
     several = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
     return [found for v in (value if several else [value]) if (found := _picture(v)) is not None]
