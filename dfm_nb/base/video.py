@@ -19,6 +19,7 @@ import textwrap
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from dfm_nb.base.records import Clip, SampleError
 MAX_ASPECT = 8.0
 MAX_BYTES = 1 << 30
 """Limit of decoded pixels of one picture, animation or video; a small file can decode to far more."""
-LARGE_PX, _LARGE = 1 << 24, threading.Lock()
+LARGE_PX, _LARGE, _TABLES = 1 << 24, threading.Lock(), threading.Lock()
 """Above this many pixels, threads decode pictures one at a time: Pillow and numpy briefly need 20 bytes per pixel."""
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # a TIFF's or an MPO's further pages are not later frames
 PICTURE_FORMATS = (*ANIMATED_FORMATS, "JPEG", "JPEG2000", "HEIF", "BMP", "TIFF")  # Pillow's JPEG opens MPO
@@ -157,14 +158,24 @@ def _srgb(image: Image.Image, info: dict, lost: Lost) -> Image.Image:
 
 
 def _by_code_points(image: Image.Image, primaries: int, transfer: int) -> Image.Image:
-    asked = _to_srgb(primaries, transfer)
-    if not asked:
+    if not _to_srgb(primaries, transfer):
         return image
+    rgba = np.array(image.convert("RGBA"))
+    with _TABLES:
+        table = _table(primaries, transfer)
+    rgba[..., :3] = table[tuple(np.moveaxis(rgba[..., :3], -1, 0))]
+    return Image.fromarray(rgba)
+
+
+@lru_cache(4)
+def _table(primaries: int, transfer: int) -> np.ndarray:
+    """sRGB by R, G and B, uint8 [256, 256, 256, 3]: FFmpeg takes seconds for each picture of another size."""
     import av
 
-    frame: Any = av.VideoFrame.from_ndarray(np.array(image.convert("RGBA")), format="rgba")
+    every = np.indices((256, 256, 256), np.uint8).reshape(3, 4096, 4096).transpose(1, 2, 0)
+    frame: Any = av.VideoFrame.from_ndarray(np.ascontiguousarray(every), format="rgb24")
     frame.color_primaries, frame.color_trc = primaries, transfer
-    return Image.fromarray(frame.reformat(format="rgba", **asked).to_ndarray())
+    return frame.reformat(format="rgb24", **_to_srgb(primaries, transfer)).to_ndarray().reshape(256, 256, 256, 3)
 
 
 def _code(table: Mapping[int, Any], said: Any) -> int:
@@ -318,6 +329,7 @@ def _decoded(name: object, container: Any, stream: Any, rate: float, lost: Lost,
     import av
 
     first, start, frames = None, 0.0, container.decode(stream)
+    converter = av.video.reformatter.VideoReformatter()  # one of each frame's own would build its tables anew
     if "alpha_mode" in map(str.lower, stream.metadata) and stream.codec.name in ALPHA_DECODERS:
         decoder: Any = av.CodecContext.create(ALPHA_DECODERS[stream.codec.name], "r")
         frames = itertools.chain.from_iterable(map(decoder.decode, container.demux(stream)))
@@ -336,7 +348,8 @@ def _decoded(name: object, container: Any, stream: Any, rate: float, lost: Lost,
             if frame.interlaced_frame:
                 lost["interlaced"] = "it is interlaced; convert it: ffmpeg -i IN -vf bwdif=send_frame OUT.mp4"
             opaque = not any(component.is_alpha for component in frame.format.components)
-            rgb = frame.reformat(**size, **_colours(frame), format="rgb24" if opaque else "rgba").to_ndarray()
+            shown_as = {**size, **_colours(frame), "format": "rgb24" if opaque else "rgba"}
+            rgb = converter.reformat(frame, **shown_as).to_ndarray()
             if not opaque:
                 ground, shown = Image.new("RGBA", rgb.shape[1::-1], (*background, 255)), Image.fromarray(rgb)
                 rgb = np.asarray(Image.alpha_composite(ground, shown).convert("RGB"))

@@ -91,9 +91,9 @@ def test_a_colour_profile_is_converted_to_srgb(mode):
     assert np.array_equal(ignored[0], picture.convert("RGB")) and lost.keys() == {"colour_profile"}
 
 
-def described(pixel, *chunks, **options) -> bytes:
+def described(pixel, *chunks, size=(16, 16), **options) -> bytes:
     """A PNG with (name, content) before its pixels; an AVIF whose first content replaces its code points."""
-    data = png(Image.new("RGB", (16, 16), pixel), **options)
+    data = png(Image.new("RGB", size, pixel), **options)
     if data[:4] != b"\x89PNG":
         at = data.index(b"colrnclx") + 8
         return data[:at] + chunks[0][1] + data[at + 4 :]
@@ -317,7 +317,25 @@ def test_colours_are_those_that_players_show(how, yuv, colour, tmp_path):
     assert np.abs(out[0, 32, 32].astype(int) - colour).max() <= (9 if "bits" in how else 4)
 
 
-def write_packets(path, *parts, start_s=0):
+def test_tables_of_colours_are_computed_once(tmp_path):
+    """FFmpeg takes seconds for them."""
+
+    def cpu_s(read, *args):
+        begin = time.process_time()
+        read(*args)
+        return time.process_time() - begin
+
+    write_packets(tmp_path / "a.mp4", noise(9), color_trc=18, **HDR)
+    write_flat(tmp_path / "b.mp4", (375, 420, 692), bits=10, color_trc=18, **HDR)
+    assert cpu_s(video.read_video, tmp_path / "a.mp4") < 3 * cpu_s(video.read_video, tmp_path / "b.mp4")
+    times = []
+    for size in (16, 24, 40):
+        content = described((16, 90, 12), (b"gAMA", struct.pack(">I", 100_000)), size=(size, 16))
+        times.append(cpu_s(video.read_image, content))
+    assert max(times[1:]) < 1
+
+
+def write_packets(path, *parts, start_s=0, **tags):
     """Clips of one stream, one after the other, whatever size each has; the first begins at `start_s`."""
     with av.open(str(path), "w") as container:
         stream, begin = None, start_s * 10
@@ -328,6 +346,8 @@ def write_packets(path, *parts, start_s=0):
                 encoder = av.CodecContext.create(codec, "w")
                 encoder.time_base, encoder.framerate = Fraction(1, 10), Fraction(10)
             encoder.height, encoder.width, encoder.pix_fmt = *part.shape[1:3], "yuv420p"
+            for name, value in tags.items():
+                setattr(encoder.codec_context, name, value)
             packets = []
             for at, array in enumerate(part, begin):
                 frame = av.VideoFrame.from_ndarray(array, format="rgb24")

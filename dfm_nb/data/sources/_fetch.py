@@ -7,6 +7,7 @@ that cannot be fetched is a `SampleError` that has its URL.
 import contextlib
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ def fetch(server: Any, file: str, path: Path, url: str, most_bytes: int | None =
             raise SampleError("missing_file", f"{url} does not exist; correct the name or remove it") from None
         except Exception as error:  # each driver raises types of its own
             status = getattr(error, "status", None)
-            refused = isinstance(error, (ValueError, PermissionError))
+            # RuntimeError: of an encrypted zip
+            refused = isinstance(error, (ValueError, PermissionError, RuntimeError, zipfile.BadZipFile))
             refused = refused or (isinstance(status, int) and status < 500 and status not in MAY_PASS)
             if refused or pause_s is None:
                 said = " ".join(f"{type(error).__name__}: {error}".split())[:300]

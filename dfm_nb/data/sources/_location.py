@@ -24,7 +24,7 @@ from dfm_nb.base.records import Clip, Content, SampleError, Source
 from dfm_nb.base.urls import HTTP, file_in, filesystem, is_public, reported, uses_fsspec
 from dfm_nb.data.captioning import weight_of
 from dfm_nb.data.sources._fetch import fetched
-from dfm_nb.data.sources._media import MediaOptions, listing_sha256
+from dfm_nb.data.sources._media import MEDIA_SUFFIXES, MediaOptions, listing_sha256
 
 COMPARED_BYTES, COMPARED_FILES = 4 << 20, 20_000
 """Larger files, and files beyond this number, get no checksum: much data would be read twice."""
@@ -39,12 +39,15 @@ HIDDEN = re.compile(
 
 
 def matched(name: str) -> str:
-    """The form in which names of files are compared: accents composed (NFC), and UTF-8 whatever the locale is.
+    """The form in which names of files are compared: accents composed (NFC), suffixes of media in lower case.
 
     macOS lists letters and accents apart; in a Latin-1 locale the bytes of an "ö" are listed as two letters.
     """
     with contextlib.suppress(UnicodeError):
         name = os.fsencode(name).decode()
+    stem, suffix = os.path.splitext(name)
+    if suffix.lower() in MEDIA_SUFFIXES:
+        name = stem + suffix.lower()
     return unicodedata.normalize("NFC", name)
 
 

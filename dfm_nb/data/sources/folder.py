@@ -35,7 +35,7 @@ import posixpath
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path, PurePosixPath
@@ -144,11 +144,12 @@ class Folder(RowSource):
                 rows = _read_list(path, self.flags, partial(self._named, place, stems), self.names)
             for file in [file for file in rows if file not in self.names and posixpath.dirname(file) == place]:
                 inside = [n for n in by_leaf[matched(posixpath.basename(file))] if n.startswith(place and f"{place}/")]
-                if len(inside) == 1 and inside[0] not in rows and not self._text_file(inside[0]):
+                if len(inside) == 1 and inside[0] not in rows and not (rows[file].texts and self._text_file(inside[0])):
                     rows[inside[0]] = rows.pop(file)
-            for row in rows.values():
-                row.list_name = leaf
-            self.rows |= rows
+            for file, row in rows.items():
+                row.list_name = leaf if row.texts else ""
+                said = {column: value for column, value in vars(row).items() if value not in (None, [], "")}
+                self.rows[file] = replace(self._row(file), **said)
 
     def _pair(self, media: set[str]) -> set[str]:
         """Find what is given by its name; returns all files that are given or masks, thus no items of their own."""

@@ -19,6 +19,7 @@ comma, semicolon and tab it has.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import csv
 import io
@@ -406,8 +407,9 @@ def _exists(location: Location, reference: str) -> bool:
 
 def pictures_of(value: Any) -> list[Any]:
     """What a cell holds, each a path or URL, bytes, an image or array."""
-    if isinstance(value, str) and re.fullmatch(r"\[.*\]", value, re.DOTALL):  # as a CSV holds a list
-        value = re.findall(r"""["']([^"']+)["']""", value) or value
+    if isinstance(value, str) and value.startswith("["):  # a list in a CSV
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            value = ast.literal_eval(value)
     several = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
     return [found for v in (value if several else [value]) if (found := _picture(v)) is not None]
 

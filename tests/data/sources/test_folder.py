@@ -301,6 +301,22 @@ def test_each_column_of_a_list_counts_for_itself(tmp_path):
     assert (clip.caption, clip.weight, len(clip.given)) == ("p1", 5, 1)
 
 
+@pytest.mark.parametrize("place", ["", "set/"])
+def test_lists_of_one_folder_and_of_those_above_complete_each_other(place, tmp_path):
+    """The nearest counts, for each column."""
+    for name in ("set/p0.png", "set/p1.png"):
+        picture(tmp_path / name)
+    (tmp_path / "set/p1.txt").write_text("a cat")
+    (tmp_path / "set/captions.csv").write_text("file_name,text,weight\np0.png,a fox,\n")
+    listed = f"file_name,text,split,weight\n{place}p0.png,other,,5\np1.png,,test,\n"
+    (tmp_path / ("metadata.csv" if place else "set/metadata.csv")).write_text(listed)
+    source = folder.build(str(tmp_path))
+    assert source.files == ["set/p0.png", "set/p1.png"] and source.item_split(1) == "test"
+    (fox,), (cat,) = read(source), read(source, 1)
+    assert fox.weight == 5 and cat.caption == "a cat" and fox.caption == "a fox"
+    assert set(source.captions_from) == {"captions.csv", ".txt files"}
+
+
 def test_unused_lists_and_texts_are_reported(tmp_path, caplog):
     picture(tmp_path / "a.png")
     for name in ("prompts.csv", "b.txt", "e.json"):
@@ -528,6 +544,19 @@ def test_a_picture_is_given_beside_every_clip_and_a_video_beside_its_own(tmp_pat
     (tmp_path / "a.source.mp4").unlink()
     picture(tmp_path / "a.source.png")
     assert [given_sizes(c) for c in read(folder.build(str(tmp_path), clip_frames=5))] == [[(1, 32, 24, 3)]] * 2
+
+
+def test_a_list_in_a_cell_of_a_csv_names_several_pictures(tmp_path):
+    """As pandas and DiffSynth write it; suffixes in either case."""
+    for name in ("out.png", "a.png", "b.JPG"):
+        picture(tmp_path / name)
+    rows = "image,prompt,edit_image\nout.png,make it red,\"['a.png', 'b.JPG']\"\n"
+    (tmp_path / "metadata.csv").write_text(rows)
+    for source in (folder.build(str(tmp_path)), table.build(str(tmp_path / "metadata.csv"))):
+        assert len(source) == 1 and len(read(source)[0].given) == 2
+    (tmp_path / "metadata.csv").write_text(rows.replace("png", "PNG").replace("JPG", "jpg"))
+    source = folder.build(str(tmp_path))
+    assert source.files == ["out.png"] and len(read(source)[0].given) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Pictures and tables at a URL are those of the same folder here."""
 
 import json
+import re
 import shutil
 from functools import partial
 
@@ -191,3 +192,15 @@ def test_tables_of_other_columns_are_not_joined(tmp_path):
     pq.write_table(pa.table({"image": [b"x"], "caption": ["x"]}), tmp_path / "b.parquet")
     with pytest.raises(ValueError, match="caption"):
         table.build(str(tmp_path))
+
+
+def test_an_encrypted_zip_is_refused_at_once(photos):
+    """And not tried again as if it were a server that is busy."""
+    data = bytearray(photos.with_suffix(".zip").read_bytes())
+    for mark, flags_at in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        for found in re.finditer(mark, bytes(data)):
+            data[found.start() + flags_at] |= 1
+    photos.with_name("locked.zip").write_bytes(data)
+    with pytest.raises(SampleError, match="encrypted") as caught:
+        next(folder.build(str(photos.with_name("locked.zip"))).read(0))
+    assert caught.value.reason == "refused"
