@@ -67,8 +67,8 @@ class Verb(Options):
         nproc, words = pop_nproc(argv) if cls.module else (None, argv)
         if not (cls.own_part or cls.module) or nproc:
             forget_launcher()
-        rank = from_launcher("RANK") if cls.module else 0
         asked = cls.parse(words)
+        rank = from_launcher("RANK") if cls.module else 0
         if cls.logs:
             start_logging(rank=rank)
         if nproc is None:
