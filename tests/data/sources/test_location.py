@@ -3,6 +3,7 @@
 import json
 import shutil
 from functools import partial
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -106,6 +107,20 @@ def test_a_folder_at_a_url_or_in_a_zip_is_that_folder(photos, http, spec):
     here = folder.build(str(photos))
     assert (same(here, there) or spec in WEB) and len(here) == 6 and here.splits.count("train") == 4
     assert everything(there)[0][2][0][0] == "blue"
+
+
+def test_names_of_a_zip_are_utf8_without_its_mark_and_no_password_is_needed(tmp_path):
+    picture(tmp_path / "in/caf__.png", "red")
+    (tmp_path / "in/metadata.csv").write_text("file_name,text\ncafé.png,a red café\n", encoding="utf-8")
+    path = Path(shutil.make_archive(str(tmp_path / "in"), "zip", tmp_path / "in"))
+    plain = path.read_bytes().replace(b"caf__", "café".encode())
+    path.write_bytes(plain)
+    ((_, _, [(caption, *_)]),) = everything(folder.build(str(path)))
+    assert caption == "a red café"
+    at = plain.index(b"PK\1\2") + 8
+    path.write_bytes(plain[:at] + b"\1" + plain[at + 1 :])
+    with pytest.raises(ValueError, match=r"in\.zip .*password"):
+        folder.build(str(path))
 
 
 TABLES = [
