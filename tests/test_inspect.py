@@ -37,8 +37,13 @@ def test_table_and_contact_sheet_of_a_prepared_folder(folder, capsys):
     assert sheet.shape[0] > 200 and sheet.std() > 20
 
 
-def test_an_index_of_energon_that_is_missing_is_a_fault(folder, capsys):
-    (folder / "rank0-000000.tar.idx").unlink()
+@pytest.mark.parametrize("content", [None, b"", lambda held: held[:-8], lambda held: bytes(8) + held[8:-1] + b"x"])
+def test_an_index_of_energon_that_is_missing_or_damaged_is_a_fault(folder, capsys, content):
+    index = folder / "rank0-000000.tar.idx"
+    if content is None:
+        index.unlink()
+    else:
+        index.write_bytes(content(index.read_bytes()) if callable(content) else content)
     (fault,) = faults_of(folder, capsys)
     assert "rank0-000000.tar.idx" in fault
 

@@ -88,7 +88,9 @@ def parameters(notebook: str | Path) -> dict[str, Parameter]:
     except ImportError:
         raise ValueError("papermill is not installed; pip install 'dfm_nb[notebook]'") from None
     with _errors_of_libraries(path):
-        read = papermill.iorw.load_notebook_node(_literal(path))
+        read = papermill.iorw.load_notebook_node(str(path))
+        if odd := {cell.cell_type for cell in read.cells} - {"code", "markdown", "raw"}:  # it would not be run
+            raise ValueError(f"a cell must be code, markdown or raw; one is {min(odd)!r}")
         tagged = [cell for cell in read.cells if "parameters" in cell.metadata.tags]
         if len(tagged) > 1:  # values are set after the first one, and the second sets its own again
             raise ValueError(f"one cell must be tagged parameters, {len(tagged)} are; remove the tag from the others")

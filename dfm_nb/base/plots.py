@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's colours, which colour-blind people can distinguish."""
+
+
+@contextlib.contextmanager
+def neutral() -> Iterator[None]:
+    """Draw in matplotlib's own style: it also reads a `matplotlibrc` of the current folder, whose files are data."""
+    from matplotlib import style
+
+    with style.context("default"):
+        yield
 
 
 def blank(width_in: float, height_in: float, dpi: int = 120) -> Figure:
@@ -38,6 +48,7 @@ def literal(drawn: Figure) -> Figure:
     return drawn
 
 
+@neutral()
 def png(drawn: Figure) -> bytes:
     """The figure as a PNG."""
     literal(drawn).savefig(out := io.BytesIO(), format="png")
@@ -64,6 +75,7 @@ def plain_ticks(axis: Axis) -> None:
     axis.set_major_formatter("{x:g}")
 
 
+@neutral()
 def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: str = "") -> None:
     """Draw loss against iteration as a PNG: every record faintly, a running mean, and validation points.
 
@@ -88,6 +100,7 @@ def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: s
     save(drawn, output)
 
 
+@neutral()
 def curve_png(iterations: Sequence[float], losses: Sequence[float], title: str) -> bytes:
     """Losses of a run as a PNG; of many a running mean."""
     drawn = blank(8.4, 3.4)

@@ -199,8 +199,11 @@ class Run:
         """Write the owner's current activity and its start into `run.pid`; other processes write nothing."""
         if self._key in _HELD:
             told = {**process.identity(), "phase": phase, "since_s": time.time()}
-            with contextlib.suppress(OSError):  # the folder may have been moved, and a checkpoint must still be saved
+            try:
                 write_atomically(self.pid_file, orjson.dumps(told))
+            except OSError as error:  # a checkpoint must still be saved
+                fix = "if it was moved, checkpoints are still saved there: move it back, or join both folders"
+                log.warning("the run folder %s cannot be written (%s); %s", self.path, error.strerror, fix)
 
     def release(self) -> None:
         """Release the folder, if it is ours."""

@@ -84,7 +84,20 @@ def filesystem(url: str) -> tuple[Any, str]:
             raise ValueError("a reference file says where to fetch from, and data may not; name the files themselves")
         own = {name: {"client_kwargs": _client()} for name in protocols & {"http", "https"}}
         # fsspec takes what a chain's parts get by their protocol, and what a single one gets as it is
-        return fsspec.url_to_fs(chain, **(own if "::" in chain else own.get(url.partition("://")[0], {})))
+        server, path = fsspec.url_to_fs(chain, **(own if "::" in chain else own.get(url.partition("://")[0], {})))
+        _read_names(getattr(server, "zip", None))
+        return server, path
+
+
+def _read_names(archive: Any) -> None:
+    """Read names of a zip as UTF-8, which many tools write without the mark for it; ValueError if it is encrypted."""
+    for info in archive.infolist() if archive else ():
+        if info.flag_bits & 1:
+            raise ValueError(f"a zip must need no password, and its {info.filename} does; unpack it")
+        if not info.flag_bits & 0x800:
+            with contextlib.suppress(UnicodeError):  # another encoding, or read before
+                info.filename = info.filename.encode("cp437").decode()
+                archive.NameToInfo[info.filename] = info
 
 
 def file_in(root: str, name: str) -> str:

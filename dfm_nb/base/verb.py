@@ -72,9 +72,9 @@ class Verb(Options):
         nproc, words = pop_nproc(argv) if cls.module else (None, argv)
         if not (cls.own_part or cls.module) or nproc:
             forget_launcher()
-        rank = from_launcher("RANK") if cls.module else 0
-        with silent(bool(rank)):
+        with silent(cls.module is not None and os.environ.get("RANK", "0") != "0"):
             asked = cls.parse(words)
+        rank = from_launcher("RANK") if cls.module else 0
         if cls.logs:
             start_logging(rank=rank)
         if nproc is None:

@@ -109,11 +109,16 @@ class InspectedShards:
                 files.check(self.folder, self._listed, [name], MEND.format(self.folder))
             except ValueError as error:
                 yield str(error)
-        for name in (t.relative_to(self.folder).as_posix() for t in self.tars):
+        bounds = {tar: [0] for tar in self.tars}  # of samples
+        for entry in self.entries:
+            bounds[entry.shard][-1:] = [entry.offset, entry.offset + entry.size]
+        for tar, offsets in bounds.items():
+            name, index = tar.relative_to(self.folder).as_posix(), tar.with_name(f"{tar.name}.idx")
             if name not in self._listed:
                 yield f"{name} is not in {self.folder / CHECKSUMS}"
-            if shards.has_energon_metadata(self.folder) and not (self.folder / f"{name}.idx").is_file():
-                yield f"{name}.idx is missing, without which Energon cannot open the shard; restore it"
+            held = index.read_bytes() if index.is_file() else None
+            if shards.has_energon_metadata(self.folder) and held != np.array(offsets, "<u8").tobytes():
+                yield f"{index} is missing or damaged, and Energon cannot open the shard; restore it"
 
     def _samples(self) -> Iterator[str]:
         entries = [e for e in self.entries if e.key not in self._dropped]

@@ -7,6 +7,7 @@ caches of megatron's indices are keyed by these and by the corpora's sizes and m
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 from megatron.core import parallel_state as mpu
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
@@ -26,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from dfm_nb.base.files import temporary_of
 from dfm_nb.base.log import log
+from dfm_nb.base.run import turn
 from dfm_nb.text.check import ONE_EOD, require_alike
 from dfm_nb.text.indexed import Index, read_meta
 from dfm_nb.text.input import corpora_sha256
@@ -118,12 +121,13 @@ def build_datasets(
 
     final, building = _cache(base, hashlib.sha256(key.encode()).hexdigest()[:16])
     if building:
-        build(building)
-        dist.barrier()  # rank 0 leaves the build while the others still open its arrays
-        if dist.get_rank() == 0:
-            if final.exists():  # another run has built the same
+        first = dist.get_rank() == 0
+        with turn(building / "lock", "") if first else contextlib.nullcontext():
+            build(building)
+            dist.barrier()  # rank 0 leaves the build while the others still open its arrays
+            if first and final.exists():  # another run has built the same
                 shutil.rmtree(building)
-            else:
+            elif first:
                 building.rename(final)
         dist.barrier()
     return dict(zip(SPLITS, build(final)))
@@ -144,6 +148,7 @@ def _cache(base: Path, name: str) -> tuple[Path, Path | None]:
         building = None
         if not final.exists():
             base.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _remove_killed(base)
             building = temporary_of(final)
             building.mkdir(mode=0o700)
         told = [(final, building, _damaged(final))]
@@ -156,6 +161,13 @@ def _cache(base: Path, name: str) -> tuple[Path, Path | None]:
     if fault:
         raise ValueError(fault)
     return final, building
+
+
+def _remove_killed(base: Path) -> None:
+    """Remove what killed builds left: folders of our form whose lock nobody holds."""
+    for lock in base.glob(f".{'[0-9a-f]' * 16}.{'[0-9a-f]' * 8}.tmp/lock"):
+        with contextlib.suppress(OSError), FileLock(lock, blocking=False, fallback_to_soft=False):  # Timeout is one
+            shutil.rmtree(lock.parent)
 
 
 def _damaged(cache: Path) -> str:

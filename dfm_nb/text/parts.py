@@ -77,6 +77,7 @@ class Parts:
         parts = cls(prefix, prefixes, signature)
         parts._check_outputs()
         Path(prefix).absolute().parent.mkdir(parents=True, exist_ok=True)
+        Path(f"{prefix}.lock").touch()  # FileLock reports a folder in which nothing can be made as a lock that is held
         lock = FileLock(f"{prefix}.lock", timeout=0)
         try:
             lock.acquire()

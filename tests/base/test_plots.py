@@ -1,8 +1,17 @@
 """Static plots: what a user names is text."""
 
+import matplotlib
 from PIL import Image
 
 from dfm_nb.base import plots
+
+
+def test_a_matplotlibrc_of_the_current_folder_changes_no_plot(tmp_path):
+    found = {"figure.facecolor": "black", "savefig.dpi": 20, "savefig.bbox": "tight", "text.usetex": True}
+    curves = {"loss": ([1, 2], [2.0, 1.0])}
+    want = plots.curves_png(curves, "a")
+    with matplotlib.rc_context(found):
+        assert plots.curves_png(curves, "a") == want and matplotlib.rcParams["savefig.dpi"] == 20
 
 
 def test_dollars_in_a_name_are_no_formula(tmp_path):

@@ -86,6 +86,15 @@ def test_newest_samples_are_those_of_the_last_iteration_that_has_some(tmp_path):
 # ---- owner
 
 
+def test_a_run_that_is_moved_reports_where_it_goes_on(tmp_path, caplog):
+    run = Run.create(tmp_path / "run")
+    run.claim()
+    run.path.rename(tmp_path / "moved")
+    run.tell("saving")
+    run.release()
+    assert str(run.path) in caplog.text
+
+
 def test_owner_tells_a_reused_pid_apart(tmp_path, monkeypatch):
     run = Run.create(tmp_path)
     run.claim()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from dfm_nb.base.run import turn
 from dfm_nb.text import mixture as tm
 from dfm_nb.text.blend import BatchSampler, TokenizerIds, _require_tokens, batches, build_datasets
 from dfm_nb.text.indexed import Index
@@ -109,15 +110,28 @@ def test_a_killed_build_leaves_nothing_that_a_later_one_reads(prefixes, tmp_path
             data = build(blend, tmp_path, 40)["train"]
             break
         except KeyboardInterrupt:
-            assert not [path for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".tmp")]
+            (left_behind,) = (tmp_path / "cache").iterdir()  # and not those of before
+            assert left_behind.name.endswith(".tmp")
     whole = torch.stack([data[i]["tokens"] for i in range(40)])
     left[0] = 1000
     again = build(blend, tmp_path / "other", 40)["train"]
     assert number > 3 and torch.equal(whole, torch.stack([again[i]["tokens"] for i in range(40)]))
-    (folder,) = (path for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".tmp"))
+    (folder,) = (tmp_path / "cache").iterdir()
     save(first := sorted(folder.glob("*.npy"))[0], np.array([{}]), allow_pickle=True)
     with pytest.raises(ValueError, match=first.name):
         build(blend, tmp_path, 40)
+
+
+def test_only_a_folder_that_a_killed_build_left_is_removed(prefixes, tmp_path):
+    cache = tmp_path / "cache"
+    names = ("mine.tmp", ".my.00000000.tmp")
+    held, dead = (cache / f".{'0' * 16}.{number * 8}.tmp/lock" for number in "12")
+    for lock in (held, dead, *(cache / name / "lock" for name in names)):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+    with turn(held, ""):
+        build(blend_of(prefixes[:1], [1.0]), tmp_path, 20)
+    assert not dead.exists() and held.exists() and len([*cache.iterdir()]) == 4
 
 
 def test_order_depends_on_the_seed_alone(prefixes, tmp_path):

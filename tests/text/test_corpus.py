@@ -287,6 +287,11 @@ def test_two_runs_on_one_prefix_are_refused(folders, tmp_path):
             preprocess(config(source, tmp_path / "out", folders["gpt2"]))
 
 
+def test_a_folder_in_which_nothing_can_be_made_is_no_other_run(folders, tmp_path):
+    with pytest.raises(OSError, match="/proc/out"):
+        preprocess(config(write_jsonl(tmp_path / "in.jsonl", texts(5)), "/proc/out", folders["gpt2"]))
+
+
 def test_input_that_has_changed_begins_from_the_start(folders, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [*texts(50), 3])
     with pytest.raises(ValueError, match="line 51"):

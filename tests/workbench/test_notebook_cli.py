@@ -83,6 +83,10 @@ def _write(name: str, *sources: str, tagged: int = 1, kernel: str = "python3") -
     [
         ("two", lambda: _write("two.ipynb", "a: int = 1", "a: int = 2", tagged=2)),
         ("nope", lambda: _write("nope.ipynb", "a: int = 1", kernel="nope")),
+        (
+            "odd",
+            lambda: Path("odd.ipynb").write_text('{"nbformat": 4, "metadata": {}, "cells": [{"cell_type": "foo"}]}'),
+        ),
         ("deep", lambda: Path("deep.ipynb").write_text("[" * 100_000)),
         ("five", lambda: Path("five.ipynb").write_text('{"nbformat": 5, "metadata": {}, "cells": []}')),
         ("three", lambda: Path("three.ipynb").write_text('{"nbformat": 3, "metadata": {}, "worksheets": []}')),
@@ -99,8 +103,8 @@ def test_a_notebook_that_cannot_be_run_is_one_sentence(tmp_path, monkeypatch, ca
 
 def test_optional_parameters_take_values_and_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _write("a.ipynb", 'n: int | None = None  # count\nlr: "float | None" = 1.0\nname: Optional[str] = None')
-    known = notebook_run.parameters("a.ipynb")
+    _write("{n}.ipynb", 'n: int | None = None  # count\nlr: "float | None" = 1.0\nname: Optional[str] = None')
+    known = notebook_run.parameters("{n}.ipynb")
     assert notebook_run.convert({"n": "3", "lr": "1e-3", "name": "3"}, known) == {"n": 3, "lr": 1e-3, "name": "3"}
     assert notebook_run.convert({"n": "None", "name": "null"}, known) == {"n": None, "name": None}
     with pytest.raises(ValueError, match="'n'"):

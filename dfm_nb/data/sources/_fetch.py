@@ -49,8 +49,7 @@ def fetch(server: Any, file: str, path: Path, url: str, most_bytes: int | None =
             raise SampleError("missing_file", f"{url} does not exist; correct the name or remove it") from None
         except Exception as error:  # each driver raises types of its own
             status = getattr(error, "status", None)
-            # RuntimeError: of an encrypted zip
-            refused = isinstance(error, (ValueError, PermissionError, RuntimeError, zipfile.BadZipFile))
+            refused = isinstance(error, (ValueError, PermissionError, zipfile.BadZipFile))
             refused = refused or (isinstance(status, int) and status < 500 and status not in MAY_PASS)
             if refused or pause_s is None:
                 said = " ".join(f"{type(error).__name__}: {error}".split())[:300]

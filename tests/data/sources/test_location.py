@@ -1,9 +1,9 @@
 """Pictures and tables at a URL are those of the same folder here."""
 
 import json
-import re
 import shutil
 from functools import partial
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -109,6 +109,20 @@ def test_a_folder_at_a_url_or_in_a_zip_is_that_folder(photos, http, spec):
     assert everything(there)[0][2][0][0] == "blue"
 
 
+def test_names_of_a_zip_are_utf8_without_its_mark_and_no_password_is_needed(tmp_path):
+    picture(tmp_path / "in/caf__.png", "red")
+    (tmp_path / "in/metadata.csv").write_text("file_name,text\ncafé.png,a red café\n", encoding="utf-8")
+    path = Path(shutil.make_archive(str(tmp_path / "in"), "zip", tmp_path / "in"))
+    plain = path.read_bytes().replace(b"caf__", "café".encode())
+    path.write_bytes(plain)
+    ((_, _, [(caption, *_)]),) = everything(folder.build(str(path)))
+    assert caption == "a red café"
+    at = plain.index(b"PK\1\2") + 8
+    path.write_bytes(plain[:at] + b"\1" + plain[at + 1 :])
+    with pytest.raises(ValueError, match=r"in\.zip .*password"):
+        folder.build(str(path))
+
+
 TABLES = [
     "memory://in/photos/t.csv",
     "zip://t.csv::{zip}",
@@ -192,15 +206,3 @@ def test_tables_of_other_columns_are_not_joined(tmp_path):
     pq.write_table(pa.table({"image": [b"x"], "caption": ["x"]}), tmp_path / "b.parquet")
     with pytest.raises(ValueError, match="caption"):
         table.build(str(tmp_path))
-
-
-def test_an_encrypted_zip_is_refused_at_once(photos):
-    """And not tried again as if it were a server that is busy."""
-    data = bytearray(photos.with_suffix(".zip").read_bytes())
-    for mark, flags_at in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
-        for found in re.finditer(mark, bytes(data)):
-            data[found.start() + flags_at] |= 1
-    photos.with_name("locked.zip").write_bytes(data)
-    with pytest.raises(SampleError, match="encrypted") as caught:
-        next(folder.build(str(photos.with_name("locked.zip"))).read(0))
-    assert caught.value.reason == "refused"
