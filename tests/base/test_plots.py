@@ -8,10 +8,9 @@ from dfm_nb.base import plots
 
 def test_a_matplotlibrc_of_the_current_folder_changes_no_plot(tmp_path):
     found = {"figure.facecolor": "black", "savefig.dpi": 20, "savefig.bbox": "tight", "text.usetex": True}
-    curves = {"loss": ([1, 2], [2.0, 1.0])}
-    want = plots.curves_png(curves, "a")
+    want = plots.curve_png([1, 2], [2.0, 1.0], "a")
     with matplotlib.rc_context(found):
-        assert plots.curves_png(curves, "a") == want and matplotlib.rcParams["savefig.dpi"] == 20
+        assert plots.curve_png([1, 2], [2.0, 1.0], "a") == want and matplotlib.rcParams["savefig.dpi"] == 20
 
 
 def test_dollars_in_a_name_are_no_formula(tmp_path):

@@ -326,7 +326,7 @@ def test_a_difference_of_the_back_ends_starts_again_and_one_corpus_has_one(folde
     settings = {"on_error": "skip", "chunk_bytes": 2048}
     parts = [config(source, tmp_path / "parts", folders["gpt2"], partition=f"{i}/2", **settings) for i in range(2)]
     assert preprocess(parts[0]).tokenizer_backend == "gigatoken"
-    monkeypatch.setattr(text_encode.GigatokenEncoder, "_knows", lambda *_: True)
+    monkeypatch.setattr(text_encode.GigatokenEncoder, "takes", lambda *_: True)
     encode, calls = text_encode._tokenizers, []
 
     def other(spec):
