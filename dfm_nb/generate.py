@@ -117,9 +117,7 @@ class GenerateOptions(ModelOptions, Verb):
                 raise ValueError(f"--tokenizer-model must be {name}, the tokenizer of the checkpoint; {given}")
         requests = self.requests(weights.config)
         layout = Layout(self.tp_size, self.pp_size, self.cp_size)
-        weaker = loading.find_weights(self.autoguidance_checkpoint) if self.autoguidance_checkpoint else None
-        guide = weaker.identity if weaker else None
-        made_by = {"checkpoint": weights.identity, "ema": self.average, "autoguidance_checkpoint": guide}
+        made_by = {"checkpoint": weights.identity, "ema": self.average}
         sidecar = Path(self.prompts_file) if self.prompts_file and self.prompts_file.endswith(".json") else None
         if sidecar:
             clip_files.check_replay(sidecar, requests[-1], made_by)
@@ -152,7 +150,7 @@ class GenerateOptions(ModelOptions, Verb):
             )
         for path, _ in work:
             clip_files.check_sidecar(path)
-        pipe = self.open(weights, layout, weaker)
+        pipe = self.open(weights, layout)
         pipe.memory_check = not self.no_memory_check
         finished = []
         before = signal.getsignal(signal.SIGTERM)

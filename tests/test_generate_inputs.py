@@ -1,4 +1,4 @@
-"""Given frames, video-to-video and autoguidance; on a model trained with given first and last frames."""
+"""Given frames and video-to-video; on a model trained with given first and last frames."""
 
 import numpy as np
 import pytest
@@ -184,25 +184,6 @@ def test_short_or_missing_init_video_is_refused(conditioned, tmp_path):
     for flag in ("init_video", "init_image"):
         with pytest.raises(FileNotFoundError, match="nowhere.mp4"):
             conditioned(["a"], **{flag: str(tmp_path / "nowhere.mp4")}, **FAST)
-
-
-def test_autoguidance_moves_away_from_the_weaker_model(conditioned, conditioned_checkpoint, tiny_pipe, tiny_checkpoint):
-    guided = Pipeline.from_checkpoint(tiny_checkpoint, guide=conditioned_checkpoint)
-    x, sigma = torch.randn(1, 16, 3, 4, 6, dtype=torch.float64), torch.tensor(1.5)
-
-    def estimate(pipe, guidance, **settings):
-        return pipe.denoiser([Request("red", **{**FAST, "guidance": guidance, **settings})])(x, sigma)
-
-    main, weak = estimate(tiny_pipe, 1.0), estimate(conditioned, 1.0)
-    torch.testing.assert_close(estimate(guided, 2.5), weak + 2.5 * (main - weak), rtol=1e-6, atol=1e-6)
-    with pytest.raises(ValueError, match="--negative-prompt"):
-        estimate(guided, 2.5, negative_prompt="night")
-    plain, negative = (Request("red", **{**FAST, "guidance": 2.5}, negative_prompt=no) for no in ("", "night"))
-    with pytest.raises(ValueError, match="--negative-prompt"):  # of any prompt, not of a batch's first alone
-        list(guided.run([plain, negative]))
-
-    with pytest.raises(ValueError, match="--autoguidance-checkpoint"):
-        estimate(tiny_pipe, 1.5, autoguidance=2.0)
 
 
 def test_a_given_picture_acts_and_its_guidance_is_the_published_sum(conditioned, picture):

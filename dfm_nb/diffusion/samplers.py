@@ -449,8 +449,7 @@ def _moments(h: float, count: int) -> list[float]:
 def classifier_free(D_cond: Tensor, D_uncond: Tensor, guidance: float) -> Tensor:
     """D_uncond + guidance * (D_cond - D_uncond): 1 is no guidance, 0 ignores the prompt (Ho & Salimans 2022).
 
-    `D_uncond` is the estimate for the empty caption, or for the negative prompt. With autoguidance (Karras et al. 2024,
-    Eq. 3) it is the estimate of a worse model for the same prompt: a smaller one, or an earlier checkpoint.
+    `D_uncond` is the estimate for the empty caption, or for the negative prompt.
     """
     return D_uncond + guidance * (D_cond - D_uncond)
 

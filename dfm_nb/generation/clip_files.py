@@ -194,7 +194,7 @@ def settings_of(request: Request) -> dict:
 def finished_before(path: Path, request: Request, made_by: Mapping[str, Any]) -> bool:
     """Whether `path`, or the same prompt's file of another process, exists with a sidecar of exactly this request.
 
-    made_by : the sidecar's other inputs of a clip: checkpoint, ema and autoguidance_checkpoint.
+    made_by : the sidecar's other inputs of a clip: checkpoint and ema.
     """
     wanted = json.loads(json.dumps({**settings_of(request), **made_by}))
     sidecars = (found.with_suffix(found.suffix + ".json") for found in of_any_process(path))
@@ -205,12 +205,7 @@ def finished_before(path: Path, request: Request, made_by: Mapping[str, Any]) ->
 def check_replay(sidecar: Path, request: Request, made_by: Mapping[str, Any]) -> None:
     """ValueError if a sidecar's clip has other weights or another input. made_by : as for `finished_before`."""
     record, now = json.loads(sidecar.read_text()), {**settings_of(request), **made_by}
-    given = {
-        "checkpoint": "--checkpoint-path",
-        "ema": "--ema",
-        "autoguidance_checkpoint": "--autoguidance-checkpoint",
-        "init_sha256": f"the file {' '.join(request.inputs)}",
-    }
+    given = {"checkpoint": "--checkpoint-path", "ema": "--ema", "init_sha256": f"the file {' '.join(request.inputs)}"}
     for name, what in given.items():
         was, is_ = (v.get("sha256") if isinstance(v, dict) else v for v in (record.get(name, now[name]), now[name]))
         if was != is_:

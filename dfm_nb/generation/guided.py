@@ -83,7 +83,6 @@ class GuidedDenoiser:
     start : [N, C, T, H, W], where the samples start, without noise.
     cond : the network for N captions. both : for N captions and N negative prompts; needed if guidance is not 1. With a
         --given-guidance other than 1, also for the negative prompts without what is given.
-    guide : the weaker network for N captions; None: no autoguidance.
     free : bool, where the samples change from `start`; None: everywhere.
     """
 
@@ -93,12 +92,10 @@ class GuidedDenoiser:
         start: torch.Tensor,
         cond: BatchDenoiser,
         both: BatchDenoiser | None = None,
-        guide: BatchDenoiser | None = None,
         free: torch.Tensor | None = None,
     ):
         self.request, self.start, self.free = request, start, free
-        self.cond, self.both, self.guide = cond, both, guide
-        self.of_words, self.auto = request.weights(guide is not None)
+        self.cond, self.both = cond, both
 
     def __call__(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         D = self._guided(x, float(sigma))
@@ -107,23 +104,15 @@ class GuidedDenoiser:
 
     def _guided(self, x: torch.Tensor, level: float) -> torch.Tensor:
         interval = self.request.guidance_interval
-        words, auto = (samplers.guidance_at(level, weight, interval) for weight in (self.of_words, self.auto))
+        words = samplers.guidance_at(level, self.request.guidance, interval)
         of_given = samplers.guidance_at(level, self.request.given_guidance, interval)
-        if words == auto == of_given == 1:
-            return self.cond(x, level)
         if words == of_given == 1:
-            D = D_cond = self.cond(x, level)
-        else:
-            assert self.both is not None
-            D_cond, D_uncond, *D_none = self.both(x, level).split(len(x))
-            D = samplers.classifier_free(D_cond, D_uncond, words)
-            for none in D_none:  # Brooks et al. 2023, Eq. 3: words and pictures are weighed separately
-                D = D + (of_given - 1) * (D_uncond - none)
-        if auto != 1:
-            assert self.guide is not None
-            away = samplers.classifier_free(D_cond, self.guide(x, level), auto)
-            # With both kinds, their corrections to D_cond are summed.
-            D = away if words == of_given == 1 else D + (away - D_cond)
+            return self.cond(x, level)
+        assert self.both is not None
+        D_cond, D_uncond, *D_none = self.both(x, level).split(len(x))
+        D = samplers.classifier_free(D_cond, D_uncond, words)
+        for none in D_none:  # Brooks et al. 2023, Eq. 3: words and pictures are weighed separately
+            D = D + (of_given - 1) * (D_uncond - none)
         if self.request.guidance_rescale:
             D = samplers.rescale(D, D_cond, self.request.guidance_rescale)
         return D

@@ -69,22 +69,16 @@ class ModelOptions(Options):
     mixed_precision: Literal["bf16", "fp32"] | None = option(None, "arithmetic; default: as in training")
     tokenizer_path: str | None = option(None, "tokenizer file or folder", flags=("--tokenizer-cache-dir",))
     text_encoder_path: str | None = option(None, "text encoder folder", flags=("--t5-cache-dir",))
-    autoguidance_checkpoint: str | None = option(None, "a weaker model that guidance steers away from")
 
     @property
     def average(self) -> float | str | None:
         """`ema` as `Pipeline.from_checkpoint` takes it."""
         return None if self.ema == "none" else self.ema if self.ema == "auto" else float(self.ema)
 
-    def open(
-        self,
-        path: str | os.PathLike | loading.Weights,
-        layout: Layout | None = None,
-        guide: loading.Weights | None = None,
-    ) -> Pipeline:
-        """The pipeline of these weights. guide : those of `autoguidance_checkpoint`, where they are known already."""
-        encoders, weaker = (self.tokenizer_path, self.text_encoder_path), guide or self.autoguidance_checkpoint
-        return Pipeline.from_checkpoint(path, self.average, layout, *encoders, weaker, self.mixed_precision)
+    def open(self, path: str | os.PathLike | loading.Weights, layout: Layout | None = None) -> Pipeline:
+        """The pipeline of these weights."""
+        encoders = self.tokenizer_path, self.text_encoder_path
+        return Pipeline.from_checkpoint(path, self.average, layout, *encoders, self.mixed_precision)
 
 
 class Pipeline:
@@ -102,12 +96,11 @@ class Pipeline:
         folder: Path,
         tokenizer_path: str | None = None,
         text_encoder_path: str | None = None,
-        guide: Pipeline | None = None,
         source: loading.Weights | None = None,
         ema: float | str | None = None,
         statistics: LatentStatistics | None = None,
     ):
-        self.source, self.ema, self.guide = source, ema, guide
+        self.source, self.ema = source, ema
         self.config, self.chunks, self.folder = config, chunks, folder
         m = config.model
         assert m.in_channels and m.text_dim and m.sigma_data, "the configuration of a trained model has all three"
@@ -121,10 +114,6 @@ class Pipeline:
         self.empty_text = None if encoded else read_empty_text(folder, m.text_dim)
         self.statistics = statistics or folders.read_statistics(folder).used_by(m.network)
         self._tokenizer_path, self._text_encoder_path = tokenizer_path, text_encoder_path
-        if guide is not None:
-            if m.student or guide.config.model.student:
-                raise ValueError("--autoguidance-checkpoint compares two teachers, and a few-step student is none")
-            self.check_same_data(guide)
         self.finished = Clips()
         self.memory_check = True
         self._texts: dict[str, torch.Tensor] = {}
@@ -138,7 +127,6 @@ class Pipeline:
         layout: Layout | None = None,
         tokenizer_path: str | None = None,
         text_encoder_path: str | None = None,
-        guide: str | os.PathLike | loading.Weights | None = None,
         mixed_precision: Literal["fp32", "bf16"] | None = None,
     ) -> Pipeline:
         """Load a run folder (newest checkpoint), an `iter_*` folder or an exported `.safetensors` / `.pth` file.
@@ -147,7 +135,7 @@ class Pipeline:
         ----------
         ema : relative length of the EMA to use, stored or to be rebuilt from stored ones; "auto" is the shortest stored
             one, or what an exported file has; None the raw weights.
-        layout : parallel degrees; needs as many processes. guide : a weaker checkpoint for autoguidance.
+        layout : parallel degrees; needs as many processes.
         mixed_precision : arithmetic; None: as in training, or float32 on a CPU without fast bfloat16.
         """
         source = loading.find_weights(path)
@@ -164,12 +152,7 @@ class Pipeline:
         source.load(chunks, ema)
         for chunk in chunks:
             chunk.eval().requires_grad_(False)
-        guide_pipe = None
-        if guide:
-            weaker = loading.find_weights(guide)
-            ema_of_guide = "auto" if weaker.file else ema  # an exported file has one set of weights
-            guide_pipe = cls.from_checkpoint(weaker, ema_of_guide, layout, mixed_precision=mixed_precision)
-        return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, guide_pipe, source, ema)
+        return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, source, ema)
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike = pretrained.DEFAULT, **settings: Any) -> Pipeline:
@@ -200,21 +183,9 @@ class Pipeline:
             "mixed_precision": self.config.mixed_precision,
             "tokenizer": self.manifest["tokenizer"],
             "text_encoder": self.manifest["text_encoder"],
-            "autoguidance_checkpoint": self.guide.made_by["checkpoint"] if self.guide else None,
             "dfm_nb": __version__,
             "torch": torch.__version__,
         }
-
-    def check_same_data(self, guide: Pipeline) -> None:
-        """ValueError unless a weaker model was trained on the same latents and texts as this one."""
-        same = {kind: self.manifest[kind] == guide.manifest[kind] for kind in ("tokenizer", "text_encoder")}
-        ours, theirs = self.statistics, guide.statistics
-        same |= {"latent_mean": torch.equal(ours.mean, theirs.mean), "latent_std": torch.equal(ours.std, theirs.std)}
-        if other := [what for what, equal in same.items() if not equal]:
-            raise ValueError(
-                f"--autoguidance-checkpoint must be trained on data of the same {other[0]} as --checkpoint-path, and "
-                "it was not; use an earlier checkpoint of that run, or a smaller model trained on the same folder"
-            )
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -318,7 +289,6 @@ class Pipeline:
         groups: dict[Request, list[int]] = {}
         for i, r in enumerate(requests):
             r.check()
-            r.weights(self.guide is not None)  # ValueError for a setting without effect, of any prompt of a batch
             pictures: dict[str, Any] = {name: "-" for name in ("init_image", "last_image") if getattr(r, name)}
             same = r.replace(prompt="", negative_prompt="", index=0, seed=0, given=("-",) * len(r.given), **pictures)
             groups.setdefault(same, []).append(i)
@@ -364,7 +334,7 @@ class Pipeline:
         what is given, unless its guidance is 1."""
         if request.given_guidance != 1:
             return 3
-        return 1 if request.weights(self.guide is not None)[0] == 1 else 2
+        return 1 if request.guidance == 1 else 2
 
     def flops(self, request: Request) -> int:
         """FLOPs of the network for one clip; text encoder and decoding are not counted."""
@@ -428,18 +398,16 @@ class Pipeline:
                 encoded[r] = *self._start(r), self._given(r)
         starts, (free, *_), given = zip(*(encoded[r] for r in same))
 
-        def batch(pipe: Pipeline, texts: list[torch.Tensor], without: int = 0) -> BatchDenoiser:
+        def batch(texts: list[torch.Tensor], without: int = 0) -> BatchDenoiser:
             what = texts, starts, first.fps, first.ends, given, without
-            return BatchDenoiser(pipe.chunks, pipe.config.model, self.device, *what)
+            return BatchDenoiser(self.chunks, self.config.model, self.device, *what)
 
-        both = guide = None
+        both = None
         if (parts := self._halves(first)) > 1:
             negative = self.encode_text([r.negative_prompt for r in requests])
-            both = batch(self, cond + negative * (parts - 1), len(requests) * (parts - 2))
-        if self.guide is not None:
-            guide = batch(self.guide, cond)  # one text encoder serves both models
+            both = batch(cond + negative * (parts - 1), len(requests) * (parts - 2))
         start, free = torch.stack(starts).to(self.device), None if free is None else free.to(self.device)
-        return GuidedDenoiser(first, start, batch(self, cond), both, guide, free)
+        return GuidedDenoiser(first, start, batch(cond), both, free)
 
     def _start(self, request: Request) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The start without noise, float64 [C, T, H, W]: zero, or what is given; and where it changes.

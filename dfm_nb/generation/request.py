@@ -183,9 +183,6 @@ class Sampling(Options):
     guidance_interval: tuple[float, float] | None = option(
         None, "noise levels where guidance acts: LOW < sigma <= HIGH", metavar=("LOW", "HIGH")
     )
-    autoguidance: float | None = option(
-        None, "weight of --autoguidance-checkpoint, in addition to the unconditional estimate with --guidance"
-    )
     sampler: Annotated[str, AfterValidator(_sampler)] = recommended(
         _USUAL.sampler, f"the solver: {', '.join(samplers.names())}, or module:name"
     )
@@ -330,22 +327,6 @@ class Request(Sampling):
         given = self.read_given(min(self.height, self.width))
         return [self.latent_grid, *(geometry.latent_size(*frames.shape[:3]) for frames in given)]
 
-    def weights(self, guide: bool) -> tuple[float, float]:
-        """Weights of the unconditional estimate and of a weaker model (`guide`: whether there is one); 1 is off.
-
-        ValueError if a setting would have no effect.
-        """
-        if self.autoguidance is not None and not guide:
-            raise ValueError("--autoguidance is the weight of a weaker model; name one with --autoguidance-checkpoint")
-        if self.autoguidance is not None:
-            return self.guidance, self.autoguidance
-        if guide and self.negative_prompt:
-            raise ValueError(
-                "with --autoguidance-checkpoint alone, --guidance is the weight of that model and --negative-prompt "
-                "has no effect; set --autoguidance for that weight, then --guidance is the negative prompt's"
-            )
-        return (1.0, self.guidance) if guide else (self.guidance, 1.0)
-
     def sigmas(self, sigma_data: float = 0.5) -> torch.Tensor:
         """Noise levels of the run, float64 [steps + 1]. sigma_data : the model's; schedules may be centred on it."""
         if self.sigma_levels:
@@ -363,7 +344,6 @@ OF_STUDENTS = STUDENT_SAMPLING | {
     "negative_prompt": "",
     "guidance_interval": None,
     "guidance_rescale": 0.0,
-    "autoguidance": None,
 }
 """The only values of these settings that a few-step student can be asked for."""
 

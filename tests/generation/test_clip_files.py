@@ -77,24 +77,21 @@ def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
     assert f"{out}.json" in said(capsys)
 
 
-def test_sidecar_knows_what_guided_it_and_what_it_started_from(tiny_checkpoint, tmp_path, capsys, monkeypatch):
+def test_sidecar_knows_what_it_started_from(tiny_checkpoint, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     start, out = tmp_path / "start.mp4", tmp_path / "a.mp4"
     write_mp4(start, np.zeros((5, 32, 48, 3), np.uint8), 12)
-    guided = ["--autoguidance-checkpoint", tiny_checkpoint]
     flags = ["--prompt", "a moth", "--num-video-frames", 5, "--init-video", "start.mp4"]
-    assert generate(tiny_checkpoint, out, *flags, *guided) == 0
+    assert generate(tiny_checkpoint, out, *flags) == 0
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     again = ["--prompts-file", f"{out}.json"]
-    assert generate(tiny_checkpoint, tmp_path / "b.mp4", *again, *guided) == 0
+    assert generate(tiny_checkpoint, tmp_path / "b.mp4", *again) == 0
     first, second = (json.loads((tmp_path / f"{name}.mp4.json").read_text()) for name in "ab")
     assert first["frames_sha256"] == second["frames_sha256"]
     capsys.readouterr()
-    assert generate(tiny_checkpoint, tmp_path / "c.mp4", *again) == 2
-    assert "--autoguidance-checkpoint" in said(capsys)
     write_mp4(start, np.full((5, 32, 48, 3), 200, np.uint8), 12)
-    assert generate(tiny_checkpoint, tmp_path / "c.mp4", *again, *guided) == 2
+    assert generate(tiny_checkpoint, tmp_path / "c.mp4", *again) == 2
     assert "start.mp4" in said(capsys), "another start than the clip's"
 
 

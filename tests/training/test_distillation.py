@@ -167,7 +167,7 @@ def test_a_lora_run_goes_on_without_its_base(recipe, tiny_data, tiny_checkpoint,
         distil(tiny_data, tmp_path / "whole", tmp_path / "of-lora", "model.lora.rank=2")
 
 
-def test_an_exported_student_is_asked_as_it_recommends(one_rank, student, tiny_checkpoint, tmp_path):
+def test_an_exported_student_is_asked_as_it_recommends(one_rank, student, tmp_path):
     pipe = Pipeline.from_checkpoint(export_weights(student, tmp_path / "student.safetensors"))
     request = Request("x").completed(pipe.config)
     assert (request.sampler, request.num_steps, request.guidance) == ("euler", 4, 1.0)
@@ -178,8 +178,6 @@ def test_an_exported_student_is_asked_as_it_recommends(one_rank, student, tiny_c
     for name, value in refused.items():
         with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}"):
             pipe(["x"], **{name: value})
-    with pytest.raises(ValueError, match="--autoguidance-checkpoint"):
-        Pipeline.from_checkpoint(student, guide=tiny_checkpoint)
 
 
 def test_a_student_needs_a_teacher_that_is_none_and_its_data(tiny_data, student, tiny_checkpoint, tmp_path):
