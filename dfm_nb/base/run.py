@@ -18,7 +18,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from dfm_nb.base import process
-from dfm_nb.base.files import local, read_json, remove_temporaries, write_atomically
+from dfm_nb.base.files import check_free, local, read_json, remove_temporaries, subfolder, write_atomically
 from dfm_nb.base.log import log
 
 WRITTEN = frozenset(
@@ -85,8 +85,8 @@ class Run:
                 f"{run.path} or its record belongs to another user: copy it, chown it where a container or network "
                 f"drive changed owners, or start from its weights with checkpoint.pretrained={run.path}"
             )
-        if run.id is None and (theirs := sorted(entry.name for entry in run.path.iterdir() if entry.name in names)):
-            raise FileExistsError(f"{run.path} holds {theirs[0]}, and no run of ours made it; choose another folder")
+        for name in names:
+            check_free(run.path / name, run.id is not None, "choose another folder")
         below = (entry for top in (run.path, run.samples, run.checkpoints) if top.is_dir() for entry in top.iterdir())
         ours = {*names, IDENTITY, LOCK}
         if link := next((e for e in below if e.is_symlink() and (e.parent != run.path or e.name in ours)), None):
@@ -100,9 +100,7 @@ class Run:
 
     def sample_folder(self, iteration: int) -> Path:
         """`samples/iter_0000100`, created if missing."""
-        folder = self.samples / iteration_name(iteration)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return subfolder(self.path, "samples", iteration_name(iteration))
 
     def newest_samples(self, until: float = float("inf")) -> tuple[int, list[Path]] | None:
         """The last iteration with samples, at most `until`, and its pictures and clips by name; None without any."""

@@ -153,8 +153,7 @@ class Writer:
                 index.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
             note.unlink()
         for name, content in {tensor_files.INDEX: json.dumps(index).encode(), **small}.items():
-            (temporary / name).write_bytes(content)
-            sync(temporary / name)
+            write_atomically(temporary / name, content)
             listing[name] = listed_as(temporary / name)
         seal(temporary / CHECKSUMS, listing)
         sync(temporary)
@@ -225,7 +224,6 @@ class _Child:
 def _write(parts: list[LocalPart], folder: Path, rank: int) -> None:
     file, index = folder / FILE.format(rank), {}
     listed = tensor_files.write(file, {part.name: part.values.view(-1) for part in parts}, {})
-    sync(file)
     for part in parts:
         piece = {"file": file.name, "offset": part.offset, "shape": part.shape, "elements": [part.first, part.last]}
         index[part.name] = {"dtype": tensor_files.NAMES[part.values.dtype], "shape": part.whole, "pieces": [piece]}

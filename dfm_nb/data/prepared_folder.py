@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from dfm_nb.base import files
-from dfm_nb.base.files import local, read_json, remove_temporaries, write_atomically
+from dfm_nb.base.files import local, read_json, remove_temporaries, subfolder, unlinked, write_atomically
 from dfm_nb.base.run import turn
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import SPLITS, Layout
@@ -253,7 +253,9 @@ class PreparedFolder:
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Lock the folder, after waiting for another preparation; does nothing on a file system without locks."""
-        self.records.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        unlinked(self.path / ".nv-meta")
+        subfolder(self.path, shards.RECORDS)
         with turn(self.records / "lock", f"another process is writing to {self.path}"):
             yield
 
