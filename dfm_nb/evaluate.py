@@ -30,14 +30,14 @@ from dfm_nb.base import files, plugins, video
 from dfm_nb.base.argv import NPROC, guard, quietly
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
-from dfm_nb.base.verb import Report, Verb
+from dfm_nb.base.verb import FileVerb, Report
 from dfm_nb.checkpoints import folders
 from dfm_nb.evaluation import features
 from dfm_nb.evaluation.comparison import EvaluationResult
 from dfm_nb.generation.run_verdict import MeasurementOptions, over_checkpoints, over_data
 
 
-class EvaluateOptions(MeasurementOptions, Verb):
+class EvaluateOptions(MeasurementOptions, FileVerb):
     """Measure a checkpoint against captions and real samples."""
 
     prog, epilog, module = "dfm evaluate", NPROC, "dfm_nb.evaluate"
@@ -53,6 +53,12 @@ class EvaluateOptions(MeasurementOptions, Verb):
     @quietly()
     def run(self) -> EvaluationResult:
         """The requested evaluation; writes the output files."""
+        if self.contact_sheet:
+            files.check_view(Path(self.contact_sheet), self.overwrite)
+        if self.output:
+            before = files.read_json(Path(self.output)) or {}
+            ours = self.overwrite or not before.keys().isdisjoint(("images", "clips", "checkpoints"))
+            files.check_free(Path(self.output), ours, "pass --overwrite or another --output")
         result = over_checkpoints(self) if self.all_checkpoints else one_checkpoint(self)
         if self.contact_sheet:
             video.write_png(self.contact_sheet, result.contact_sheet())

@@ -128,6 +128,16 @@ def unlinked(path: Path) -> Path:
     return path
 
 
+MARK = "<!--made by dfm_nb-->"
+"""In a view that can be drawn again: the comment of a sheet, the end of a page, the first line of a blend."""
+
+
+def check_view(path: Path, overwrite: bool, mark: str = MARK) -> None:
+    """`check_free` for a view, which the mark makes ours."""
+    ours = overwrite or (path.is_file() and mark.encode() in plain(path).read_bytes())
+    check_free(path, ours, "pass --overwrite or another name")
+
+
 def check_free(path: Path, ours: bool, fix: str) -> None:
     """FileExistsError for a name that is taken, unless it is `ours`: a record of ours names it, or it has our mark."""
     if not ours and os.path.lexists(path):

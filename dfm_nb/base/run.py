@@ -18,7 +18,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from dfm_nb.base import process
-from dfm_nb.base.files import check_free, local, read_json, remove_temporaries, subfolder, write_atomically
+from dfm_nb.base.files import check_free, local, read_json, remove_temporaries, subfolder, unlinked, write_atomically
 from dfm_nb.base.log import log
 
 WRITTEN = frozenset(
@@ -85,12 +85,11 @@ class Run:
                 f"{run.path} or its record belongs to another user: copy it, chown it where a container or network "
                 f"drive changed owners, or start from its weights with checkpoint.pretrained={run.path}"
             )
-        for name in names:
+        for name in sorted(names):
             check_free(run.path / name, run.id is not None, "choose another folder")
-        below = (entry for top in (run.path, run.samples, run.checkpoints) if top.is_dir() for entry in top.iterdir())
-        ours = {*names, IDENTITY, LOCK}
-        if link := next((e for e in below if e.is_symlink() and (e.parent != run.path or e.name in ours)), None):
-            raise ValueError(f"{link} must be no link: a run writes there; remove it, or set checkpoint.checkpoint_dir")
+        written = (run.path / name for name in (*names, "wandb", LOCK))
+        for place in (*written, *run.samples.glob("*"), *run.checkpoints.glob("*")):
+            unlinked(place)
         return run
 
     def is_foreign(self, record: str) -> bool:

@@ -36,7 +36,7 @@ from dfm_nb.text.chunk import COUNTS
 from dfm_nb.text.indexed import CODES, HEADER, MAGIC, VERSION, bin_path, idx_path, meta_path
 from dfm_nb.text.input import START, Position
 
-SKIPPED, LOCK = "skipped", "lock"
+SKIPPED = "skipped"
 APPENDED = ("bin", "lengths", "pointers", "documents")
 
 
@@ -92,19 +92,16 @@ class Parts:
         folder = parts._folder
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         parts._check_outputs()
-        # FileLock reports a folder in which nothing can be made as a lock that is held
-        path = subfolder(folder.parent, folder.name) / LOCK
-        appending(path).close()
+        path = subfolder(folder.parent, folder.name) / "lock"
+        if not parts._state.exists():  # before the lock, without which a folder of others is not ours
+            parts._record({})
         lock = FileLock(path, timeout=0)
         try:
             lock.acquire()
         except Timeout:
             raise ValueError(f"another run is writing {prefix}; change --output-prefix") from None
         try:
-            saved = read_json(parts._state) or {}
-            parts._resume(saved)
-            if not saved:
-                parts._record({})
+            parts._resume()
             for name, place in parts._paths.items():
                 with appending(place) as f:
                     f.truncate(parts.progress.sizes[name])
@@ -122,8 +119,7 @@ class Parts:
         """FileExistsError for a name that is taken, and no record of ours names it."""
         fix = "move it, or choose another prefix"
         begun = "signature" in (read_json(self._state) or {})
-        for path in self._folder.glob("[!.]*") if not begun else ():
-            check_free(path, path.name == LOCK and not path.stat().st_size, fix)
+        check_free(self._folder, begun or not any(self._folder.glob("[!.]*")), fix)
         for prefix in self._prefixes.values():
             # a killed run may have moved it to its final name
             moved = begun and not self._part(prefix, "bin").exists()
@@ -141,8 +137,9 @@ class Parts:
         except (OSError, ValueError, RecursionError, AttributeError):
             return False
 
-    def _resume(self, saved: dict) -> None:
+    def _resume(self) -> None:
         """Take up the progress of a run with the same signature."""
+        saved = read_json(self._state) or {}
         if saved.get("signature") == self._signature and "progress" in saved:
             progress = Progress(**saved["progress"])
             progress.at = Position(*progress.at)

@@ -4,15 +4,17 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
+import nbformat
 import numpy as np
 import pytest
 
-from dfm_nb.base import files, process
+from dfm_nb.base import files, process, video
 from dfm_nb.base.metrics import Metrics
 from dfm_nb.data import shards
 from dfm_nb.data.prepared_folder import PreparedFolder
+from dfm_nb.text import mixture
 from dfm_nb.text.parts import Parts
-from workbench import lab
+from workbench import lab, notebook_run
 from workbench.studio import Studio
 
 
@@ -179,3 +181,54 @@ def test_an_upload_replaces_no_file_and_follows_no_link(theirs, tmp_path, monkey
     with pytest.raises(ValueError, match="opened"):
         Studio._on_upload(studio, files_of)
     assert said == ["x"] and (tmp_path / "pictures/a.png").read_text() == "mine"
+
+
+# ---- one file -----------------------------------------------------------------------------------------------------
+
+
+def page(path: Path) -> None:
+    nbformat.write(nbformat.v4.new_notebook(), path.with_suffix(".ipynb"))
+    notebook_run.write_report(path.with_suffix(".ipynb"))
+
+
+VIEWS = {
+    "sheet.png": lambda path: video.write_png(path, np.zeros((8, 8, 3), np.uint8)),
+    "page.html": page,
+    "blend.yaml": lambda path: mixture.write_yaml(mixture.Blend((mixture.BlendCorpus("a", 1.0),)), path),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_is_replaced_where_it_has_our_mark(theirs, tmp_path, name):
+    link, own, other = tmp_path / f"link.{name}", tmp_path / name, tmp_path / f"theirs.{name}"
+    link.symlink_to(theirs)
+    VIEWS[name](link)
+    VIEWS[name](own)
+    other.write_bytes(b"theirs")
+    files.check_view(own, overwrite=False)
+    files.check_view(tmp_path / "absent", overwrite=False)
+    for taken in (other, tmp_path):
+        with pytest.raises(FileExistsError, match=taken.name):
+            files.check_view(taken, overwrite=False)
+        files.check_view(taken, overwrite=True)
+
+
+@pytest.mark.slow
+def test_a_notebook_replaces_what_it_wrote_before(theirs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nbformat.write(nbformat.v4.new_notebook(), "a.ipynb")
+    for name in ("o.ipynb", "o.html"):
+        Path(name).symlink_to(theirs)
+        with pytest.raises(FileExistsError, match=name):
+            notebook_run.execute("a.ipynb", "o.ipynb", {}, progress=False)
+        if name == "o.ipynb":
+            Path(name).unlink()
+    Path("o.ipynb").symlink_to(theirs)
+    kernel = {"kernelspec": {"name": "python3", "display_name": "", "language": "python"}}
+    cell = nbformat.v4.new_code_cell("1")
+    nbformat.write(nbformat.v4.new_notebook(metadata=kernel, cells=[cell]), "a.ipynb")
+    assert notebook_run.execute("a.ipynb", "o.ipynb", {}, progress=False, overwrite=True).error == ""
+    assert notebook_run.execute("a.ipynb", "o.ipynb", {}, progress=False).error == ""
+    Path("o.ipynb").write_bytes(Path("a.ipynb").read_bytes())
+    with pytest.raises(FileExistsError, match="o.ipynb"):
+        notebook_run.execute("a.ipynb", "o.ipynb", {}, progress=False)
