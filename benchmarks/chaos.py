@@ -151,7 +151,7 @@ def text(place: Path, documents: int = 6_000) -> Area:
         words=f"text preprocess {flags} --output-prefix FOLDER/c",
         total=len(corpus.read_text(encoding="utf-8").splitlines()),
         done=documents_done,
-        writing=("*.unfinished/*.idx", "*.unfinished/*.meta"),
+        writing=("*.unfinished/*.idx", "*.unfinished/*.meta.json"),
         result=lambda d: files(d, "*.bin", "*.idx"),
         damaged=differing("*.bin", "*.idx"),
         round=10,

@@ -17,7 +17,6 @@ Clips add temporal consistency and wing motion, next to those of real ones. The 
 95 % intervals. Choose settings on `--part development`, report `test` once.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,17 +52,13 @@ class EvaluateOptions(MeasurementOptions, FileVerb):
     @quietly()
     def run(self) -> EvaluationResult:
         """The requested evaluation; writes the output files."""
-        if self.contact_sheet:
-            files.check_view(Path(self.contact_sheet), self.overwrite)
-        if self.output:
-            before = files.read_json(Path(self.output)) or {}
-            ours = self.overwrite or not before.keys().isdisjoint(("images", "clips", "checkpoints"))
-            files.check_free(Path(self.output), ours, "pass --overwrite or another --output")
+        for name in filter(None, (self.contact_sheet, self.output)):
+            files.check_free(Path(name), self.overwrite)
         result = over_checkpoints(self) if self.all_checkpoints else one_checkpoint(self)
         if self.contact_sheet:
             video.write_png(self.contact_sheet, result.contact_sheet())
         if self.output:
-            files.write_atomically(Path(self.output), json.dumps(result.values, indent=1).encode())
+            files.write_json(Path(self.output), result.values | {"made_by": files.MARK}, indent=1)
         return result
 
     def report(self, result: EvaluationResult) -> Report:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb.base import video
-from dfm_nb.base.files import UNWRITABLE, check_view
+from dfm_nb.base.files import UNWRITABLE, check_free
 from dfm_nb.base.log import legible
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import FileVerb, Report
@@ -129,7 +129,7 @@ def _draw(asked: InspectOptions, found: InspectedShards) -> str:
         return "none, as no sample can be read"
     target = Path(asked.contact_sheet or found.folder / "contact_sheet.png")
     ours = not asked.contact_sheet and (found.folder / CHECKSUMS).is_file()
-    check_view(target, asked.overwrite or ours)
+    check_free(target, asked.overwrite or ours)
     try:
         video.write_png(target, picture)
     except OSError as error:

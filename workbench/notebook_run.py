@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dfm_nb.base.files import MARK, check_view, write_atomically
+from dfm_nb.base.files import MARK, check_free, write_atomically
 from dfm_nb.base.nearest import nearest
 from workbench.parameters import KINDS, as_type
 from workbench.place import RESULT_TYPE, add_to_jupyter
@@ -178,9 +178,10 @@ def execute(
     source, target = existing(notebook), Path(output).expanduser()
     if target.suffix != ".ipynb" or target.resolve() == source.resolve():
         raise ValueError(f"--output must be another notebook, OUT.ipynb; got {target}")
-    check_view(target, overwrite, f'"output_path": {json.dumps(str(target), ensure_ascii=False)}')  # papermill's record
+    recorded = f'"output_path": {json.dumps(str(target), ensure_ascii=False)}'  # by papermill
+    check_free(target, overwrite, mark=recorded)
     if report:
-        check_view(target.with_suffix(".html"), overwrite)
+        check_free(target.with_suffix(".html"), overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_symlink():  # papermill would write through it
         target.unlink()

@@ -106,6 +106,11 @@ def write_atomically(path: str | Path, data: bytes, durable: bool = True) -> Non
         temporary.write_bytes(data)
 
 
+def write_json(path: str | Path, value: object, indent: int | None = None) -> None:
+    """Write a JSON file atomically."""
+    write_atomically(path, json.dumps(value, indent=indent).encode())
+
+
 def appending(path: Path, mode: str = "ab", **how: Any) -> IO[Any]:
     """`path` opened to append to, created if missing; ValueError for a link, a pipe or a device."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -132,22 +137,11 @@ MARK = "<!--made by dfm_nb-->"
 """In a view that can be drawn again: the comment of a sheet, the end of a page, the first line of a blend."""
 
 
-def check_view(path: Path, overwrite: bool, mark: str = MARK) -> None:
-    """`check_free` for a view, which the mark makes ours."""
-    ours = overwrite or (path.is_file() and mark.encode() in plain(path).read_bytes())
-    check_free(path, ours, "pass --overwrite or another name")
-
-
-def check_free(path: Path, ours: bool, fix: str) -> None:
-    """FileExistsError for a name that is taken, unless it is `ours`: a record of ours names it, or it has our mark."""
-    if not ours and os.path.lexists(path):
-        raise FileExistsError(f"{path} exists, and no record says that it is ours; {fix}")
-
-
-def fsync_replace(source: Path, target: Path) -> None:
-    """Sync `source` to disk, then rename it to its final name."""
-    sync(source)
-    os.replace(source, target)
+def check_free(path: Path, ours: bool, fix: str = "pass --overwrite or another name", mark: str = MARK) -> None:
+    """FileExistsError for a name that is taken, unless a record of ours names it (`ours`) or the file has the mark."""
+    if ours or not os.path.lexists(path) or (path.is_file() and mark.encode() in plain(path).read_bytes()):
+        return
+    raise FileExistsError(f"{path} exists, and no record says that it is ours; {fix}")
 
 
 def sync(path: Path) -> None:

@@ -33,16 +33,7 @@ import torch
 import yaml
 
 from dfm_nb.base.argv import imported_without
-from dfm_nb.base.files import (
-    fsync_replace,
-    lies_inside,
-    read_json,
-    sha256,
-    sync,
-    temporary_of,
-    unlinked,
-    write_atomically,
-)
+from dfm_nb.base.files import lies_inside, read_json, sha256, sync, temporary_of, unlinked, write_atomically
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.data import shard_plan, tensor_bytes
 
@@ -291,7 +282,8 @@ class ShardWriter:
             self.path.with_name(f"{self.path.name}.idx").unlink(missing_ok=True)  # Energon's
             return None, 0
         digest, size = sha256(self.temporary), self.temporary.stat().st_size
-        fsync_replace(self.temporary, self.path)
+        sync(self.temporary)
+        self.temporary.replace(self.path)
         sync(self.path.parent)
         return digest, size
 

@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 
 from dfm_nb import parallel
 from dfm_nb.base import video
-from dfm_nb.base.files import check_free, local, read_json, sha256, write_atomically
+from dfm_nb.base.files import check_free, local, read_json, sha256, write_atomically, write_json
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from dfm_nb.generation.request import Request, read_prompts
 
@@ -65,7 +65,7 @@ class Generated:
             "latent_sha256": hashlib.sha256(self.latent.numpy().tobytes()).hexdigest(),
             "frames_sha256": hashlib.sha256(self.frames.tobytes()).hexdigest(),
         }
-        write_atomically(beside, json.dumps(record, indent=1).encode())
+        write_json(beside, record, indent=1)
         return path
 
     def encoded(self) -> tuple[str, bytes]:

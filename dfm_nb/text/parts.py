@@ -21,17 +21,7 @@ from typing import Iterator, Self
 import numpy as np
 from filelock import FileLock, Timeout
 
-from dfm_nb.base.files import (
-    appending,
-    check_free,
-    fsync_replace,
-    plain,
-    read_json,
-    remove_temporaries,
-    subfolder,
-    sync,
-    write_atomically,
-)
+from dfm_nb.base.files import appending, check_free, read_json, subfolder, sync, write_atomically, write_json
 from dfm_nb.text.chunk import COUNTS
 from dfm_nb.text.indexed import CODES, HEADER, MAGIC, VERSION, bin_path, idx_path, meta_path
 from dfm_nb.text.input import START, Position
@@ -92,10 +82,10 @@ class Parts:
         folder = parts._folder
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         parts._check_outputs()
-        path = subfolder(folder.parent, folder.name) / "lock"
+        subfolder(folder.parent, folder.name)
         if not parts._state.exists():  # before the lock, without which a folder of others is not ours
             parts._record({})
-        lock = FileLock(path, timeout=0)
+        lock = FileLock(folder / "lock", timeout=0)
         try:
             lock.acquire()
         except Timeout:
@@ -108,11 +98,7 @@ class Parts:
             yield parts
         finally:
             if "progress" not in (read_json(parts._state) or {}):  # nothing was done, or everything
-                parts._remove()
-            # before the release, because FileLock cannot lock a file that is gone
-            path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it is not empty
-                folder.rmdir()
+                shutil.rmtree(folder, ignore_errors=True)
             lock.release()
 
     def _check_outputs(self) -> None:
@@ -121,21 +107,11 @@ class Parts:
         begun = "signature" in (read_json(self._state) or {})
         check_free(self._folder, begun or not any(self._folder.glob("[!.]*")), fix)
         for prefix in self._prefixes.values():
-            # a killed run may have moved it to its final name
-            moved = begun and not self._part(prefix, "bin").exists()
-            ours = moved or "empty_documents" in (read_json(meta_path(prefix)) or {})
+            ours = "empty_documents" in (read_json(meta_path(prefix)) or {})
             for path in (bin_path(prefix), idx_path(prefix), meta_path(prefix)):
                 check_free(path, ours, fix)
         if SKIPPED in self._paths:
-            check_free(self._skips, self._lists_skips(), fix)
-
-    def _lists_skips(self) -> bool:
-        """Whether the file of skipped lines is from a run of ours: each has the keys of the first."""
-        try:
-            with plain(self._skips).open("rb") as f:
-                return json.loads(f.readline()).keys() >= {"line", "reason", "excerpt"}
-        except (OSError, ValueError, RecursionError, AttributeError):
-            return False
+            check_free(self._skips, False, fix, mark='{"file": ')
 
     def _resume(self) -> None:
         """Take up the progress of a run with the same signature."""
@@ -194,26 +170,22 @@ class Parts:
                     with open(self._paths[f"{key}.{name}"], "rb") as part:
                         shutil.copyfileobj(part, f)
                 f.write(struct.pack("<Q", sequences))  # the end of the last document
-            sync(self._paths[f"{key}.bin"])
+            if meta is not None:
+                tokens = sizes[f"{key}.bin"] // dtype.itemsize
+                own = {"key": key, "tokens": tokens, "empty_documents": self.progress.empty[key]}
+                write_json(self._part(prefix, "meta.json"), {**meta, **own}, indent=1)
+            for kind in ("bin", "idx"):
+                sync(self._part(prefix, kind))
         if self.skipped_path:
-            fsync_replace(self._paths[SKIPPED], self._skips)
+            os.replace(self._paths[SKIPPED], self._skips)
         elif SKIPPED in self._paths:
             self._skips.unlink(missing_ok=True)  # of a run before
-        for key, prefix in self._prefixes.items():
+        for prefix in self._prefixes.values():
             idx_path(prefix).unlink(missing_ok=True)  # must not be used with the new tokens
             if meta is None:
                 meta_path(prefix).unlink(missing_ok=True)
             else:  # before the tokens, whose record it is
-                tokens = sizes[f"{key}.bin"] // dtype.itemsize
-                own = {"key": key, "tokens": tokens, "empty_documents": self.progress.empty[key]}
-                write_atomically(self._part(prefix, "meta"), json.dumps({**meta, **own}, indent=1).encode())
-                os.replace(self._part(prefix, "meta"), meta_path(prefix))
-            os.replace(self._paths[f"{key}.bin"], bin_path(prefix))
-            fsync_replace(self._part(prefix, "idx"), idx_path(prefix))
-        self._state.unlink(missing_ok=True)
-
-    def _remove(self) -> None:
-        ends = (self._part(prefix, kind) for prefix in self._prefixes.values() for kind in ("idx", "meta"))
-        for path in (*self._paths.values(), *ends, self._state):
-            path.unlink(missing_ok=True)
-        remove_temporaries(self._folder)
+                os.replace(self._part(prefix, "meta.json"), meta_path(prefix))
+            os.replace(self._part(prefix, "bin"), bin_path(prefix))
+            os.replace(self._part(prefix, "idx"), idx_path(prefix))
+        self._state.unlink()

@@ -205,12 +205,12 @@ def test_a_view_is_replaced_where_it_has_our_mark(theirs, tmp_path, name):
     VIEWS[name](link)
     VIEWS[name](own)
     other.write_bytes(b"theirs")
-    files.check_view(own, overwrite=False)
-    files.check_view(tmp_path / "absent", overwrite=False)
+    files.check_free(own, False)
+    files.check_free(tmp_path / "absent", False)
     for taken in (other, tmp_path):
         with pytest.raises(FileExistsError, match=taken.name):
-            files.check_view(taken, overwrite=False)
-        files.check_view(taken, overwrite=True)
+            files.check_free(taken, False)
+        files.check_free(taken, True)
 
 
 @pytest.mark.slow
