@@ -60,8 +60,14 @@ class RunOptions(BatchOptions, FileVerb):
         from workbench import notebook_run as runs
 
         values = runs.convert(self.values, runs.parameters(self.notebook), self.notebook)
-        how = {"progress": not self.quiet, "report": not self.no_report, "overwrite": self.overwrite}
-        return runs.execute(self.notebook, self.output, values, **how)
+        return runs.execute(
+            self.notebook,
+            self.output,
+            values,
+            progress=not self.quiet,
+            report=not self.no_report,
+            overwrite=self.overwrite,
+        )
 
     def report(self, result: Any) -> Report:
         print(f"== {self.output}" + (f" and {result.report}" if result.report else ""), flush=True)
