@@ -151,7 +151,7 @@ def text(place: Path, documents: int = 6_000) -> Area:
         words=f"text preprocess {flags} --output-prefix FOLDER/c",
         total=len(corpus.read_text(encoding="utf-8").splitlines()),
         done=documents_done,
-        writing=("*.idx.part", "*.meta.json.part"),
+        writing=("*.unfinished/*.idx", "*.unfinished/*.meta.json"),
         result=lambda d: files(d, "*.bin", "*.idx"),
         damaged=differing("*.bin", "*.idx"),
         round=10,
@@ -167,7 +167,7 @@ def last_iteration(run: Path) -> int:
 
 def documents_done(folder: Path) -> int:
     with contextlib.suppress(OSError):
-        return json.loads((folder / "c.progress.json").read_text())["progress"]["counts"]["documents"]
+        return json.loads((folder / "c.unfinished/progress.json").read_text())["progress"]["counts"]["documents"]
     return 0
 
 
@@ -366,7 +366,7 @@ def kills(area: Area, place: Path, count: int, wanted: dict, times: tuple[float,
 
 
 def temporaries(folder: Path) -> list[str]:
-    return [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.name.endswith((".tmp", ".part"))]
+    return [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.name.endswith((".tmp", ".unfinished"))]
 
 
 # ---- full disks ---------------------------------------------------------------------------------------------------

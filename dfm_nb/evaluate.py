@@ -17,7 +17,6 @@ Clips add temporal consistency and wing motion, next to those of real ones. The 
 95 % intervals. Choose settings on `--part development`, report `test` once.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,14 +29,14 @@ from dfm_nb.base import files, plugins, video
 from dfm_nb.base.argv import NPROC, guard, quietly
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
-from dfm_nb.base.verb import Report, Verb
+from dfm_nb.base.verb import FileVerb, Report
 from dfm_nb.checkpoints import folders
 from dfm_nb.evaluation import features
 from dfm_nb.evaluation.comparison import EvaluationResult
 from dfm_nb.generation.run_verdict import MeasurementOptions, over_checkpoints, over_data
 
 
-class EvaluateOptions(MeasurementOptions, Verb):
+class EvaluateOptions(MeasurementOptions, FileVerb):
     """Measure a checkpoint against captions and real samples."""
 
     prog, epilog, module = "dfm evaluate", NPROC, "dfm_nb.evaluate"
@@ -53,11 +52,13 @@ class EvaluateOptions(MeasurementOptions, Verb):
     @quietly()
     def run(self) -> EvaluationResult:
         """The requested evaluation; writes the output files."""
+        for name in filter(None, (self.contact_sheet, self.output)):
+            files.check_free(Path(name), self.overwrite)
         result = over_checkpoints(self) if self.all_checkpoints else one_checkpoint(self)
         if self.contact_sheet:
             video.write_png(self.contact_sheet, result.contact_sheet())
         if self.output:
-            files.write_atomically(Path(self.output), json.dumps(result.values, indent=1).encode())
+            files.write_json(Path(self.output), result.values | {"made_by": files.MARK}, indent=1)
         return result
 
     def report(self, result: EvaluationResult) -> Report:

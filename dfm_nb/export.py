@@ -12,8 +12,9 @@ import torch
 
 from dfm_nb import parallel
 from dfm_nb.base import argv, plugins
+from dfm_nb.base.files import check_free
 from dfm_nb.base.options import option
-from dfm_nb.base.verb import Report, Verb
+from dfm_nb.base.verb import FileVerb, Report
 from dfm_nb.checkpoints import loading
 from dfm_nb.checkpoints.consolidated import without_updates, write_weights
 from dfm_nb.config import networks
@@ -23,7 +24,7 @@ FORMATS = sorted({name for variant in networks.names() for name in networks.find
 DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-class ExportOptions(Verb):
+class ExportOptions(FileVerb):
     """Write consolidated weights."""
 
     prog = "dfm export"
@@ -33,7 +34,6 @@ class ExportOptions(Verb):
     ema_sigma_rel: float | None = option(None, "relative length of the weight average to reconstruct")
     raw: bool = option(False, "export the weights instead of an average")
     lora: Literal["merged", "apart"] = option("merged", "adapters: merged into the weights, or in a separate file")
-    overwrite: bool = option(False, "replace existing files")
     dtype: Literal["fp32", "bf16"] | None = option(None, "of the stored weights; default: fp32, or an exported file's")
 
     @argv.quietly()
@@ -50,9 +50,9 @@ class ExportOptions(Verb):
         if file.resolve() in [path.resolve() for path in read]:
             raise ValueError(f"--output {file} would overwrite the weights that are read; choose another file")
         written = [file, loading.lora_file(file)] if self.lora == "apart" else [file]
-        held = [f for f in written if (any(f.iterdir()) if f.is_dir() else f.exists())]
-        if held and not self.overwrite:
-            raise FileExistsError(f"{held[0]} exists; pass --overwrite or another --output")
+        for path in written:
+            empty = path.is_dir() and not any(path.iterdir())
+            check_free(path, self.overwrite or empty, "pass --overwrite or another --output")
         # layout and folders of the machine that trained it mean nothing elsewhere
         weights.config.model = weights.config.model.model_copy(update=Layout().settings)
         weights.config.dataset.path, weights.config.checkpoint = None, type(weights.config.checkpoint)()

@@ -16,8 +16,9 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base import pretrained
 from dfm_nb.base.argv import NPROC, ArgumentParser, guard
+from dfm_nb.base.files import check_free
 from dfm_nb.base.options import option
-from dfm_nb.base.verb import Report, Verb
+from dfm_nb.base.verb import FileVerb, Report
 from dfm_nb.checkpoints import folders, loading
 from dfm_nb.generation import clip_files
 from dfm_nb.generation.pipeline import ModelOptions
@@ -25,7 +26,7 @@ from dfm_nb.generation.request import FLAGS, Request, described, of_size, read_p
 from dfm_nb.parallel.groups import Layout, is_first_of_model, mpu
 
 
-class GenerateOptions(ModelOptions, Verb):
+class GenerateOptions(ModelOptions, FileVerb):
     """Generate clips with a trained DiT."""
 
     prog, epilog, module = "dfm generate", NPROC, "dfm_nb.generate"
@@ -47,7 +48,6 @@ class GenerateOptions(ModelOptions, Verb):
         "out.mp4", "NAME.mp4, NAME, or a folder/; several clips get idx=I_rank=R_ before the name", output=True
     )
     save_latents: bool = option(False, "also write each latent as NAME.safetensors")
-    overwrite: bool = option(False, "replace existing files")
     skip_existing: bool = option(False, "skip what an interrupted run has finished")
     no_memory_check: bool = option(False, "generate even if memory seems too small")
     shared: dict[str, Any] = option({}, "settings of `Request` that all prompts share", python_only=True)
@@ -143,12 +143,9 @@ class GenerateOptions(ModelOptions, Verb):
         work = [(clip_files.output_path(self._base(r), r, many), r) for r in requests[dp_rank::dp_size]]
         if self.skip_existing:
             work = [(p, r) for p, r in work if not clip_files.finished_before(p, r, made_by)]
-        existing = [f for p, _ in work for f in clip_files.files_of(p, self.save_latents) if f.exists()]
-        if existing and not self.overwrite:
-            raise FileExistsError(
-                f"{existing[0]} exists; pass --overwrite, --skip-existing or another --video-save-path"
-            )
         for path, _ in work:
+            for file in clip_files.files_of(path, self.save_latents):
+                check_free(file, self.overwrite, "pass --overwrite, --skip-existing or another --video-save-path")
             clip_files.check_sidecar(path)
         pipe = self.open(weights, layout)
         pipe.memory_check = not self.no_memory_check

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb.base import video
-from dfm_nb.base.files import UNWRITABLE
+from dfm_nb.base.files import UNWRITABLE, check_free
 from dfm_nb.base.log import legible
 from dfm_nb.base.options import option
-from dfm_nb.base.verb import Report, Verb
+from dfm_nb.base.verb import FileVerb, Report
 from dfm_nb.data.inspection import InspectedShards
-from dfm_nb.data.prepared_folder import fits, kinds_line, psnr_lines, sizes_line
+from dfm_nb.data.prepared_folder import CHECKSUMS, fits, kinds_line, psnr_lines, sizes_line
 from dfm_nb.data.shards import how_to_adopt
 
 
-class InspectOptions(Verb):
+class InspectOptions(FileVerb):
     """Show and check a folder of shards, or one shard."""
 
     prog = "dfm inspect"
@@ -128,6 +128,8 @@ def _draw(asked: InspectOptions, found: InspectedShards) -> str:
     if picture is None:
         return "none, as no sample can be read"
     target = Path(asked.contact_sheet or found.folder / "contact_sheet.png")
+    ours = not asked.contact_sheet and (found.folder / CHECKSUMS).is_file()
+    check_free(target, asked.overwrite or ours)
     try:
         video.write_png(target, picture)
     except OSError as error:

@@ -96,7 +96,7 @@ class Job:
         folder, log = self.folder, self.log
         with self._turn():
             theirs = log.exists() and not (folder / RECORD).exists()
-            if theirs or Run(folder).is_foreign(RECORD) or any(map(os.path.islink, (log, folder / RECORD))):
+            if theirs or log.is_symlink() or Run(folder).is_foreign(RECORD):
                 raise FileExistsError(f"{log} must be that of a run of yours; choose another run folder, or move it")
             if running := self.pid:
                 raise FileExistsError(f"process {running} runs in {folder}; stop it, or choose another run folder")

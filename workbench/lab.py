@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import site
 import socket
 import sysconfig
 from pathlib import Path
 
 from dfm_nb.base.argv import forget_launcher
+from dfm_nb.base.files import subfolder, write_atomically
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.process import python_module
 from workbench.place import FIRST, add_to_jupyter
@@ -121,12 +121,12 @@ def provide(folder: Path) -> int:
     """
     source = shipped()
     files = sorted(source.glob("*.ipynb")) if source else []
-    missing = [file for file in files if not (folder / file.name).exists()]
-    if folder.exists() and missing == files:
+    missing = [file for file in files if not os.path.lexists(folder / file.name)]
+    if not source or not missing or (folder.exists() and missing == files):
         return 0
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in missing:
-        shutil.copyfile(file, folder / file.name)
-    if source and missing:
-        shutil.copytree(source / "images", folder / "images", dirs_exist_ok=True)
+    subfolder(folder.parent, folder.name, "images")
+    for file in (*missing, *(source / "images").iterdir()):
+        place = folder / file.relative_to(source)
+        if not os.path.lexists(place):
+            write_atomically(place, file.read_bytes())
     return len(missing)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dfm_nb.base.argv import run_command
 from dfm_nb.base.options import option
-from dfm_nb.base.verb import Report, Verb
+from dfm_nb.base.verb import FileVerb, Report, Verb
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +49,7 @@ class BatchOptions(NotebookOptions):
         return dict(self.parameter)
 
 
-class RunOptions(BatchOptions):
+class RunOptions(BatchOptions, FileVerb):
     """One notebook with parameters, from the first cell to the last."""
 
     prog = "dfm notebook run"
@@ -60,7 +60,14 @@ class RunOptions(BatchOptions):
         from workbench import notebook_run as runs
 
         values = runs.convert(self.values, runs.parameters(self.notebook), self.notebook)
-        return runs.execute(self.notebook, self.output, values, progress=not self.quiet, report=not self.no_report)
+        return runs.execute(
+            self.notebook,
+            self.output,
+            values,
+            progress=not self.quiet,
+            report=not self.no_report,
+            overwrite=self.overwrite,
+        )
 
     def report(self, result: Any) -> Report:
         print(f"== {self.output}" + (f" and {result.report}" if result.report else ""), flush=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dfm_nb.base.files import MARK, check_free, write_atomically
 from dfm_nb.base.nearest import nearest
 from workbench.parameters import KINDS, as_type
 from workbench.place import RESULT_TYPE, add_to_jupyter
@@ -157,6 +158,7 @@ def execute(
     progress: bool = True,
     report: bool = True,
     cwd: str | Path | None = None,
+    overwrite: bool = False,
 ) -> Outcome:
     """Run a notebook; the executed copy is kept even if a cell fails.
 
@@ -164,6 +166,10 @@ def execute(
     ----------
     values : typed parameters, as from `convert`. progress : print which cell runs, and its output.
     cwd : the kernel's working directory; default: this process's.
+
+    Raises
+    ------
+    FileExistsError : the copy's name or its page's is taken by a file that no run wrote, without `overwrite`.
     """
     import papermill
     from papermill.exceptions import PapermillExecutionError
@@ -172,7 +178,13 @@ def execute(
     source, target = existing(notebook), Path(output).expanduser()
     if target.suffix != ".ipynb" or target.resolve() == source.resolve():
         raise ValueError(f"--output must be another notebook, OUT.ipynb; got {target}")
+    recorded = f'"output_path": {json.dumps(str(target), ensure_ascii=False)}'  # by papermill
+    check_free(target, overwrite, mark=recorded)
+    if report:
+        check_free(target.with_suffix(".html"), overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_symlink():  # papermill would write through it
+        target.unlink()
     log, error = logging.getLogger("papermill"), ""
     if progress:  # it prints which cell it executes and the cell's output
         log.handlers = [logging.StreamHandler(sys.stdout)]
@@ -227,7 +239,7 @@ def write_report(notebook: str | Path, pictures: Path | None = None) -> Path:
         executed, {"metadata": {"name": path.stem, "path": str(pictures or path.parent)}}
     )
     page = path.with_suffix(".html")
-    page.write_text(body, encoding="utf-8")
+    write_atomically(page, (body + MARK).encode())
     return page
 
 

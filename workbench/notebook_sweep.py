@@ -68,7 +68,13 @@ def sweep(
     for name, values in given.items():
         words = [w for parameter, text in values.items() for w in ("-p", parameter, text)]
         command = [*process.python_module("dfm_nb"), "notebook", "run", source, *words]
-        commands[name] = [*command, "--output", folder / f"{name}.ipynb", *["--no-report"] * (not report)]
+        commands[name] = [
+            *command,
+            "--output",
+            folder / f"{name}.ipynb",
+            "--overwrite",
+            *["--no-report"] * (not report),
+        ]
     labels = {name: ", ".join(f"{key}={values[key]}" for key in grid) for name, values in given.items()}
     waiting = {"state": "waiting", "duration_s": 0.0, "error": ""}
     rows = {name: {"run": name, **{key: values[key] for key in grid}, **waiting} for name, values in given.items()}

@@ -23,6 +23,7 @@ from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from dfm_nb import config as cfg
 from dfm_nb.base import video
+from dfm_nb.base.files import replacing
 from dfm_nb.base.geometry import FRAMES_PER_LATENT
 from dfm_nb.base.metrics import read_metrics, rounds_by_sigma
 from dfm_nb.base.plots import PALETTE, blank, literal, neutral, plain, plain_ticks, png
@@ -60,7 +61,9 @@ class Picture:
     @neutral()
     def save(self, path: str | Path) -> Path:
         """Write the figure in the format of the suffix, PNG by default."""
-        literal(self.figure).savefig(path)
+        kind = Path(path).suffix[1:] or "png"
+        with replacing(path) as temporary:
+            literal(self.figure).savefig(temporary, format=kind)
         return Path(path)
 
     def _repr_html_(self) -> str:

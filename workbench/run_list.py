@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import html
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import ipywidgets as w
 import pandas as pd
 import traitlets
 
-from dfm_nb.base.files import read_json, write_atomically
+from dfm_nb.base.files import read_json, write_atomically, write_json
 from dfm_nb.base.run import IDENTITY, LOCK, WRITTEN, Run
 from dfm_nb.base.video import media_html
 from dfm_nb.runs import compare, run_page, runs_below
@@ -147,7 +146,7 @@ class Runs(Live):
 
     def annotate(self, name: str, tags: str = "", note: str = "") -> None:
         """Write a run's tags (words) and note to `notes.json` in its folder."""
-        write_atomically(self._path(name) / NOTES, json.dumps({"tags": tags, "note": note}).encode())
+        write_json(self._path(name) / NOTES, {"tags": tags, "note": note})
 
     def kept_html(self) -> str:
         rows = self._rows()

@@ -9,6 +9,7 @@ for the same settings.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import html
 import itertools
 import json
@@ -25,7 +26,7 @@ import ipywidgets as w
 import numpy as np
 
 from dfm_nb.base import geometry, pretrained, video
-from dfm_nb.base.files import write_atomically
+from dfm_nb.base.files import subfolder, write_atomically
 from dfm_nb.base.headless import is_headless
 from dfm_nb.base.log import duration
 from dfm_nb.base.run import MEDIA, media_in
@@ -472,9 +473,13 @@ class Studio(Live):
     def _on_upload(self, files: Any) -> None:
         """A clip that has settings inside restores them; any other is what the next one starts from."""
         for file in files:
-            path = (self.folder or Path(tempfile.gettempdir())) / "opened" / Path(file["name"]).name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, bytes(file["content"]))
+            content = bytes(file["content"])
+            folder = self.folder or Path(tempfile.mkdtemp(prefix="dfm_nb-"))  # nobody else's
+            folder.mkdir(parents=True, exist_ok=True)
+            # a folder for each content, so that none of another has the name
+            opened = subfolder(folder, "opened", hashlib.sha256(content).hexdigest()[:8])
+            path = opened / Path(file["name"]).name
+            write_atomically(path, content)
             try:
                 self.open(path)
                 self._say(f"settings of {path.name}; press Draw")

@@ -8,7 +8,6 @@ Workers whose launcher was killed are adopted and killed.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 import psutil
 
 from dfm_nb.base import process
-from dfm_nb.base.files import read_json, write_atomically
+from dfm_nb.base.files import read_json, write_json
 from dfm_nb.base.run import Run
 
 RECORD = "launch.json"
@@ -30,7 +29,7 @@ SETTLE_S = 0.3
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
     """Write the record atomically: whole or absent."""
-    write_atomically(folder / RECORD, json.dumps(record, indent=1).encode())
+    write_json(folder / RECORD, record, indent=1)
 
 
 def supervise(folder: Path) -> None:

@@ -9,7 +9,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -17,12 +17,12 @@ UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
+def replacing(path: str | Path, durable: bool = True) -> Iterator[Path]:
     """A temporary path in the same folder, renamed to `path` at the end: `with replacing(path) as temporary:`.
 
     Readers see the complete old or new content, also after a crash, because the bytes are on disk before the rename. If
     the block fails, `path` is unchanged and the temporary is removed. The file's mode follows the umask, whatever the
-    block does.
+    block does. A link in its place is replaced, and its target stays. durable : False where a power cut may lose it.
     """
     path = Path(path)
     temporary = temporary_of(path)
@@ -32,7 +32,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         yield temporary
         os.chmod(temporary, mode)  # safetensors replaces it by a file of mode 0600
-        fsync_replace(temporary, path)
+        if durable:
+            sync(temporary)
+        os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -98,16 +100,48 @@ def plain(path: Path, inside: Path | None = None, most_bytes: int = MOST_BYTES) 
     return path
 
 
-def write_atomically(path: str | Path, data: bytes) -> None:
+def write_atomically(path: str | Path, data: bytes, durable: bool = True) -> None:
     """Write a file atomically: readers see it whole or absent."""
-    with replacing(path) as temporary:
+    with replacing(path, durable) as temporary:
         temporary.write_bytes(data)
 
 
-def fsync_replace(source: Path, target: Path) -> None:
-    """Sync `source` to disk, then rename it to its final name."""
-    sync(source)
-    os.replace(source, target)
+def write_json(path: str | Path, value: object, indent: int | None = None) -> None:
+    """Write a JSON file atomically."""
+    write_atomically(path, json.dumps(value, indent=indent).encode())
+
+
+def appending(path: Path, mode: str = "ab", **how: Any) -> IO[Any]:
+    """`path` opened to append to, created if missing; ValueError for a link, a pipe or a device."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise ValueError(f"{path} must be a regular file and no link, because it is appended to; move it away")
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666), **how)
+
+
+def subfolder(folder: Path, *names: str) -> Path:
+    """A folder below one that a person named, created if missing; ValueError for a link on the way."""
+    for name in names:
+        folder = unlinked(folder / name)
+        folder.mkdir(exist_ok=True)
+    return folder
+
+
+def unlinked(path: Path) -> Path:
+    """The path; ValueError if it is a link."""
+    if path.is_symlink():
+        raise ValueError(f"{path} must be no link, because files are written there; remove it, or name its target")
+    return path
+
+
+MARK = "<!--made by dfm_nb-->"
+"""In a view that can be drawn again: the comment of a sheet, the end of a page, the first line of a blend."""
+
+
+def check_free(path: Path, ours: bool, fix: str = "pass --overwrite or another name", mark: str = MARK) -> None:
+    """FileExistsError for a name that is taken, unless a record of ours names it (`ours`) or the file has the mark."""
+    if ours or not os.path.lexists(path) or (path.is_file() and mark.encode() in plain(path).read_bytes()):
+        return
+    raise FileExistsError(f"{path} exists, and no record says that it is ours; {fix}")
 
 
 def sync(path: Path) -> None:

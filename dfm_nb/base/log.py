@@ -6,7 +6,9 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from dfm_nb.base.files import appending
 from dfm_nb.base.headless import message_stream
 
 log = logging.getLogger("dfm_nb")
@@ -45,6 +47,9 @@ class _Console(logging.StreamHandler):
 
 class _LogFile(logging.FileHandler):
     """A line that cannot be written (full disk) ends the program, instead of a traceback for each line."""
+
+    def _open(self) -> Any:
+        return appending(Path(self.baseFilename), self.mode, encoding=self.encoding)
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 import orjson
 
-from dfm_nb.base.files import plain, write_atomically
+from dfm_nb.base.files import appending, plain, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ class Metrics:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self._file = self.path.open("ab", buffering=0)
+        self._file = appending(self.path, buffering=0)
         self._file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Metrics:
         if len(kept) < len(records):
             self.close()
             write_atomically(self.path, b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in kept))
-            self._file = self.path.open("ab", buffering=0)
+            self._file = appending(self.path, buffering=0)
 
     def close(self) -> None:
         self._file.close()

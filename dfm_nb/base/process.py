@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from dfm_nb.base.files import appending
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """Options of Linux's prctl, which Python does not define."""
 POLL_S = 0.05
@@ -104,7 +106,7 @@ def start(command: Sequence[object], log: Path, own_session: bool, **env: str) -
     own_session : Ctrl-C here, and closing the terminal, do not affect it. Otherwise a `dfm` command ends with us.
     """
     tie = {} if own_session else {PARENT: str(os.getpid())}
-    with log.open("ab") as out:
+    with appending(log) as out:
         return psutil.Popen(
             [str(word) for word in command],
             stdin=subprocess.DEVNULL,

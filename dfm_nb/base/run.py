@@ -13,12 +13,20 @@ import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-import orjson
 import psutil
 from filelock import FileLock, Timeout
 
 from dfm_nb.base import process
-from dfm_nb.base.files import local, read_json, remove_temporaries, write_atomically
+from dfm_nb.base.files import (
+    check_free,
+    local,
+    read_json,
+    remove_temporaries,
+    subfolder,
+    unlinked,
+    write_atomically,
+    write_json,
+)
 from dfm_nb.base.log import log
 
 WRITTEN = frozenset(
@@ -85,12 +93,11 @@ class Run:
                 f"{run.path} or its record belongs to another user: copy it, chown it where a container or network "
                 f"drive changed owners, or start from its weights with checkpoint.pretrained={run.path}"
             )
-        if run.id is None and (theirs := sorted(entry.name for entry in run.path.iterdir() if entry.name in names)):
-            raise FileExistsError(f"{run.path} holds {theirs[0]}, and no run of ours made it; choose another folder")
-        below = (entry for top in (run.path, run.samples, run.checkpoints) if top.is_dir() for entry in top.iterdir())
-        ours = {*names, IDENTITY, LOCK}
-        if link := next((e for e in below if e.is_symlink() and (e.parent != run.path or e.name in ours)), None):
-            raise ValueError(f"{link} must be no link: a run writes there; remove it, or set checkpoint.checkpoint_dir")
+        for name in sorted(names):
+            check_free(run.path / name, run.id is not None, "choose another folder")
+        written = (run.path / name for name in (*names, "wandb", LOCK))
+        for place in (*written, *run.samples.glob("*"), *run.checkpoints.glob("*")):
+            unlinked(place)
         return run
 
     def is_foreign(self, record: str) -> bool:
@@ -98,11 +105,9 @@ class Run:
         places = self.path, self.path / record
         return any(os.lstat(place).st_uid != os.geteuid() for place in places if os.path.lexists(place))
 
-    def sample_folder(self, iteration: int) -> Path:
-        """`samples/iter_0000100`, created if missing."""
-        folder = self.samples / iteration_name(iteration)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+    def sample_folder(self, of: int | str) -> Path:
+        """`samples/iter_0000100` of an iteration, or another of `samples`, created if missing."""
+        return subfolder(self.path, "samples", of if isinstance(of, str) else iteration_name(of))
 
     def newest_samples(self, until: float = float("inf")) -> tuple[int, list[Path]] | None:
         """The last iteration with samples, at most `until`, and its pictures and clips by name; None without any."""
@@ -156,8 +161,8 @@ class Run:
         if self.id:
             remove_temporaries(self.path)  # of a killed owner
         identity = {"host": here, "inode": self.path.stat().st_ino, "id": self.id or uuid.uuid4().hex}
-        write_atomically(self.path / IDENTITY, orjson.dumps(identity))
-        write_atomically(self.pid_file, orjson.dumps(process.identity()))
+        write_json(self.path / IDENTITY, identity)
+        write_json(self.pid_file, process.identity())
         _HELD[self._key] = lock
         threading.Thread(target=self._beat, name="run owner", daemon=True).start()
 
@@ -193,14 +198,14 @@ class Run:
                 f"checkpoint.checkpoint_dir (checkpoint.load={root} starts from them)"
             )
         root.mkdir(parents=True, exist_ok=True)
-        write_atomically(root / OWNER, orjson.dumps({"run": str(self.path), "id": self.id}))
+        write_json(root / OWNER, {"run": str(self.path), "id": self.id})
 
     def tell(self, phase: str) -> None:
         """Write the owner's current activity and its start into `run.pid`; other processes write nothing."""
         if self._key in _HELD:
             told = {**process.identity(), "phase": phase, "since_s": time.time()}
             try:
-                write_atomically(self.pid_file, orjson.dumps(told))
+                write_json(self.pid_file, told)
             except OSError as error:  # a checkpoint must still be saved
                 fix = "if it was moved, checkpoints are still saved there: move it back, or join both folders"
                 log.warning("the run folder %s cannot be written (%s); %s", self.path, error.strerror, fix)

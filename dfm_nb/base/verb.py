@@ -91,3 +91,9 @@ class Verb(Options):
         elif text:
             print(text, flush=True)
         return code
+
+
+class FileVerb(Verb):
+    """A verb that writes files of the names that it is given."""
+
+    overwrite: bool = option(False, "replace existing files")

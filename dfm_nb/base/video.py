@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageDraw, ImageFont, ImageOps, ImageSequence, PngImagePlugin
 
-from dfm_nb.base.files import replacing, write_atomically
+from dfm_nb.base.files import MARK, replacing, write_atomically
 from dfm_nb.base.geometry import SIDE_MULTIPLE
 from dfm_nb.base.records import Clip, SampleError
 
@@ -511,9 +511,9 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18, co
 
 
 def write_png(path: str | Path, image: np.ndarray) -> None:
-    """Write uint8 [H, W, 3]."""
+    """Write uint8 [H, W, 3], with our mark."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _png(image))
+    write_atomically(path, _png(image, MARK))
 
 
 def _png(image: np.ndarray, comment: str = "") -> bytes:

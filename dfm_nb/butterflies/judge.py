@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
+from dfm_nb.base.files import write_atomically
 from dfm_nb.butterflies import synthetic
 
 HEADS = {name: synthetic.ATTRIBUTES[name] for name in ("colour", "background", "pattern", "species", "posture")}
@@ -122,7 +123,7 @@ class AttributeClassifier:
     def save(self, path: str | Path) -> None:
         """Write the weights as safetensors, with the names of the classes."""
         meta = {"heads": json.dumps(HEADS), "identity": json.dumps(self.identity)}
-        save_file(self.net.state_dict(), str(path), metadata=meta)
+        write_atomically(path, save(self.net.state_dict(), metadata=meta))
 
     @classmethod
     def load(cls, path: str | Path = ASSET) -> AttributeClassifier:

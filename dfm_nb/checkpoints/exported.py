@@ -78,10 +78,10 @@ def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes
     tensors = Lazy([*weights, *small], lambda name: small[name] if name in small else weights[name])
     kinds = {name: (t.dtype, list(t.shape)) for name, t in tensors.items()}
     about = {KEY: About(files=texts, sha256=_checksum(texts, tensors)).json_text()}
-    with replacing(output) as temporary:
-        if output.suffix == ".safetensors":
-            tensor_files.write(temporary, tensors, about, kinds)
-        else:
+    if output.suffix == ".safetensors":
+        tensor_files.write(output, tensors, about, kinds)
+    else:
+        with replacing(output) as temporary:
             torch.save(dict(tensors) | about, temporary)
     count = sum(math.prod(kinds[name][1]) for name in weights)
     print(f"[INFO] wrote {output}: {len(weights)} tensors, {count / 1e6:.2f} M parameters")

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dfm_nb.base.files import listed_as, remove_temporaries, seal, sync, write_atomically
+from dfm_nb.base.files import listed_as, remove_temporaries, seal, sync, write_atomically, write_json
 from dfm_nb.base.log import log
 from dfm_nb.base.process import end_with_parent
 from dfm_nb.base.run import iteration_name
@@ -153,8 +153,7 @@ class Writer:
                 index.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
             note.unlink()
         for name, content in {tensor_files.INDEX: json.dumps(index).encode(), **small}.items():
-            (temporary / name).write_bytes(content)
-            sync(temporary / name)
+            write_atomically(temporary / name, content)
             listing[name] = listed_as(temporary / name)
         seal(temporary / CHECKSUMS, listing)
         sync(temporary)
@@ -225,11 +224,10 @@ class _Child:
 def _write(parts: list[LocalPart], folder: Path, rank: int) -> None:
     file, index = folder / FILE.format(rank), {}
     listed = tensor_files.write(file, {part.name: part.values.view(-1) for part in parts}, {})
-    sync(file)
     for part in parts:
         piece = {"file": file.name, "offset": part.offset, "shape": part.shape, "elements": [part.first, part.last]}
         index[part.name] = {"dtype": tensor_files.NAMES[part.values.dtype], "shape": part.whole, "pieces": [piece]}
-    write_atomically(folder / NOTE.format(rank), json.dumps({"listed": listed, "index": index}).encode())
+    write_json(folder / NOTE.format(rank), {"listed": listed, "index": index})
 
 
 def _discard(folder: Path) -> None:

@@ -28,6 +28,8 @@ import torch
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, model_validator
 from torch import Tensor
 
+from dfm_nb.base.files import replacing
+
 INDEX = "index.json"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8}
 """By their names in the format."""
@@ -64,7 +66,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def write(
     file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], kinds: Mapping[str, Kind] | None = None
 ) -> dict[str, Any]:
-    """Like safetensors' `save_file`, but each tensor is requested only when it is written, not all at once.
+    """Like safetensors' `save_file`, whole or absent, but each tensor is requested only when it is written.
 
     kinds : types and shapes, if known. Returns what `base.files.listed_as` returns, without reading the file.
     """
@@ -82,7 +84,7 @@ def write(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the data start at a multiple of 8, as safetensors requires
     digest = hashlib.sha256()
-    with file.open("wb") as f:
+    with replacing(file) as temporary, temporary.open("wb") as f:
         for part in (len(text).to_bytes(8, "little") + text, *list(header)[1:]):
             data: Any = bytes_of(tensors[part]) if isinstance(part, str) else part
             f.write(data)

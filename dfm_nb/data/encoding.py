@@ -14,7 +14,6 @@ encodes captions and writes.
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections import ChainMap, deque
@@ -29,7 +28,7 @@ import torch
 import torch.nn.functional as F
 
 from dfm_nb.base import video
-from dfm_nb.base.files import read_json, sha256, write_atomically
+from dfm_nb.base.files import read_json, sha256, write_json
 from dfm_nb.base.geometry import LATENT_CHANNELS, floor_frames, latent_size
 from dfm_nb.base.records import Clip, Content, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
@@ -473,7 +472,7 @@ class OpenShard:
         }
         path = shards.record_path(self.folder, self.plan.name)
         path.parent.mkdir(exist_ok=True)
-        write_atomically(path, json.dumps(record).encode())
+        write_json(path, record)
 
 
 def encode_shards(
@@ -541,7 +540,7 @@ def rewrite_shard(
     # after a kill the record may be of the older tar
     if unchanged and record["sha256"] == (sha256(tar) if entries else None):
         about = {"texts": plan.texts, "contents": contents, "drops": drops}
-        write_atomically(path, json.dumps(record | about).encode())
+        write_json(path, record | about)
         on_items(len(plan.items))
         return True
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from dfm_nb.base import files
-from dfm_nb.base.files import local, read_json, remove_temporaries, write_atomically
+from dfm_nb.base.files import local, read_json, remove_temporaries, subfolder, unlinked, write_atomically, write_json
 from dfm_nb.base.run import turn
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import SPLITS, Layout
@@ -234,7 +234,7 @@ class PreparedFolder:
             remove_temporaries(place)
         said = plan | ({"layout": layout} if layout else {})
         (self.path / CHECKSUMS).unlink(missing_ok=True)  # unfinished until the new captions or samples are written
-        write_atomically(self.records / "plan.json", json.dumps(said).encode())
+        write_json(self.records / "plan.json", said)
         return False
 
     def clear(self) -> None:
@@ -253,7 +253,9 @@ class PreparedFolder:
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Lock the folder, after waiting for another preparation; does nothing on a file system without locks."""
-        self.records.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        unlinked(self.path / ".nv-meta")
+        subfolder(self.path, shards.RECORDS)
         with turn(self.records / "lock", f"another process is writing to {self.path}"):
             yield
 
@@ -263,7 +265,7 @@ class PreparedFolder:
         now = json.loads(json.dumps(identities))
         held = read_json(path) or {k: v for k, v in (read_json(self.manifest) or {}).items() if k in now}
         if not held:
-            write_atomically(path, json.dumps(now).encode())
+            write_json(path, now)
         elif differ := _differences(held, now):
             raise ValueError(f"{self.path} was started with other encoders ({differ}); pass the same or --overwrite")
 

@@ -33,7 +33,7 @@ import torch
 import yaml
 
 from dfm_nb.base.argv import imported_without
-from dfm_nb.base.files import fsync_replace, lies_inside, read_json, sha256, sync, temporary_of, write_atomically
+from dfm_nb.base.files import lies_inside, read_json, sha256, sync, temporary_of, unlinked, write_atomically
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.data import shard_plan, tensor_bytes
 
@@ -262,7 +262,7 @@ class ShardWriter:
     def __init__(self, path: Path):
         self.path, self.samples = path, 0
         self.temporary = temporary_of(path)
-        self._file = self.temporary.open("wb")
+        self._file = self.temporary.open("xb")
         self._tar = tarfile.open(fileobj=self._file, mode="w", format=tarfile.USTAR_FORMAT)
 
     def add(self, clip: EncodedClip) -> None:
@@ -282,7 +282,8 @@ class ShardWriter:
             self.path.with_name(f"{self.path.name}.idx").unlink(missing_ok=True)  # Energon's
             return None, 0
         digest, size = sha256(self.temporary), self.temporary.stat().st_size
-        fsync_replace(self.temporary, self.path)
+        sync(self.temporary)
+        self.temporary.replace(self.path)
         sync(self.path.parent)
         return digest, size
 
@@ -307,6 +308,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
         from megatron.energon.flavors.webdataset.itar import TarIndexWriter
         from megatron.energon.flavors.webdataset.prepare import IndexSample, IndexSamplePart
 
+    unlinked(folder / ".nv-meta")
     for name in NV_META:  # a kill may have left some of them
         (folder / name).unlink(missing_ok=True)
     counts = dict.fromkeys(sorted(name for names in splits.values() for name in names), 0)
@@ -314,6 +316,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
         for number, name in enumerate(counts):
             samples, parts = list[IndexSample](), list[IndexSamplePart]()
             tar, end = folder.absolute() / name, 0
+            tar.with_name(f"{name}.idx.tmp").unlink(missing_ok=True)  # Energon would write through a link
             with tar.open("rb") as file, TarIndexWriter(EPath(str(tar))) as offsets:
                 for key, extension, member in _members(file, whole=True):
                     if not samples or samples[-1].sample_key != key:

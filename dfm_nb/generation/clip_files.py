@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 
 from dfm_nb import parallel
 from dfm_nb.base import video
-from dfm_nb.base.files import local, read_json, sha256, write_atomically
+from dfm_nb.base.files import check_free, local, read_json, sha256, write_atomically, write_json
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from dfm_nb.generation.request import Request, read_prompts
 
@@ -65,7 +65,7 @@ class Generated:
             "latent_sha256": hashlib.sha256(self.latent.numpy().tobytes()).hexdigest(),
             "frames_sha256": hashlib.sha256(self.frames.tobytes()).hexdigest(),
         }
-        write_atomically(beside, json.dumps(record, indent=1).encode())
+        write_json(beside, record, indent=1)
         return path
 
     def encoded(self) -> tuple[str, bytes]:
@@ -157,15 +157,13 @@ def files_of(path: Path, latent: bool) -> list[Path]:
 def check_sidecar(path: Path) -> None:
     """FileExistsError where a file that is no sidecar of ours has the name of the clip's."""
     beside = files_of(path, latent=False)[1]
-    if os.path.lexists(beside) and "frames_sha256" not in (read_json(beside) or {}):
-        raise FileExistsError(f"{beside} is not from dfm generate and is kept; choose another --video-save-path")
+    check_free(beside, "frames_sha256" in (read_json(beside) or {}), "choose another --video-save-path")
 
 
 def write_given(stem: Path, videos: Sequence[np.ndarray], fps: float) -> tuple[str, ...]:
     """Files of pictures and clips, uint8 [T, H, W, 3], for `Request.given`: STEM-0.png or .mp4, and so on."""
     paths = [stem.with_name(f"{stem.name}-{i}{'.png' if len(v) == 1 else '.mp4'}") for i, v in enumerate(videos)]
     for path, frames in zip(paths, videos):
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, video.compressed(frames, fps)[1])
     return tuple(map(str, paths))
 

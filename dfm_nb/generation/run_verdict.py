@@ -5,7 +5,6 @@ a run with a recommended one. They are asked for as `dfm generate` does by defau
 from __future__ import annotations
 
 import functools
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ import numpy as np
 
 from dfm_nb import parallel
 from dfm_nb.base import geometry
-from dfm_nb.base.files import write_atomically
+from dfm_nb.base.files import write_json
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import compared_loss, read_metrics, series
 from dfm_nb.base.options import option
@@ -248,7 +247,7 @@ def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
     about["notes"].append("Compared with yours after crop and tokenizer")
     result.values |= {"dataset": about, "checkpoints": rows, "verdict": judge.verdict(rows)}
     if (run / "config.yaml").is_file():
-        write_atomically(run / "verdict.json", json.dumps(result.values, indent=1).encode())
+        write_json(run / "verdict.json", result.values, indent=1)
         verdict.plot(result.values, run / "verdict.png")
     return result
 

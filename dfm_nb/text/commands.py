@@ -6,11 +6,13 @@ The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py.
 import argparse
 import shlex
 import sys
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from dfm_nb.base.argv import run_command
+from dfm_nb.base.files import check_free
 from dfm_nb.base.options import option
-from dfm_nb.base.verb import Report, Verb
+from dfm_nb.base.verb import FileVerb, Report, Verb
 from dfm_nb.text import check, chunk
 from dfm_nb.text.corpus import find_parts, merge, preprocess
 
@@ -113,7 +115,7 @@ def _passed(found: dict[str, list[Any]]) -> bool:
     return all(c.passed is not False for checks in found.values() for c in checks)
 
 
-class BlendOptions(Verb):
+class BlendOptions(FileVerb):
     """Weights, strategies and epochs of a blend."""
 
     prog = "dfm text blend"
@@ -144,6 +146,7 @@ class BlendOptions(Verb):
         seen = f"times in {budget:,.0f} tokens (over --max-epochs {self.max_epochs:g}); lower its weight, or add text"
         warnings += ["{name} is seen {epochs:.1f} ".format(**r) + seen for r in rows if r["epochs"] > self.max_epochs]
         if self.output:
+            check_free(Path(self.output), self.overwrite)
             mixture.write_yaml(blend, self.output)
         others = [
             f"{split}: {corpus.name} {corpus.weight:g}, {counts[corpus.prefix]:,} tokens"

@@ -78,7 +78,7 @@ def expand_inputs(patterns: list[str], output_prefix: str = "") -> list[str]:
     FileNotFoundError : a name or glob that matches nothing
     """
     paths: list[str] = []
-    names = r"(_part\d{5}-of-\d{5})?(\.skipped\.jsonl|\.progress\.json.*|\.lock|_.+_document\.[^/]+)"
+    names = r"(_part\d{5}-of-\d{5})?(\.skipped\.jsonl|\.unfinished/.+|_.+_document\.[^/]+)"
     own = re.compile(re.escape(os.path.abspath(output_prefix)) + names)
     for pattern in patterns:
         exists = pattern == STDIN or (os.path.exists(pattern) and not uses_fsspec(pattern))

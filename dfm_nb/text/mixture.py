@@ -14,6 +14,7 @@ from typing import Any, Literal, Sequence
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from dfm_nb.base.files import MARK, write_atomically
 from dfm_nb.config import notation
 from dfm_nb.text.indexed import Index
 
@@ -105,7 +106,7 @@ def write_yaml(blend: Blend, path: str | Path) -> None:
     """Write the blend in the form that `read_yaml` reads."""
     corpora = [(split, c) for split in SPLITS for c in blend.corpora(split)]
     rows = [{"dataset_prefix": c.prefix, "dataset_weight": c.weight, "dataset_split": s} for s, c in corpora]
-    Path(path).write_text(yaml.safe_dump(rows, sort_keys=False), encoding="utf-8")
+    write_atomically(path, f"# {MARK}\n{yaml.safe_dump(rows, sort_keys=False)}".encode())
 
 
 def _sound_blend(rows: list[tuple[str, BlendCorpus]], normalize: bool) -> Blend:

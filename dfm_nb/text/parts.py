@@ -1,12 +1,11 @@
 """The files of an unfinished run, which make it resumable and its output whole or absent.
 
-Next to the final names are `.bin.part` and the three arrays of `.idx` (`APPENDED`) for each key,
-`<prefix>.skipped.jsonl`, and `<prefix>.progress.json`, which records how many bytes of each file, and of the input, are
-done. It is replaced atomically after the data are written: after SIGKILL the files are truncated to it, and nothing is
-lost or doubled.
+They are in the folder `<prefix>.unfinished`: `.bin` and the three arrays of `.idx` (`APPENDED`) for each key, the
+skipped lines, and `progress.json`, which records how many bytes of each file, and of the input, are done. It is
+replaced atomically after the data are written: after SIGKILL the files are truncated to it; nothing is lost or doubled.
 
-    progress has     out.bin.part 4,000 bytes, input at byte 9,000 of file 0
-    killed with      out.bin.part 4,700 bytes (a chunk that was not finished)
+    progress has     out.bin 4,000 bytes, input at byte 9,000 of file 0
+    killed with      out.bin 4,700 bytes (a chunk that was not finished)
     the next run     truncates it to 4,000 and resumes at byte 9,000
 """
 
@@ -22,7 +21,7 @@ from typing import Iterator, Self
 import numpy as np
 from filelock import FileLock, Timeout
 
-from dfm_nb.base.files import fsync_replace, read_json, sync
+from dfm_nb.base.files import appending, check_free, read_json, subfolder, sync, write_atomically, write_json
 from dfm_nb.text.chunk import COUNTS
 from dfm_nb.text.indexed import CODES, HEADER, MAGIC, VERSION, bin_path, idx_path, meta_path
 from dfm_nb.text.input import START, Position
@@ -55,15 +54,20 @@ class Parts:
 
     def __init__(self, prefix: str, prefixes: dict[str, str], signature: dict):
         self._prefixes, self._signature = prefixes, signature
-        self._state = Path(f"{prefix}.progress.json")
-        self._paths = {f"{key}.{name}": Path(f"{p}.{name}.part") for key, p in prefixes.items() for name in APPENDED}
-        self._paths[SKIPPED] = Path(f"{prefix}.skipped.jsonl")
+        self._folder, self._skips = Path(f"{prefix}.unfinished"), Path(f"{prefix}.skipped.jsonl")
+        self._state = self._folder / "progress.json"
+        self._paths = {f"{k}.{name}": self._part(p, name) for k, p in prefixes.items() for name in APPENDED}
+        if "merge" not in signature:  # which skips no line
+            self._paths[SKIPPED] = self._folder / SKIPPED
         self.progress = Progress(sizes=dict.fromkeys(self._paths, 0), empty=dict.fromkeys(prefixes, 0))
+
+    def _part(self, prefix: str, name: str) -> Path:
+        return self._folder / f"{Path(prefix).name}.{name}"
 
     @property
     def skipped_path(self) -> str | None:
         """The file with the skipped lines; None if there are none."""
-        return str(self._paths[SKIPPED]) if self.progress.counts["skipped"] else None
+        return str(self._skips) if self.progress.counts["skipped"] else None
 
     @classmethod
     def signature_of(cls, prefix: str) -> dict | None:
@@ -75,38 +79,44 @@ class Parts:
     def open(cls, prefix: str, prefixes: dict[str, str], signature: dict) -> Iterator[Self]:
         """Start, or resume a run of the same signature. Creates the prefix's folder."""
         parts = cls(prefix, prefixes, signature)
+        folder = parts._folder
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         parts._check_outputs()
-        Path(prefix).absolute().parent.mkdir(parents=True, exist_ok=True)
-        Path(f"{prefix}.lock").touch()  # FileLock reports a folder in which nothing can be made as a lock that is held
-        lock = FileLock(f"{prefix}.lock", timeout=0)
+        subfolder(folder.parent, folder.name)
+        if not parts._state.exists():  # before the lock, without which a folder of others is not ours
+            parts._record({})
+        lock = FileLock(folder / "lock", timeout=0)
         try:
             lock.acquire()
         except Timeout:
             raise ValueError(f"another run is writing {prefix}; change --output-prefix") from None
         try:
             parts._resume()
-            for name, path in parts._paths.items():
-                with open(path, "ab") as f:
+            for name, place in parts._paths.items():
+                with appending(place) as f:
                     f.truncate(parts.progress.sizes[name])
             yield parts
         finally:
-            if not parts._state.exists():  # nothing was done, or everything
-                parts._remove()
-            # before the release, because FileLock cannot lock a file that is gone
-            Path(lock.lock_file).unlink(missing_ok=True)
+            if "progress" not in (read_json(parts._state) or {}):  # nothing was done, or everything
+                shutil.rmtree(folder, ignore_errors=True)
             lock.release()
 
     def _check_outputs(self) -> None:
-        """FileExistsError for a corpus of these names that we have no record of."""
-        for prefix in () if self._state.exists() else self._prefixes.values():
-            found = [path for path in (bin_path(prefix), idx_path(prefix)) if path.exists()]
-            if found and not meta_path(prefix).exists():
-                raise FileExistsError(f"{found[0]} is not from dfm text preprocess; move it, or choose another prefix")
+        """FileExistsError for a name that is taken, and no record of ours names it."""
+        fix = "move it, or choose another prefix"
+        begun = "signature" in (read_json(self._state) or {})
+        check_free(self._folder, begun or not any(self._folder.glob("[!.]*")), fix)
+        for prefix in self._prefixes.values():
+            ours = "empty_documents" in (read_json(meta_path(prefix)) or {})
+            for path in (bin_path(prefix), idx_path(prefix), meta_path(prefix)):
+                check_free(path, ours, fix)
+        if SKIPPED in self._paths:
+            check_free(self._skips, False, fix, mark='{"file": ')
 
     def _resume(self) -> None:
-        """Load the progress of a run with the same signature, if there is one."""
+        """Take up the progress of a run with the same signature."""
         saved = read_json(self._state) or {}
-        if saved.get("signature") == self._signature:
+        if saved.get("signature") == self._signature and "progress" in saved:
             progress = Progress(**saved["progress"])
             progress.at = Position(*progress.at)
             # Fewer bytes than recorded: lost in a power cut, so the work is done again.
@@ -133,17 +143,17 @@ class Parts:
 
     def write(self, name: str, data: bytes) -> None:
         """Append to the part file `name`; it counts only after `save`."""
-        with open(self._paths[name], "ab") as f:
+        with appending(self._paths[name]) as f:
             f.write(data)
         self.progress.sizes[name] += len(data)
 
     def save(self) -> None:
         """Record `progress` as done."""
-        # Not synced, unlike base.files.fsync_replace: it is called for every chunk, and a power cut loses only
-        # work, which `_resume` notices.
-        temporary = Path(f"{self._state}.tmp")
-        temporary.write_text(json.dumps({"signature": self._signature, "progress": asdict(self.progress)}))
-        os.replace(temporary, self._state)
+        self._record({"progress": asdict(self.progress)})
+
+    def _record(self, done: dict) -> None:
+        # Not synced: it is called for every chunk, and a power cut loses only work, which `_resume` notices.
+        write_atomically(self._state, json.dumps({"signature": self._signature, **done}).encode(), durable=False)
 
     def finish(self, dtype: np.dtype, meta: dict | None) -> None:
         """Join the parts of the indices, then sync each file to disk and rename it to its final name, `.idx` last.
@@ -153,28 +163,29 @@ class Parts:
         sizes = self.progress.sizes
         for key, prefix in self._prefixes.items():
             sequences, bounds = sizes[f"{key}.lengths"] // 4, sizes[f"{key}.documents"] // 8 + 1
-            with open(f"{prefix}.idx.part", "wb") as f:
+            with appending(self._part(prefix, "idx")) as f:
+                f.truncate(0)
                 f.write(HEADER.pack(MAGIC, VERSION, CODES[dtype], sequences, bounds))
                 for name in APPENDED[1:]:
                     with open(self._paths[f"{key}.{name}"], "rb") as part:
                         shutil.copyfileobj(part, f)
                 f.write(struct.pack("<Q", sequences))  # the end of the last document
-            sync(self._paths[f"{key}.bin"])
-        for key, prefix in self._prefixes.items():
-            for older in (idx_path(prefix), meta_path(prefix)):  # must not be used with the new tokens
-                older.unlink(missing_ok=True)
-            os.replace(self._paths[f"{key}.bin"], bin_path(prefix))
             if meta is not None:
                 tokens = sizes[f"{key}.bin"] // dtype.itemsize
                 own = {"key": key, "tokens": tokens, "empty_documents": self.progress.empty[key]}
-                # not under a random name: the run that resumes after a kill writes to the same one
-                Path(f"{prefix}.meta.part").write_text(json.dumps({**meta, **own}, indent=1))
-                fsync_replace(Path(f"{prefix}.meta.part"), meta_path(prefix))
-            fsync_replace(Path(f"{prefix}.idx.part"), idx_path(prefix))
-        self._state.unlink(missing_ok=True)
-
-    def _remove(self) -> None:
-        ends = (Path(f"{p}.{kind}.part") for p in self._prefixes.values() for kind in ("idx", "meta"))
-        for path in (*self._paths.values(), *ends, Path(f"{self._state}.tmp")):
-            if str(path) != self.skipped_path:
-                path.unlink(missing_ok=True)
+                write_json(self._part(prefix, "meta.json"), {**meta, **own}, indent=1)
+            for kind in ("bin", "idx"):
+                sync(self._part(prefix, kind))
+        if self.skipped_path:
+            os.replace(self._paths[SKIPPED], self._skips)
+        elif SKIPPED in self._paths:
+            self._skips.unlink(missing_ok=True)  # of a run before
+        for prefix in self._prefixes.values():
+            idx_path(prefix).unlink(missing_ok=True)  # must not be used with the new tokens
+            if meta is None:
+                meta_path(prefix).unlink(missing_ok=True)
+            else:  # before the tokens, whose record it is
+                os.replace(self._part(prefix, "meta.json"), meta_path(prefix))
+            os.replace(self._part(prefix, "bin"), bin_path(prefix))
+            os.replace(self._part(prefix, "idx"), idx_path(prefix))
+        self._state.unlink()

@@ -10,6 +10,7 @@ import torch
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
+from dfm_nb.base.files import appending
 from dfm_nb.base.log import log
 from dfm_nb.base.memory import GIB
 from dfm_nb.base.metrics import Metrics, read_metrics
@@ -79,7 +80,7 @@ class Report:
             log.warning("Iteration %d skipped: loss %s, gradient norm %s", iteration, result.loss, result.grad_norm)
         else:
             log.warning("Iteration %d skipped: none of its samples can be used: %s", iteration, "; ".join(dropped))
-        with (self.run.path / "skipped.jsonl").open("a") as f:
+        with appending(self.run.path / "skipped.jsonl", "a") as f:
             entry = {"iteration": iteration, "rank": self.rank, "keys": keys, "dropped": dropped}
             f.write(json.dumps(entry) + "\n")
 

@@ -129,7 +129,7 @@ class Samples:
                 prompt = sample.meta.get("caption") or sample.key
                 self.pipeline.remember_text(prompt, sample.text_emb[0])
                 shown = [self.pipeline.decode_stored(z[0]) for z in sample.given]
-                given = write_given(self.run.samples / "given" / f"{index}", shown, sample.fps)
+                given = write_given(self.run.sample_folder("given") / f"{index}", shown, sample.fps)
             else:
                 self.pipeline.encode_text([prompt := v.prompts[index]])
             request = Request(prompt, index, num_video_frames=v.frames, given=given, **own).completed(self.config)
@@ -137,8 +137,7 @@ class Samples:
             self.requests[request] = store.split if sample else ""
             if sample and is_first_of_model():
                 real = self.pipeline.decode_stored(sample.latent[0])
-                file = output_path(self.run.samples / "data" / "sample", request, many=True)
-                file.parent.mkdir(parents=True, exist_ok=True)
+                file = output_path(self.run.sample_folder("data") / "sample", request, many=True)
                 files.write_atomically(file, video.compressed(real, sample.fps)[1])
         self.pipeline.memory_check = False  # one process of a replica must not stop where the others continue
 

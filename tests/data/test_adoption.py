@@ -194,3 +194,10 @@ def test_folders_that_cannot_be_adopted_are_named(tiny_data, tmp_path, capsys):
     assert run(tmp_path) == 2 and str(tmp_path) in capsys.readouterr().err
     add_sample(tmp_path / "a.tar", "k", txt=b"a caption")
     assert run(tmp_path) == 2 and "a.tar: sample k" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "checksums.json"])
+def test_a_listing_of_another_tool_is_kept(folder, capsys, name):
+    (folder / name).write_text('{"theirs": 1}')
+    assert run(folder) == 2 and name in capsys.readouterr().err
+    assert (folder / name).read_text() == '{"theirs": 1}'

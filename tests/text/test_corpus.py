@@ -169,7 +169,7 @@ def stops_at_each(monkeypatch, owner, name: str, run, folder: Path) -> int:
             run()
             return stops
         except Killed:
-            for part in folder.glob("*.bin.part"):
+            for part in folder.glob("*.unfinished/*.bin"):
                 with open(part, "ab") as f:
                     f.write(b"torn")
     raise AssertionError("it does not end")
@@ -296,7 +296,7 @@ def test_input_that_has_changed_begins_from_the_start(folders, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [*texts(50), 3])
     with pytest.raises(ValueError, match="line 51"):
         preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_bytes=512))
-    assert (tmp_path / "out.progress.json").exists()
+    assert (tmp_path / "out.unfinished/progress.json").exists()
     result = preprocess(config(source, tmp_path / "out", folders["gpt2"], on_error="skip", append_eod=False))
     assert result.resumed_documents == 0 and result.documents == 50 and result.skipped == 1
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfm_nb.base.files import read_json, write_atomically
+from dfm_nb.base.files import read_json, subfolder, write_json
 from dfm_nb.checkpoints import tensor_files
 from dfm_nb.checkpoints.exported import Foreign, as_dtype, check_shapes
 from dfm_nb.checkpoints.folders import read_object
@@ -192,10 +192,10 @@ def write_folder(folder: Path, ours: Mapping[str, Tensor], model: ModelConfig, s
     if shards.is_sharded:
         index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
         files[f"transformer/{STEM}.safetensors.index.json"] = index
-    (folder / "scheduler").mkdir(exist_ok=True)
+    subfolder(folder, "scheduler")
     for name, value in files.items():
         version = {"_diffusers_version": diffusers.__version__} if "_class_name" in value else {}
-        write_atomically(folder / name, json.dumps(value | version, indent=2).encode())
+        write_json(folder / name, value | version, indent=2)
 
 
 def write(output: Path, ours: Mapping[str, Tensor], config: Config, dtype: torch.dtype | None) -> None:
