@@ -68,7 +68,7 @@ class Parts:
     @classmethod
     def signature_of(cls, prefix: str) -> dict | None:
         """The signature of an unfinished run."""
-        return (read_json(cls(prefix, {}, {})._state) or {}).get("signature")
+        return read_json(cls(prefix, {}, {})._state).get("signature")
 
     @classmethod
     @contextlib.contextmanager
@@ -105,7 +105,7 @@ class Parts:
 
     def _resume(self) -> None:
         """Load the progress of a run with the same signature, if there is one."""
-        saved = read_json(self._state) or {}
+        saved = read_json(self._state)
         if saved.get("signature") == self._signature:
             progress = Progress(**saved["progress"])
             progress.at = Position(*progress.at)
