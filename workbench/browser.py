@@ -178,7 +178,7 @@ class DatasetBrowser(Live):
 
     def grid_html(self, figures: list[Html], latent: bool = False) -> Html:
         if not figures:
-            return fill("<div>no matching sample</div>")
+            return fill("no matching sample")
         notes = [fill("{}<br>", note) for note in (not latent and self._decoder[1], LEGEND) if note]
         style = f"display:grid;grid-template-columns:repeat(auto-fill,{SIDE_PX}px);gap:12px;align-items:start"
         grid = '<div style="font-size:12px;opacity:.75">{}</div><div style="{}">{}</div>'
@@ -282,10 +282,8 @@ class DatasetBrowser(Live):
 
     def _show(self, fault: str = "") -> None:
         said = f"of {self._page.max:,} pages; {len(self._found):,} samples"
-        self._status.value = f'<span role="status">{said}</span>'
-        self._told.value = fault_html(fault, what="Not kept") or fill(
-            '<div style="font-size:12px">{}</div>', self.edited()
-        )
+        self._status.value = fill('<span role="status">{}</span>', said)
+        self._told.value = fault_html(fault, what="Not kept") or fill("<small>{}</small>", self.edited())
         self._encode.layout.display = "" if self.pending() else "none"
         self._samples.value = self.grid_html(self._figures, self._looks.value)
         self.keep()

@@ -114,8 +114,9 @@ def _from_file(path: Path) -> Item:
 
 def _real_of(path: Path) -> Item | None:
     """The data's clip for the caption of a training's sample: `samples/data/a.png` for `samples/iter_0000100/a.png`."""
-    file = path.parents[1] / "data" / path.name
-    return _from_file(file) if is_iteration(path.parent) and is_plain(file, path.parents[1]) else None
+    samples = path.parent.parent
+    file = samples / "data" / path.name
+    return _from_file(file) if is_iteration(path.parent) and is_plain(file, samples) else None
 
 
 class Gallery:
@@ -151,8 +152,7 @@ class Gallery:
         for row in itertools.zip_longest(*self.columns.values()):
             shown = [self._figure(item, label) if item else "" for label, item in zip(self.columns, row)]
             body.append(fill("<tr>{}</tr>", [fill(CELL, figure) for figure in shown]))
-        table = '{}<table style="border-collapse:collapse"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>'
-        return fill(table, head, labels, body)
+        return fill(TABLE, head, labels, body)
 
     def _figure(self, item: Item, column: str = "") -> Html:
         detail = item.describe() if self.details else ""
@@ -162,7 +162,9 @@ class Gallery:
         if item.real:
             yours = video.media_html(item.real.media_type, item.real.data, f"yours: {item.prompt}", self.width_px)
             media = fill('<div style="display:flex;gap:2px;align-items:flex-end">{}{}</div>', yours, media)
-            detail = ", ".join(filter(None, ("left: yours", CAPTIONS_OF.get(item.settings.get("caption_of")), detail)))
+            detail = ", ".join(
+                filter(None, ("left: yours", CAPTIONS_OF.get(item.settings.get("caption_of", "")), detail))
+            )
         width = self.width_px * (2 if item.real else 1)
         return fill(FIGURE, width, media, item.prompt, detail, download(item))
 

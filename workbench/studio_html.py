@@ -12,6 +12,7 @@ from dfm_nb.generation.request import Request
 
 STRIP = 8
 SIDE_PX, THUMB_PX, STRIP_PX = 320, 72, 56
+STEP = '<figure style="margin:0">{}<figcaption>{}</figcaption></figure>'
 STRIP_OF = (
     '<div style="font-size:12px;line-height:1.4">'
     "<div>The model's guess at the finished clip (step: noise left). {}</div>{}</div>"
@@ -30,9 +31,7 @@ def strip_html(estimates: Sequence[tuple[int, float, np.ndarray]], request: Requ
     cells = []
     for step, sigma, frame in estimates:
         image = fill(video.IMAGE, data_url(frame), f"after step {step}", f"width:{STRIP_PX}px;display:block")
-        cells.append(
-            fill('<figure style="margin:0">{}<figcaption>{}: {:.2g}</figcaption></figure>', image, step, sigma)
-        )
+        cells.append(fill(STEP, image, f"{step}: {sigma:.2g}"))
     return fill(STRIP_OF, caption(request), video.row_html(cells)) if cells else Html()
 
 
@@ -52,5 +51,5 @@ def thumb_style(name: str, url: str) -> Html:
 
 def framed(media: Html, frame: np.ndarray) -> Html:
     """A box of the picture's final size, so that the page does not jump when a picture is replaced."""
-    height, width = frame.shape[:2]
-    return fill('<div style="max-width:{}px;aspect-ratio:{}/{}">{}</div>', SIDE_PX, width, height, media)
+    size = f"max-width:{SIDE_PX}px;aspect-ratio:{frame.shape[1]}/{frame.shape[0]}"
+    return fill('<div style="{}">{}</div>', size, media)

@@ -1,19 +1,10 @@
 """HTML: the one place where text becomes a part of it. Every other module fills in templates that it holds itself."""
 
 import html
-import string
-from typing import Any
 
 
 class Html(str):
     """Text that is HTML: of `fill`, or a constant."""
-
-
-class _Filler(string.Formatter):
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if isinstance(value, list):
-            return "".join(self.format_field(each, format_spec) for each in value)
-        return value if isinstance(value, Html) else html.escape(format(value, format_spec))
 
 
 def fill(template: str, *values: object) -> Html:
@@ -21,7 +12,13 @@ def fill(template: str, *values: object) -> Html:
 
     `Html` is not escaped again; the items of a list follow each other.
 
-    >>> fill('<b title="{}">{}</b>', 'a "b"', [fill("<i>{:.1f}</i>", 2), "<c>"])
-    '<b title="a &quot;b&quot;"><i>2.0</i>&lt;c&gt;</b>'
+    >>> fill('<b title="{}">{}</b>', 'a "b"', [fill("<i>{}</i>", 2), "<c>"])
+    '<b title="a &quot;b&quot;"><i>2</i>&lt;c&gt;</b>'
     """
-    return Html(_Filler().format(template, *values))
+    return Html(template.format(*map(_escaped, values)))
+
+
+def _escaped(value: object) -> str:
+    if isinstance(value, list):
+        return "".join(map(_escaped, value))
+    return value if isinstance(value, Html) else html.escape(str(value))
