@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dfm_nb import config as cfg
 from dfm_nb.base import plots, video
-from dfm_nb.base.files import plain, read_json
+from dfm_nb.base.files import UNLIMITED, plain, read_json
+from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.metrics import compared_loss, damage_of, series
 from dfm_nb.base.run import MEDIA, Run, media_in
 from dfm_nb.config import notation
@@ -46,7 +46,7 @@ def runs_below(folder: str | os.PathLike) -> list[Path]:
 def settings_of(run: Path) -> dict[str, Any]:
     """What `config.yaml` says by dotted key; {} when it is not there, or is no configuration."""
     try:
-        loaded = notation.read(plain(run / "config.yaml", run).read_text(encoding="utf-8"))
+        loaded = notation.read(plain(run / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return dict(cfg.flatten(loaded)) if isinstance(loaded, dict) else {}
@@ -61,11 +61,11 @@ def ended_in_terminal(folder: Path) -> Literal["not started", "finished", "stopp
     """The same for a folder without a launcher's record, from the end of its metrics."""
     run = Run(folder)
     try:
-        with run.metrics_file.open("rb") as file:
+        with plain(run.metrics_file, None, UNLIMITED).open("rb") as file:
             file.seek(max(0, run.metrics_file.stat().st_size - TAIL_BYTES))
             found = _ITERATION.findall(file.read())
         return ended(int(found[-1]) if found else 0, _length(folder, run.config_file.stat().st_mtime_ns))
-    except OSError:
+    except (OSError, ValueError):
         return "not started"
 
 
@@ -139,7 +139,7 @@ def _figures(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 # ---- one page -----------------------------------------------------------------------------------------------------
 
 
-def run_page(run: str | os.PathLike) -> str:
+def run_page(run: str | os.PathLike) -> Html:
     """Self-contained HTML of one run: its figures, the settings that are not the default, curves, samples over time."""
     import pandas as pd
 
@@ -150,32 +150,42 @@ def run_page(run: str | os.PathLike) -> str:
     tables = [compare([folder]).reset_index(), pd.DataFrame(own, columns=["setting", "value", "from"])]
     rounds = [(f"Samples at iteration {i}", media_in(place)) for i, place in Run(folder).rounds()]
     samples = dict(rounds[:: -max(1, len(rounds) // ROUNDS_SHOWN)])  # the newest first
-    title = html.escape(f"Run {folder.name}")
-    parts = [f"<h1>{title}</h1>", *map(_table, tables)]
+    title = f"Run {folder.name}"
+    parts = [fill("<h1>{}</h1>", title), *map(_table, tables)]
     records = damage_of(folder)[0]
     for key, name in CURVES.items():
         x, y = series(records, key)
         if x:
             picture = video.data_url("image/png", plots.curve_png(x, y, name))
-            said = html.escape(f"{name}: {y[-1]:.4g} at {x[-1]}")
-            parts.append(f'<p><img src="{picture}" alt="{said}"></p>')
+            parts.append(fill('<p><img src="{}" alt="{}"></p>', picture, f"{name}: {y[-1]:.4g} at {x[-1]}"))
     for heading, media in samples.items():
-        figures = "".join(map(_figure, media[:SAMPLES_SHOWN]))
-        parts.append(f'<h3>{html.escape(heading)}</h3><div class="samples">{figures}</div>')
-    return f'<!doctype html><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>' + "\n".join(parts)
+        parts.append(fill('<h3>{}</h3><div class="samples">{}</div>', heading, [*map(_figure, media[:SAMPLES_SHOWN])]))
+    page = '<!doctype html><meta charset="utf-8"><title>{}</title><style>{}</style>{}'
+    return fill(page, title, Html(STYLE), parts)
 
 
-def _table(table: pd.DataFrame) -> str:
-    filled = table.astype(object).fillna("")
-    cells = filled.map(lambda value: html.escape(f"{value:.5g}" if isinstance(value, float) else str(value)))
-    lines = ["".join(f"<th>{html.escape(str(name))}</th>" for name in cells)]
-    lines += ["".join(f"<td>{cell}</td>" for cell in row) for row in cells.itertuples(index=False)]
-    return f'<table class="runs">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
+def _table(table: pd.DataFrame) -> Html:
+    cells = table.astype(object).fillna("").map(lambda value: f"{value:.5g}" if isinstance(value, float) else value)
+    lines = [[fill("<th>{}</th>", name) for name in cells]]
+    lines += [[fill("<td>{}</td>", cell) for cell in row] for row in cells.itertuples(index=False)]
+    return fill('<table class="runs">{}</table>', [fill("<tr>{}</tr>", line) for line in lines])
 
 
-def _figure(path: Path) -> str:
-    """A picture or clip over its prompt (from its sidecar) or its name."""
-    told = read_json(path.with_suffix(path.suffix + ".json"), path.parent) or {}
-    said = str(told.get("prompt") or path.stem)
+SHOWN = dict(
+    dict.fromkeys(("prompt", "sampler", "caption_of"), str),
+    **dict.fromkeys(("seed", "num_steps", "iteration", "guidance", "fps"), int | float),
+)
+"""What a view shows of the sidecar of a clip, with types."""
+
+
+def clip_settings(path: Path) -> dict[str, Any]:
+    """The settings of a clip in its sidecar that have their types."""
+    told = read_json(path.with_suffix(path.suffix + ".json"))
+    return {key: told[key] for key, kind in SHOWN.items() if isinstance(told.get(key), kind)}
+
+
+def _figure(path: Path) -> Html:
+    """A picture or clip over its prompt or its name."""
+    said = clip_settings(path).get("prompt") or path.stem
     media = video.media_html(MEDIA[path.suffix], path.read_bytes(), said, SAMPLE_PX)
-    return f"<figure>{media}{html.escape(said)}</figure>"
+    return fill("<figure>{}{}</figure>", media, said)

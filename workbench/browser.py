@@ -8,7 +8,6 @@ only `edits.jsonl`: edited captions and excluded samples (`dfm_nb.data.edits`).
 from __future__ import annotations
 
 import functools
-import html
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import ipywidgets as w
 from dfm_nb import prepare_dataset
 from dfm_nb.base import plugins, video
 from dfm_nb.base.geometry import LATENT_CHANNELS
+from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
 from dfm_nb.data.inspection import InspectedShards, pictures, size_of
@@ -144,7 +144,7 @@ class DatasetBrowser(Live):
             and size in ("", size_of(e.meta))
         ]
 
-    def figure(self, index: int, latent: bool = False) -> str:
+    def figure(self, index: int, latent: bool = False) -> Html:
         """One sample as HTML: what is given, clip or picture, caption, sizes; or why it cannot be read.
 
         latent : the latent in false colours instead of the picture that it decodes to.
@@ -164,8 +164,8 @@ class DatasetBrowser(Live):
         side, (_, height, width, _) = SIDE_PX // len(items) - GAP_PX * (len(items) > 1), shown[-1].shape
         width = round(side * min(1, width / height))  # the longer side fits its place
         gallery = Gallery(items, width_px=width, details=False).html()
-        small = f'<div style="font-size:11px;line-height:1.35;opacity:.75">{html.escape(about)}</div>'
-        return f'<div style="opacity:{0.4 if aside else 1}">{gallery}{small}</div>'
+        figure = '<div style="opacity:{}">{}<div style="font-size:11px;line-height:1.35;opacity:.75">{}</div></div>'
+        return fill(figure, 0.4 if aside else 1, gallery, about)
 
     @functools.cached_property
     def _decoder(self) -> tuple[Any, str]:
@@ -176,16 +176,17 @@ class DatasetBrowser(Live):
             return None, f"in false colours: {error}"
         return tokenizer, "" if tokenizer else f"in false colours: {how_to_adopt(self.found.folder)}"
 
-    def grid_html(self, figures: list[str], latent: bool = False) -> str:
+    def grid_html(self, figures: list[Html], latent: bool = False) -> Html:
         if not figures:
-            return "<div>no matching sample</div>"
-        notes = "<br>".join(html.escape(note) for note in (not latent and self._decoder[1], LEGEND) if note)
-        grid = f"display:grid;grid-template-columns:repeat(auto-fill,{SIDE_PX}px);gap:12px;align-items:start"
-        return f'<div style="font-size:12px;opacity:.75">{notes}</div><div style="{grid}">{"".join(figures)}</div>'
+            return fill("no matching sample")
+        notes = [fill("{}<br>", note) for note in (not latent and self._decoder[1], LEGEND) if note]
+        style = f"display:grid;grid-template-columns:repeat(auto-fill,{SIDE_PX}px);gap:12px;align-items:start"
+        grid = '<div style="font-size:12px;opacity:.75">{}</div><div style="{}">{}</div>'
+        return fill(grid, notes, style, figures)
 
     # ---- the whole ------------------------------------------------------------------------------------------------
 
-    def summary_html(self) -> str:
+    def summary_html(self) -> Html:
         """Counts, sizes, encoders, faults."""
         d = self.about
         size = f"{d['samples']:,} in {d['shards']} shards, {d['bytes'] / 2**20:.1f} MiB"
@@ -194,22 +195,23 @@ class DatasetBrowser(Live):
         rows += [("changed by hand", said)] if (said := self.edited()) else []
         return table_html([*rows, *(("fault", fault) for fault in self.found.faults)], caption=str(self.found.place))
 
-    def drops_html(self) -> str:
+    def drops_html(self) -> Html:
         """Every reason with its count, and the first keys."""
         if not self.manifest:
-            return "<p>There is no manifest, so drops are unknown.</p>"
+            return fill("<p>There is no manifest, so drops are unknown.</p>")
         drops = self.about.get("drops", [])
         counted = ", ".join(f"{reason} ({n})" for reason, n in Counter(d["reason"] for d in drops).most_common())
         heads = ("key", "reason", "detail")
         table = table_html(([str(d.get(h, "")) for h in heads] for d in drops[:DROPS_SHOWN]), heads) if drops else ""
-        more = f"<p>and {len(drops) - DROPS_SHOWN} more in manifest.json</p>" if len(drops) > DROPS_SHOWN else ""
-        return f"<p>{len(drops)} dropped{html.escape(f': {counted}' if drops else '')}</p>{table}{more}"
+        more = f"and {len(drops) - DROPS_SHOWN} more in manifest.json" if len(drops) > DROPS_SHOWN else ""
+        said = f"{len(drops)} dropped{f': {counted}' if drops else ''}"
+        return fill("<p>{}</p>{}<p>{}</p>", said, table, more)
 
     def kept_html(self) -> str:
         if "widget" in vars(self):
-            return f"{self.summary_html()}{self._samples.value}"
+            return fill("{}{}", self.summary_html(), Html(self._samples.value))
         figures = [self.figure(i) for i in evenly(range(len(self.entries)), PAGE)]
-        return f"{self.summary_html()}{self.grid_html(figures)}{self.drops_html()}"
+        return fill("{}{}{}", self.summary_html(), self.grid_html(figures), self.drops_html())
 
     def __repr__(self) -> str:
         return f"DatasetBrowser({str(self.found.place)!r}, {len(self.entries):,} samples)"
@@ -280,8 +282,8 @@ class DatasetBrowser(Live):
 
     def _show(self, fault: str = "") -> None:
         said = f"of {self._page.max:,} pages; {len(self._found):,} samples"
-        self._status.value = f'<span role="status">{said}</span>'
-        self._told.value = fault_html(fault, what="Not kept") or f'<div style="font-size:12px">{self.edited()}</div>'
+        self._status.value = fill('<span role="status">{}</span>', said)
+        self._told.value = fault_html(fault, what="Not kept") or fill("<small>{}</small>", self.edited())
         self._encode.layout.display = "" if self.pending() else "none"
         self._samples.value = self.grid_html(self._figures, self._looks.value)
         self.keep()

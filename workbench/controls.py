@@ -6,7 +6,6 @@ not colour alone. Numbers are text boxes, because a number box silently rounds 1
 
 from __future__ import annotations
 
-import html
 import itertools
 import math
 import re
@@ -19,6 +18,7 @@ import ipywidgets as w
 import traitlets
 
 from dfm_nb import config as cfg
+from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.options import Field
 from dfm_nb.config import notation
 from workbench.live import fault_html
@@ -26,6 +26,13 @@ from workbench.live import fault_html
 SLIDER_SPAN = 4096
 """A bounded integer gets a slider when it has at most this many values; a bounded fraction always does."""
 INDENT = "margin-left:17em;font-size:12px;line-height:1.35"
+HEAD = '<th scope="col" style="text-align:left;padding:2px 12px 2px 0">{}</th>'
+NAME = '<th scope="row" style="text-align:left;padding:2px 12px 2px 0">{}</th>'
+TINTED = (
+    '<th scope="row" style="text-align:left;padding:2px 12px 2px 0;white-space:nowrap">'
+    '<span style="display:inline-block;width:10px;height:10px;margin-right:6px;background:{}"></span>{}</th>'
+)
+CELL = '<td style="text-align:left;padding:2px 12px 2px 0">{}</td>'
 _CODE = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;user-select:all;margin:0"
 
 
@@ -46,7 +53,7 @@ class Control:
         self.reset = w.Button(icon="undo", layout=w.Layout(width="auto", display="none"))
         self.reset.on_click(lambda _button: setattr(self, "value", self._below))
         row = w.HBox([self.widget, self.reset], layout=w.Layout(flex_flow="row wrap"))
-        shown = w.HTML(f'<div style="{INDENT};opacity:.75">{html.escape(help)}</div>')
+        shown = w.HTML(fill('<div style="{};opacity:.75">{}</div>', INDENT, help))
         self.box = w.VBox([row, shown, self._fault], layout=w.Layout(margin="0 0 4px 0", width="100%"))
 
     @property
@@ -147,27 +154,21 @@ def faults_of(error: Exception, known: Collection[str], elsewhere: str) -> dict[
     return faults
 
 
-def copied(label: str, text: str) -> str:
+def copied(label: str, text: str) -> Html:
     """Code with a button that copies it; on a page without access to the clipboard, a click selects all of it."""
     copy = "navigator.clipboard.writeText(this.parentElement.nextElementSibling.textContent);this.textContent='Copied'"
-    button = f'<button type="button" class="jupyter-button" style="width:auto" onclick="{copy}">Copy {label}</button>'
-    pre = f'<pre tabindex="0" aria-label="{label}" style="{_CODE}">'
-    return f"<div>{button}</div>{pre}{html.escape(text)}</pre>"
+    button = '<div><button type="button" class="jupyter-button" style="width:auto" onclick="{}">Copy {}</button></div>'
+    return fill(button + '<pre tabindex="0" aria-label="{}" style="{}">{}</pre>', copy, label, label, _CODE, text)
 
 
 def table_html(
     rows: Iterable[Sequence[str]], heads: Sequence[str] = (), caption: str = "", tints: Sequence[str] = ()
-) -> str:
-    """A table of text with row headers in the first column; escaped here. tints : colour of a square before each."""
-
-    def cell(tag: str, text: str, before: str = "") -> str:
-        start = f'<{tag} style="text-align:left;padding:2px 12px 2px 0{";white-space:nowrap" * bool(before)}">'
-        return f"{start}{before}{html.escape(text)}</{tag.partition(' ')[0]}>"
-
-    square = '<span style="display:inline-block;width:10px;height:10px;margin-right:6px;background:{}"></span>'
-    lines = ["".join(cell('th scope="col"', text) for text in heads)]
+) -> Html:
+    """A table of text with row headers in the first column. tints : colour of a square before each."""
+    lines = [[fill(HEAD, text) for text in heads]]
     for (name, *cells), tint in zip(rows, itertools.chain(tints, itertools.repeat(""))):
-        lines.append(cell('th scope="row"', name, square.format(tint) if tint else ""))
-        lines[-1] += "".join(cell("td", text) for text in cells)
-    said, body = cell("caption", caption) if caption else "", "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div style="overflow:auto"><table>{said}{body}</table></div>'
+        first = fill(TINTED, tint, name) if tint else fill(NAME, name)
+        lines.append([first, *(fill(CELL, text) for text in cells)])
+    said = fill('<caption style="text-align:left;padding:2px 12px 2px 0">{}</caption>', caption) if caption else ""
+    body = [fill("<tr>{}</tr>", line) for line in lines]
+    return fill('<div style="overflow:auto"><table>{}{}</table></div>', said, body)

@@ -7,7 +7,6 @@ each fault is shown at its control. Later cells of a notebook read `form.values(
 from __future__ import annotations
 
 import functools
-import html
 import inspect
 import shlex
 from collections import Counter
@@ -20,6 +19,7 @@ import psutil
 
 from dfm_nb import config as cfg
 from dfm_nb.base import options, plugins
+from dfm_nb.base.markup import fill
 from dfm_nb.base.memory import GIB
 from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Field
@@ -124,7 +124,7 @@ class Form(Live):
             control.box.layout.display = "" if self.applies(key) else "none"
         self._message.value = fault_html(self.faults.get("", ""))
         state = f"✖ {len(self.faults)} to correct" if self.faults else doubt or "✔ all settings are valid"
-        self._summary.value = f'<div role="status" aria-live="polite"><b>{state}</b><br>{html.escape(note)}</div>'
+        self._summary.value = fill('<div role="status" aria-live="polite"><b>{}</b><br>{}</div>', state, note)
         self._copy.value = copied("shell", self.command()) + copied("Python", self.python())
         self._title_sections()
         self.keep()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import html
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,9 +17,11 @@ from typing import Any
 import numpy as np
 
 from dfm_nb.base import pretrained, video
-from dfm_nb.base.files import read_json
+from dfm_nb.base.files import is_plain
+from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.records import SampleError
-from dfm_nb.base.run import MEDIA, is_iteration, media_in
+from dfm_nb.base.run import MEDIA, is_iteration
+from dfm_nb.runs import clip_settings
 
 DESCRIBED = dict(
     seed="seed {}", guidance="guidance {}", num_steps="{} steps", sampler="{}", iteration="iteration {}", fps="{} fps"
@@ -28,6 +29,13 @@ DESCRIBED = dict(
 """The settings printed under a clip's prompt, where they are known."""
 CAPTIONS_OF = {"train": "a training caption", "val": "an unseen caption"}
 DOWNLOAD = "this.href=this.closest('figure').querySelector(':is(video,img):last-of-type').src"
+HEAD = '<th scope="col" style="vertical-align:top;text-align:left;padding:4px 8px 4px 0">{}</th>'
+CELL = '<td style="vertical-align:top;text-align:left;padding:4px 8px 4px 0">{}</td>'
+TABLE = '{}<table style="border-collapse:collapse"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>'
+FIGURE = (
+    '<figure style="margin:0;width:{}px">{}<figcaption style="font-size:12px;line-height:1.35;margin-top:3px">{}'
+    '<div style="opacity:.75">{}</div>{}</figcaption></figure>'
+)
 TOGETHER = (
     "const f=this.closest('table').querySelector('video');"
     "if(Math.abs(f.currentTime-this.currentTime)>0.1)this.currentTime=f.currentTime"
@@ -59,7 +67,7 @@ class Item:
 
     @property
     def prompt(self) -> str:
-        return str(self.settings.get("prompt", "") or self.settings.get("name", "clip"))
+        return self.settings.get("prompt") or self.settings.get("name", "clip")
 
     def describe(self) -> str:
         """`seed 1, guidance 2, 18 steps, heun`."""
@@ -101,16 +109,14 @@ def _from_file(path: Path) -> Item:
     if kind is None:
         raise ValueError(f"{path} must be one of {', '.join(MEDIA)}; convert it first")
     # of a foreign clip only the name is known
-    settings = read_json(path.with_suffix(path.suffix + ".json"), path.parent) or {}
-    return Item(kind, path.read_bytes(), {"name": path.stem, **settings}, real=_real_of(path))
+    return Item(kind, path.read_bytes(), {"name": path.stem, **clip_settings(path)}, real=_real_of(path))
 
 
 def _real_of(path: Path) -> Item | None:
     """The data's clip for the caption of a training's sample: `samples/data/a.png` for `samples/iter_0000100/a.png`."""
-    folder = path.parents[1] / "data"
-    if not is_iteration(path.parent) or folder.is_symlink() or not folder.is_dir():
-        return None
-    return next((_from_file(file) for file in media_in(folder) if file.name == path.name), None)
+    samples = path.parent.parent
+    file = samples / "data" / path.name
+    return _from_file(file) if is_iteration(path.parent) and is_plain(file, samples) else None
 
 
 class Gallery:
@@ -135,37 +141,32 @@ class Gallery:
     def __repr__(self) -> str:
         return f"Gallery({'; '.join(f'{len(clips)} clips {label}'.strip() for label, clips in self.columns.items())})"
 
-    def html(self) -> str:
+    def html(self) -> Html:
         """Self-contained HTML, built from `video.media_html`."""
-        head = f'<div style="font-weight:600;margin:4px 0">{html.escape(self.title)}</div>' if self.title else ""
+        head = fill('<div style="font-weight:600;margin:4px 0">{}</div>', self.title) if self.title else ""
         if set(self.columns) == {""}:
-            cells = "".join(self._figure(item) for item in self.columns[""])
-            return f'{head}<div style="display:flex;flex-wrap:wrap;gap:12px">{cells}</div>'
-        place = 'style="vertical-align:top;text-align:left;padding:4px 8px 4px 0"'
-        labels = "".join(f'<th scope="col" {place}>{html.escape(label)}</th>' for label in self.columns)
-        body = ""
+            figures = [self._figure(item) for item in self.columns[""]]
+            return fill('{}<div style="display:flex;flex-wrap:wrap;gap:12px">{}</div>', head, figures)
+        labels = [fill(HEAD, label) for label in self.columns]
+        body = []
         for row in itertools.zip_longest(*self.columns.values()):
             shown = [self._figure(item, label) if item else "" for label, item in zip(self.columns, row)]
-            body += f"<tr>{''.join(f'<td {place}>{figure}</td>' for figure in shown)}</tr>"
-        table = f"<thead><tr>{labels}</tr></thead><tbody>{body}</tbody>"
-        return f'{head}<table style="border-collapse:collapse">{table}</table>'
+            body.append(fill("<tr>{}</tr>", [fill(CELL, figure) for figure in shown]))
+        return fill(TABLE, head, labels, body)
 
-    def _figure(self, item: Item, column: str = "") -> str:
+    def _figure(self, item: Item, column: str = "") -> Html:
         detail = item.describe() if self.details else ""
         said = ", ".join(filter(None, (item.prompt, column, detail)))
         together = TOGETHER if column else ""
         media = video.media_html(item.media_type, item.data, said, self.width_px, item.begins, together)
         if item.real:
             yours = video.media_html(item.real.media_type, item.real.data, f"yours: {item.prompt}", self.width_px)
-            media = f'<div style="display:flex;gap:2px;align-items:flex-end">{yours}{media}</div>'
+            media = fill('<div style="display:flex;gap:2px;align-items:flex-end">{}{}</div>', yours, media)
             detail = ", ".join(
-                filter(None, ("left: yours", CAPTIONS_OF.get(str(item.settings.get("caption_of"))), detail))
+                filter(None, ("left: yours", CAPTIONS_OF.get(item.settings.get("caption_of", "")), detail))
             )
-        small = "font-size:12px;line-height:1.35;margin-top:3px"
-        text = f'{html.escape(item.prompt)}<div style="opacity:.75">{html.escape(detail)}</div>'
-        caption = f'<figcaption style="{small}">{text}{download(item)}</figcaption>'
-        style = f"margin:0;width:{self.width_px * (2 if item.real else 1)}px"
-        return f'<figure style="{style}">{media}{caption}</figure>'
+        width = self.width_px * (2 if item.real else 1)
+        return fill(FIGURE, width, media, item.prompt, detail, download(item))
 
     _repr_html_ = html
 
@@ -182,12 +183,12 @@ def file_stem(prompt: str) -> str:
     return "-".join(re.findall(r"[^\W_]+", prompt.lower()))[:40].strip("-") or "clip"
 
 
-def download(item: Item) -> str:
+def download(item: Item) -> Html:
     """A link that saves the clip shown in the same figure, without a second copy of its bytes in the page."""
     suffix = next(suffix for suffix, kind in MEDIA.items() if kind == item.media_type)
     name = file_stem(item.prompt) + (f"-seed{item.settings['seed']}" if "seed" in item.settings else "") + suffix
-    style = "color:inherit;text-decoration:underline"
-    return f'<a href="#" download="{name}" style="{style}" onclick="{DOWNLOAD}">download</a>'
+    link = '<a href="#" download="{}" style="color:inherit;text-decoration:underline" onclick="{}">download</a>'
+    return fill(link, name, DOWNLOAD)
 
 
 def grid(pipe: Any, prompt: str | Sequence[str], **settings: Any) -> Gallery:
@@ -230,6 +231,7 @@ def _listed(things: Any) -> list[Any]:
     if isinstance(things, (str, Path)):
         path = Path(things).expanduser()
         if path.is_dir():
-            return sorted(p for p in path.rglob("*") if p.suffix.lower() in MEDIA and not p.name.startswith("."))
+            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in MEDIA and not p.name.startswith("."))
+            return [p for p in found if is_plain(p, path)]
         return [path]
     return list(things) if isinstance(things, Iterable) else [things]

@@ -18,14 +18,14 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterator, Literal
+from typing import Annotated, Callable, Iterator, Literal
 
 import psutil
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
 from dfm_nb.base import process
-from dfm_nb.base.files import read_json
+from dfm_nb.base.files import UNLIMITED, is_plain, read_json
 from dfm_nb.base.run import Run, turn
 from workbench.supervisor import RECORD, write_record
 
@@ -47,15 +47,15 @@ class Record(TypedDict, total=False):
     command: list[str]
     cwd: str
     parent: int | None  # when this process ends, the command is ended
-    log_offset_bytes: int
+    log_offset_bytes: Annotated[int, Field(ge=0, lt=2**62)]
     inode: int  # of the folder: a copy has a different one
     program: str
     argv: list[str]
     nproc: int
     pid: int
     host: str
-    started_s: float
-    since_boot_s: float
+    started_s: FiniteFloat
+    since_boot_s: FiniteFloat
     exit_code: int | None
     stopped: bool
 
@@ -137,7 +137,7 @@ class Job:
     def record(self) -> Record:
         """`launch.json`; {} when nothing was started here, or when it is damaged."""
         try:
-            return _RECORD.validate_python(read_json(self.folder / RECORD, self.folder) or {}, strict=True)
+            return _RECORD.validate_python(read_json(self.folder / RECORD), strict=True)
         except ValidationError:
             return {}
 
@@ -167,12 +167,16 @@ class Job:
 
     def output(self) -> str:
         """Output of the last start (its last 256 KiB)."""
-        if not self.log.exists():
-            return ""
-        begin, size = self.record.get("log_offset_bytes", 0), self.log.stat().st_size
+        return self.written(self.record.get("log_offset_bytes", 0), TAIL_BYTES).decode(errors="replace")
+
+    def written(self, begin: int, most_bytes: int) -> bytes:
+        """The end of the log after `begin` bytes, or of all of it if it has fewer."""
+        if not is_plain(self.log, None, UNLIMITED):
+            return b""
         with self.log.open("rb") as file:
-            file.seek(max(begin if begin <= size else 0, size - TAIL_BYTES))
-            return file.read().decode(errors="replace")
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(begin if begin <= size else 0, size - most_bytes))
+            return file.read()
 
     def tail(self, lines: int = 12) -> str:
         """The last lines of output; of a redrawn progress bar its last state."""

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
-from dfm_nb.base.files import local
+from dfm_nb.base.files import MOST_BYTES, local
 from dfm_nb.base.headless import is_headless
 from dfm_nb.base.run import IDENTITY, Run, iteration_folders
 from dfm_nb.base.torchrun import torchrun_argv
@@ -328,11 +328,7 @@ class Launcher(Live):
 
     def _print_lines(self, offset: int, to_the_end: bool) -> int:
         """Print the complete lines of the log after `offset`; returns their size in bytes."""
-        if not self.job.log.exists():
-            return 0
-        with self.job.log.open("rb") as file:
-            file.seek(offset)
-            text = file.read()
+        text = self.job.written(offset, MOST_BYTES)
         text = text if to_the_end else text[: text.rfind(b"\n") + 1]
         for line in clean_lines(text.decode(errors="replace")):
             print(line, flush=True)

@@ -6,7 +6,6 @@ Errors of a button are shown here; otherwise only JupyterLab's log console would
 from __future__ import annotations
 
 import functools
-import html
 import math
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any, Callable
 import anywidget
 import traitlets
 
+from dfm_nb.base.markup import Html, fill
 from workbench.live import fault_html
 
 LOOK_S = 0.25
@@ -28,6 +28,16 @@ IDLE_S = 5.0
 _COLOURS = {"running": "#0072B2", "finished": "#009E73", "failed": "#D55E00", "lost": "#D55E00", "stopped": "#E69F00"}
 _NEWEST: weakref.WeakValueDictionary[Path, Panel] = weakref.WeakValueDictionary()
 _MARKS = {"running": "▶", "finished": "✔", "failed": "✖", "lost": "✖", "stopped": "■", "not started": "○"}
+_STATUS = (
+    '<span role="status" aria-live="polite" style="padding-left:8px">'
+    '<b style="color:{}" aria-hidden="true">{}</b> {}{}{}</span>'
+)
+_LOG = (
+    '<div tabindex="0" role="log" aria-label="Last log lines" style="display:flex;flex-direction:column-reverse;'
+    'max-height:{};overflow:auto;margin:4px 0;padding:6px 10px;border:1px solid var(--jp-border-color2, #8888)">'
+    '<pre style="margin:0;flex-shrink:0;font-size:11px;line-height:1.45;white-space:pre-wrap;overflow-wrap:anywhere">'
+    "{}</pre></div>"
+)
 
 ALERT = "padding:4px 10px;margin:4px 0;font-size:inherit;white-space:pre-wrap"
 
@@ -106,9 +116,9 @@ class Panel:
             time.sleep(LOOK_S if running else IDLE_S)
         self._show()
 
-    def html(self) -> str:
+    def html(self) -> Html:
         """State, fault and log, without the buttons."""
-        return "".join(part.value for part in (self.status, self.alert, self.log))
+        return Html("".join(part.value for part in (self.status, self.alert, self.log)))
 
     def refresh(self) -> None:
         """Show the current state; a daemon thread keeps it up to date, of a folder's newest panel also while idle."""
@@ -130,30 +140,20 @@ class Panel:
         pid += " · saving, then exiting" if self.stopping else ""
         already = "already " if running and not self.launcher.followed else ""
         colour = _COLOURS.get(state, "var(--jp-ui-font-color2, #777)")
-        self.status.value = (
-            f'<span role="status" aria-live="polite" style="padding-left:8px">'
-            f'<b style="color:{colour}" aria-hidden="true">{_MARKS[state]}</b> {already}{state}{pid}</span>'
-        )
-        notes = [f"<b>{name}</b> {html.escape(text)}." for name, text in offers.items()]
-        told = [html.escape(text) for text in (self.note if running else "", self.launcher.difference()) if text]
+        self.status.value = fill(_STATUS, colour, _MARKS[state], already, state, pid)
+        notes: list[str] = [fill("<b>{}</b> {}.", *offer) for offer in offers.items()]
+        told = [text for text in (self.note if running else "", self.launcher.difference()) if text]
         notes += [f"{text[0].upper()}{text[1:]}." for text in told]
         cause, now = job.cause(), self.launcher.followed
         if cause and not now:
-            notes.append(f"The last run here {state} on {job.ended()}: {html.escape(cause)}")
-        self.says.value = "".join(f'<div style="font-size:12px;line-height:1.5">{note}</div>' for note in notes)
+            notes.append(f"The last run here {state} on {job.ended()}: {cause}")
+        self.says.value = fill("{}", [fill('<div style="font-size:12px;line-height:1.5">{}</div>', n) for n in notes])
         self.alert.value = fault_html(self.message or (cause if now else ""), ALERT, "Failed")
-        tail = html.escape(job.tail(14)) if now or not cause else ""
+        tail = job.tail(14) if now or not cause else ""
         self.log.value = _log_html(tail, bool(cause)) if tail else ""
         self.launcher.keep()
 
 
-def _log_html(tail: str, failed: bool) -> str:
+def _log_html(tail: str, failed: bool) -> Html:
     """Lines of a log; the reversed column keeps the last line in view, however the lines wrap."""
-    height = "24em" if failed else "8em"
-    frame = (
-        f"display:flex;flex-direction:column-reverse;max-height:{height};overflow:auto;margin:4px 0;padding:6px 10px;"
-        "border:1px solid var(--jp-border-color2, #8888)"
-    )
-    lines = "margin:0;flex-shrink:0;font-size:11px;line-height:1.45;white-space:pre-wrap;overflow-wrap:anywhere"
-    head = f'<div tabindex="0" role="log" aria-label="Last log lines" style="{frame}">'
-    return f'{head}<pre style="{lines}">{tail}</pre></div>'
+    return fill(_LOG, "24em" if failed else "8em", tail)

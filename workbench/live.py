@@ -8,11 +8,11 @@ area, too, and the widget's while it is not connected.
 
 from __future__ import annotations
 
-import html
 import time
 from typing import Any
 
 from dfm_nb.base.headless import is_headless
+from dfm_nb.base.markup import Html, fill
 
 STYLE = (
     "<style>"
@@ -24,8 +24,15 @@ STYLE = (
     "viewBox='0 0 18 18'%3E%3Cpath d='M5 7l4 4 4-4z' fill='%23888'/%3E%3C/svg%3E\")}"
     "</style>"
 )
-HIDDEN = "<style>body:has(.dfm-live-{0}:not(.jupyter-widgets-disconnected)) .dfm-kept-{0}{{display:none}}</style>"
-AGAIN = '<p style="opacity:.75">A copy of {}: run this cell again for the controls.</p>'
+FAULT = (
+    '<div role="alert" style="border-left:4px solid #D55E00;padding:1px 8px;font-size:12px;line-height:1.4;{}">'
+    "<b>{}:</b> {}</div>"
+)
+KEPT = (
+    "{0}<style>body:has(.dfm-live-{1}:not(.jupyter-widgets-disconnected)) .dfm-kept-{1}{{display:none}}</style>"
+    '<div class="dfm-kept dfm-kept-{1}">{2}'
+    '<p style="opacity:.75">A copy of {3}: run this cell again for the controls.</p></div>'
+)
 
 
 class Live:
@@ -43,7 +50,7 @@ class Live:
     _kept_content: Any = None
 
     def kept_html(self) -> str:
-        """The widget's content as HTML that needs no kernel; "" if the text of `repr` is enough."""
+        """The widget's content as `Html` that needs no kernel, or as text; "" if the text of `repr` is enough."""
         return ""
 
     def keep(self) -> None:
@@ -52,16 +59,13 @@ class Live:
             self._kept_content = content
             self._kept.update(self._bundle(*content), raw=True)
 
-    def _content(self) -> tuple[str, str]:
-        return self.kept_html(), repr(self)
+    def _content(self) -> tuple[Html, str]:
+        return fill("{}", self.kept_html()), repr(self)
 
-    def _bundle(self, page: str, text: str) -> dict[str, str]:
+    def _bundle(self, page: Html, text: str) -> dict[str, str]:
         if not is_headless():
-            now = AGAIN.format(time.strftime("%Y-%m-%d %H:%M"))
-            number, style = self.widget.model_id, STYLE + HIDDEN.format(self.widget.model_id)
-            page = (
-                f'{style}<div class="dfm-kept dfm-kept-{number}">{page or f"<pre>{html.escape(text)}</pre>"}{now}</div>'
-            )
+            page, now = page or fill("<pre>{}</pre>", text), time.strftime("%Y-%m-%d %H:%M")
+            page = fill(KEPT, Html(STYLE), self.widget.model_id, page, now)
         return {"text/plain": text, **({"text/html": page} if page else {})}
 
     def _ipython_display_(self) -> None:
@@ -74,9 +78,6 @@ class Live:
         self._kept = display(self._bundle(*self._kept_content), raw=True, display_id=True)
 
 
-def fault_html(text: str, style: str = "", what: str = "Must be corrected") -> str:
-    """A fault as text next to a coloured line; "" for none. Escaped here."""
-    if not text:
-        return ""
-    style = f"border-left:4px solid #D55E00;padding:1px 8px;font-size:12px;line-height:1.4;{style}"
-    return f'<div role="alert" style="{style}"><b>{what}:</b> {html.escape(text)}</div>'
+def fault_html(text: str, style: str = "", what: str = "Must be corrected") -> Html:
+    """A fault as text next to a coloured line; "" for none."""
+    return fill(FAULT, style, what, text) if text else Html()

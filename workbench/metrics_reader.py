@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dfm_nb.base.files import UNLIMITED, is_plain
 from dfm_nb.base.metrics import DamagedMetrics, rounds_by_sigma, series, tail_metrics
 
 CHUNK_BYTES = 16 << 20
@@ -50,11 +51,10 @@ class MetricsReader:
 
     def read(self) -> int:
         """Read what was added; returns how many records are new (all of them if the file was rewritten)."""
-        try:
-            stat = self.path.stat()
-        except OSError:
+        if not is_plain(self.path, None, UNLIMITED):
             self._restart(0)
             return 0
+        stat = self.path.stat()
         if stat.st_ino != self._inode or stat.st_size < self._offset:
             self._restart(stat.st_ino)
         self.written_s, self.fault, before = stat.st_mtime, "", self.count

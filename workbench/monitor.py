@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import html
 import os
 import threading
 import time
@@ -22,6 +21,7 @@ import ipywidgets as widgets
 
 from dfm_nb.base.files import read_json
 from dfm_nb.base.log import duration
+from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss, series
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.run import Run
@@ -30,7 +30,7 @@ from dfm_nb.runs import differing, ended, runs_below, settings_of
 from workbench.controls import Slider, table_html
 from workbench.gallery import Gallery
 from workbench.job import Job
-from workbench.live import Live
+from workbench.live import Live, fault_html
 from workbench.metrics_reader import MetricsReader
 from workbench.plot import LinePlot, Series, draw_png, without_spikes
 
@@ -119,7 +119,7 @@ class Watched:
     @property
     def verdict(self) -> str:
         """Which checkpoint to take, as `dfm evaluate --all-checkpoints` wrote it; "" without."""
-        told = (read_json(self.run.path / "verdict.json", self.run.path) or {}).get("verdict")
+        told = read_json(self.run.path / "verdict.json").get("verdict")
         return str(told.get("sentence", "")) if isinstance(told, dict) else ""
 
     @property
@@ -133,9 +133,10 @@ class Watched:
         """What a running run is doing, and for how long: `validating, 4 s`; else the state."""
         if self.state != "running":
             return self.state
-        told = read_json(self.run.pid_file) or {}
+        told = read_json(self.run.pid_file)
         since, name = told.get("since_s"), told.get("phase")
-        if not (isinstance(since, int | float) and isinstance(name, str)):  # torchrun and the imports, or their end
+        if not (isinstance(since, int | float) and abs(since) < 1e12 and isinstance(name, str)):
+            # torchrun and the imports, or their end
             since, name = self.job.record.get("started_s"), "starting"
             if since and self.reader.written_s > since:
                 since, name = self.reader.written_s, "ending"
@@ -293,17 +294,15 @@ class Monitor(Live):
     def _paint_box(self) -> None:
         self._bar.value = sum(watched.progress for watched in self.runs) / len(self.runs)
         self._bar.bar_style = BAR_STYLES.get(self.runs[0].state, "") if len(self.runs) == 1 else ""
-        text = f'<span role="status">{html.escape(self.status())}</span>'
-        for fault in filter(None, (watched.reader.fault for watched in self.runs)):
-            text += f'<div role="alert"><b>Fault:</b> {html.escape(fault)}</div>'
-        self._text.value = text + self.table_html()
+        faults = [fault_html(watched.reader.fault, what="Fault") for watched in self.runs]
+        self._text.value = fill('<span role="status">{}</span>{}{}', self.status(), faults, self.table_html())
         self._picker.children = [w.box for w in self.runs] if len(self.runs) > 1 else []
         self._paint_samples()
 
-    def table_html(self) -> str:
+    def table_html(self) -> Html:
         """One row per run if there are several: state, progress, losses, and the settings that differ."""
         if len(self.runs) == 1:
-            return ""
+            return Html()
         keys = differing([w.settings for w in self.runs])
         more = f"{len(keys) - SETTINGS_SHOWN} more settings differ" if len(keys) > SETTINGS_SHOWN else ""
         keys, rows = keys[:SETTINGS_SHOWN], []
@@ -313,7 +312,7 @@ class Monitor(Live):
             rows.append([w.label, w.doing, of, *losses, *(str(w.settings.get(k, "")) for k in keys)])
         tints = [PALETTE[i % len(PALETTE)] for i in range(len(rows))]
         table = table_html(rows, ["run", "state", "iteration", "loss", "validation", *keys], tints=tints)
-        return f'{table}<div style="font-size:12px">{more}</div>'
+        return fill('{}<div style="font-size:12px">{}</div>', table, more)
 
     def _paint_samples(self) -> None:
         """The samples of the iteration that the slider shows; while it is at its end, the newest."""
@@ -416,12 +415,12 @@ class Monitor(Live):
 
     def kept_html(self) -> str:
         """The picture, the status, and the table of several runs."""
-        status = html.escape(self.status())
+        status = self.status()
         if not any(watched.reader.count for watched in self.runs):
             return status
-        said = f'alt="{status}. {html.escape(self.loss.summary)}"'
-        image = f'<img src="{data_url("image/png", self.png())}" {said} style="max-width:100%">'
-        return f"{image}<p>{status}</p>{self.table_html()}"
+        page = '<img src="{}" alt="{}" style="max-width:100%"><p>{}</p>{}'
+        said = f"{status}. {self.loss.summary}"
+        return fill(page, data_url("image/png", self.png()), said, status, self.table_html())
 
     def __repr__(self) -> str:
         return f"Monitor: {self.status()}"

@@ -5,11 +5,11 @@ The order is megatron-core's tp-cp-dp-pp, tp fastest. Neither torch nor megatron
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.plots import PALETTE
 
 AXES = ("pp", "dp", "cp", "tp")
@@ -63,28 +63,28 @@ class RankGrid:
         along_last = np.moveaxis(self.ranks_PDCT, AXES.index(axis), -1)
         return sorted(along_last.reshape(-1, getattr(self, axis)).tolist())
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> Html:
         """One row per copy of each stage, one column per part of a sequence and of a weight, and a legend."""
         group = {axis: next(g for g in self.groups(axis) if self.rank in g) for axis in AXES}
         marks = {rank: axis for axis in AXES for rank in group[axis]} | {self.rank: "this one"}
-        page = f'{STYLE}<div style="overflow:auto"><table class="dfm-ranks" aria-label="{html.escape(repr(self))}"><th>'
-        page += "".join(f'<th scope="col">{self._named(cp=c, tp=t)}' for c, t in np.ndindex(self.cp, self.tp))
+        cells = [fill('<th scope="col">{}', self._named(cp=c, tp=t)) for c, t in np.ndindex(self.cp, self.tp)]
         for p, d in np.ndindex(self.pp, self.dp):
-            page += f'<tr><th scope="row">{self._named(pp=p, dp=d)}'
+            cells.append(fill('<tr><th scope="row">{}', self._named(pp=p, dp=d)))
             for rank in self.ranks_PDCT[p, d].ravel():
                 node = f"node {rank // self.gpus_per_node}" * (self.world_size > self.gpus_per_node)
                 small = " · ".join(filter(None, (node, marks.get(rank))))
                 tint, alpha = PALETTE[d % len(PALETTE)], "66" if rank == self.rank else "26" if rank in marks else "00"
-                page += (
-                    f'<td style="border:2px solid {tint};background:{tint}{alpha}">rank {rank}<small>{small}</small>'
-                )
-        page += "</table></div>"
+                cell = '<td style="border:2px solid {};background:{}">rank {}<small>{}</small>'
+                cells.append(fill(cell, tint, tint + alpha, rank, small))
+        told = []
         for axis in (axis for axis in reversed(AXES) if len(group[axis]) > 1):
             peers, nodes = group[axis], {rank // self.gpus_per_node for rank in group[axis]}
             peers.remove(self.rank)
             where = f"over {len(nodes)} nodes" if len(nodes) > 1 else "on its node"
-            page += f"<b>{axis} = {len(peers) + 1}</b>: rank {self.rank} talks to {peers}, {where}<br>"
-        return page
+            talks = f"rank {self.rank} talks to {', '.join(map(str, peers))}, {where}"
+            told.append(fill("<b>{} = {}</b>: {}<br>", axis, len(peers) + 1, talks))
+        page = '{}<div style="overflow:auto"><table class="dfm-ranks" aria-label="{}"><th>{}</table></div>{}'
+        return fill(page, Html(STYLE), repr(self), cells, told)
 
     def _named(self, **places: int) -> str:
         """`cp 0 tp 1`, without axes of size 1."""

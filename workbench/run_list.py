@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import re
 import shutil
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import pandas as pd
 import traitlets
 
 from dfm_nb.base.files import read_json, write_atomically, write_json
+from dfm_nb.base.markup import fill
 from dfm_nb.base.run import IDENTITY, LOCK, WRITTEN, Run
 from dfm_nb.base.video import media_html
 from dfm_nb.runs import compare, run_page, runs_below
@@ -140,7 +140,7 @@ class Runs(Live):
         columns = self.table.where(self.table.notna(), None)
         return [
             {"run": name, "thumbnail": self._thumbnail(name), "cells": [name, *map(_plain, columns.loc[name])]}
-            | {key: str((read_json(path / NOTES, path) or {}).get(key, "")) for key in ("tags", "note")}
+            | {key: str(read_json(path / NOTES).get(key, "")) for key in ("tags", "note")}
             for name, path in self.paths.items()
         ]
 
@@ -151,9 +151,10 @@ class Runs(Live):
     def kept_html(self) -> str:
         rows = self._rows()
         table = [[str("" if c is None else c) for c in row["cells"]] + [row["tags"], row["note"]] for row in rows]
-        pictures = "".join(f"<figure>{row['thumbnail']}</figure>" for row in rows if row["thumbnail"])
-        strip = f'<div style="display:flex;flex-wrap:wrap;gap:6px">{pictures}</div>'
-        return table_html(table, [*self._heads(), "tags", "note"]) + strip if rows else html.escape(repr(self))
+        pictures = [fill("<figure>{}</figure>", row["thumbnail"]) for row in rows if row["thumbnail"]]
+        strip = '{}<div style="display:flex;flex-wrap:wrap;gap:6px">{}</div>'
+        shown = table_html(table, [*self._heads(), "tags", "note"])
+        return fill(strip, shown, pictures) if rows else repr(self)
 
     def _heads(self) -> list[str]:
         return ["run", *(str(key).rpartition(".")[2].replace("_", " ") for key in self.table)]
@@ -167,8 +168,8 @@ class Runs(Live):
         actions: dict[str, Callable[[tuple[str, ...], bool], Any]] = {
             "Open": lambda names, _sure: self.open(*names).widget,
             "Continue": lambda names, sure: self.resume(names[0], sure).widget,
-            "Page": lambda names, _sure: w.HTML("<br>".join(html.escape(str(self.report(n))) for n in names)),
-            "Delete": lambda names, sure: w.HTML(html.escape("".join(self.delete(n, confirm=sure) for n in names))),
+            "Page": lambda names, _sure: w.HTML(fill("{}", [fill("{}<br>", self.report(n)) for n in names])),
+            "Delete": lambda names, sure: w.HTML(fill("{}", [self.delete(n, confirm=sure) for n in names])),
         }
         self._table, self._below, self._asked = RunsTable(), w.VBox(), ("", ())
         self._table.on_msg(lambda _widget, sent, _buffers: self.annotate(sent["run"], sent["tags"], sent["note"]))
@@ -192,7 +193,7 @@ class Runs(Live):
         try:
             shown = does(names, asked == before) if names else w.HTML("tick runs first")
         except Exception as error:
-            shown = w.HTML(f'<div role="alert">{html.escape(str(error))}</div>')
+            shown = w.HTML(fill('<div role="alert">{}</div>', error))
         self._below.children = [shown]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import html
 import itertools
 import json
 import secrets
@@ -29,6 +28,7 @@ from dfm_nb.base import geometry, pretrained, video
 from dfm_nb.base.files import subfolder, write_atomically
 from dfm_nb.base.headless import is_headless
 from dfm_nb.base.log import duration
+from dfm_nb.base.markup import fill
 from dfm_nb.base.run import MEDIA, media_in
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated, read_clip
@@ -493,7 +493,7 @@ class Studio(Live):
 
     def _say(self, text: str) -> None:
         self.message = text
-        self._note.value = f'<span role="status" aria-live="polite">{html.escape(text)}</span>'
+        self._note.value = fill('<span role="status" aria-live="polite">{}</span>', text)
 
     def _picture(self, frame: np.ndarray, request: Request) -> None:
         """A still of the clip in progress."""
@@ -506,7 +506,7 @@ class Studio(Live):
         begins = clip.frames, clip.request.fps  # not decoded again from the file's bytes
         media = video.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, begins)
         framed = pieces.framed(media, clip.frames[0])
-        self.clip, self._image.value = clip, f"<figure style='margin:0'>{framed}{download(item)}</figure>"
+        self.clip, self._image.value = clip, fill('<figure style="margin:0">{}{}</figure>', framed, download(item))
         self._strip.value = pieces.strip_html(self.estimates, clip.request)
         self._code.value = "".join(map(copied, ("Python", "shell"), self.code()))
         self.keep()
@@ -515,9 +515,9 @@ class Studio(Live):
     def kept_html(self) -> str:
         """The shown clip and its intermediate estimates, as HTML that needs no kernel."""
         if self.clip is None:
-            return "<i>no clip was generated yet</i>"
+            return "no clip was generated yet"
         shown = Gallery([self.clip], width_px=pieces.SIDE_PX * 3 // 4).html()
-        return shown + pieces.strip_html(self.estimates, self.clip.request)
+        return fill("{}{}", shown, pieces.strip_html(self.estimates, self.clip.request))
 
     def _ipython_display_(self) -> None:
         if self.clip is None and not is_headless():

@@ -35,7 +35,7 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 def supervise(folder: Path) -> None:
     os.chdir(folder)  # which may be moved meanwhile: the end is written where the command was started
     here, own, asked = Path(), process.identity(), list[int]()
-    record = read_json(here / RECORD) or {}
+    record = read_json(here / RECORD)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: asked.append(received))
     process.adopt_orphans()
@@ -48,7 +48,7 @@ def supervise(folder: Path) -> None:
     except OSError as error:  # the command cannot be run at all
         print(f"error: {error}", flush=True)
         code = 127
-    if (read_json(here / RECORD) or {}).items() >= own.items():  # no other supervisor's record is ended
+    if read_json(here / RECORD).items() >= own.items():  # no other supervisor's record is ended
         write_record(here, record | {"exit_code": code, "stopped": bool(asked)})
         if code and Run(here).owner():  # a run from a terminal was first: the folder is its, and this one never began
             (here / RECORD).unlink()

@@ -2,14 +2,18 @@
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
 import re
 import secrets
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
+
+from dfm_nb.base.log import log
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -82,22 +86,64 @@ def lies_inside(name: str) -> bool:
 
 MOST_BYTES = 1 << 28
 """Of a file that is read whole; a JSON object takes eight times its own bytes in memory."""
+UNLIMITED = sys.maxsize
+ANYWHERE = Path("/")
+"""For `plain`: files that a person named may be links."""
+CHECKSUMS = "checksums.json"
+"""The listing in folders of data and checkpoints."""
+_BLOB = re.compile(r".*/(models|datasets)--[^/]+/blobs/[0-9a-f]{40,64}")
 
 
 def plain(path: Path, inside: Path | None = None, most_bytes: int = MOST_BYTES) -> Path:
-    """The path of a file that is read whole from a folder that may be somebody else's.
+    """The path of a file that is read from a folder that may be somebody else's.
 
-    inside : a folder, which no link may leave.
+    inside : a folder, which no link may leave, but to a file whose checksum the folder lists; by default the file's.
 
     Raises
     ------
     ValueError : it is a pipe, a device or a folder, is too large, or is a link out of the folder.
+    FileNotFoundError : there is none.
     """
-    out = inside and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(inside))
-    if out or not path.is_file() or path.stat().st_size > most_bytes:
-        where = f" inside {inside}" if inside else ""
-        raise ValueError(f"{path} must be a regular file{where} of at most {most_bytes >> 20} MiB; move it away")
+    inside, size = inside or path.parent, path.stat().st_size
+    if not path.is_file() or size > most_bytes or (leads_out(path, inside) and not _is_listed(path, inside)):
+        raise ValueError(f"{path} must be a file of a usual size inside {inside}, or listed there; move it away")
     return path
+
+
+def is_plain(path: Path, inside: Path | None = None, most_bytes: int = MOST_BYTES) -> bool:
+    """Whether there is a `plain` file; another thing of its name is reported, once."""
+    try:
+        return bool(plain(path, inside, most_bytes))
+    except ValueError as error:
+        _report(str(error))
+    except OSError:
+        pass
+    return False
+
+
+@functools.cache
+def _report(refused: str) -> None:
+    log.warning("not read: %s", refused)
+
+
+def leads_out(path: Path, inside: Path) -> bool:
+    """Whether a path in a folder is, or goes through, a link out of it. The hub's cache is made of links to blobs."""
+    place = os.path.realpath(path)
+    return not (Path(place).is_relative_to(os.path.realpath(inside)) or _BLOB.fullmatch(place))
+
+
+def _is_listed(path: Path, inside: Path) -> bool:
+    """Whether the folder's author knew the content; of one that is too large to be hashed at once, the size."""
+    try:
+        entry = read_listing(inside / CHECKSUMS)[path.relative_to(inside).as_posix()]
+    except (OSError, ValueError, KeyError):
+        return False
+    return entry["bytes"] == (size := path.stat().st_size) and (size > MOST_BYTES or entry["sha256"] == sha256(path))
+
+
+def is_foreign(*paths: Path) -> bool:
+    """Whether one of the paths that exist belongs to another user."""
+    return any(os.lstat(path).st_uid != os.geteuid() for path in paths if os.path.lexists(path))
 
 
 def write_atomically(path: str | Path, data: bytes, durable: bool = True) -> None:
@@ -185,7 +231,7 @@ def _listing(name: str, files: Mapping[str, dict[str, Any]]) -> bytes:
 
 def read_listing(path: Path) -> dict[str, dict[str, Any]]:
     """The listing that `seal` wrote; ValueError if it is damaged or names files outside of its folder."""
-    files = read_json(path) or {}
+    files = read_json(path, ANYWHERE)
     files.pop(path.name, None)
     # The form is unique, so that a flipped byte is detected even where JSON would ignore it.
     if path.read_bytes() != _listing(path.name, files):
@@ -223,10 +269,10 @@ def weights_sha256(config: Path, weights: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def read_json(path: Path, inside: Path | None = None) -> dict[str, Any] | None:
-    """The JSON object in a file; None if it is not `plain` (a pipe might never end) or not a JSON object."""
+def read_json(path: Path, inside: Path | None = None) -> dict[str, Any]:
+    """The JSON object in a file; {} if there is none, or it is not `plain` (a pipe might never end)."""
     try:
-        value = json.loads(plain(path, inside).read_bytes())
+        value = json.loads(path.read_bytes()) if is_plain(path, inside) else {}
     except (OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+        return {}
+    return value if isinstance(value, dict) else {}

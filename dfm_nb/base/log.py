@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dfm_nb.base.files import appending
 from dfm_nb.base.headless import message_stream
 
 log = logging.getLogger("dfm_nb")
@@ -49,6 +48,8 @@ class _LogFile(logging.FileHandler):
     """A line that cannot be written (full disk) ends the program, instead of a traceback for each line."""
 
     def _open(self) -> Any:
+        from dfm_nb.base.files import appending  # which logs
+
         return appending(Path(self.baseFilename), self.mode, encoding=self.encoding)
 
     def handleError(self, record: logging.LogRecord) -> None:

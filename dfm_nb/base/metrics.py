@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 import orjson
 
-from dfm_nb.base.files import appending, plain, write_atomically
+from dfm_nb.base.files import UNLIMITED, appending, plain, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,7 +116,7 @@ def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> t
     if not path.exists():
         return [], 0
     records: list[dict[str, Any]] = []
-    with plain(path, path.parent, MOST_METRICS if limit < 0 else sys.maxsize).open("rb") as file:
+    with plain(path, None, MOST_METRICS if limit < 0 else UNLIMITED).open("rb") as file:
         file.seek(offset)
         data = file.read(limit)
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):

@@ -70,7 +70,7 @@ def find(record: Mapping[str, Any]) -> psutil.Process | None:
         process = psutil.Process(int(record["pid"]))
         same = abs(_since_boot_s(process) - float(record["since_boot_s"])) < 0.1
         return process if same and record["host"] == socket.gethostname() and is_alive(process) else None
-    except (psutil.Error, KeyError, TypeError, ValueError):
+    except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

@@ -19,6 +19,9 @@ from filelock import FileLock, Timeout
 from dfm_nb.base import process
 from dfm_nb.base.files import (
     check_free,
+    is_foreign,
+    is_plain,
+    leads_out,
     local,
     read_json,
     remove_temporaries,
@@ -102,8 +105,7 @@ class Run:
 
     def is_foreign(self, record: str) -> bool:
         """Whether the folder, or that record in it, belongs to another user."""
-        places = self.path, self.path / record
-        return any(os.lstat(place).st_uid != os.geteuid() for place in places if os.path.lexists(place))
+        return is_foreign(self.path, self.path / record)
 
     def sample_folder(self, of: int | str) -> Path:
         """`samples/iter_0000100` of an iteration, or another of `samples`, created if missing."""
@@ -117,9 +119,8 @@ class Run:
         return None
 
     def rounds(self) -> list[tuple[int, Path]]:
-        """The folders of samples, by iteration; none that a link leads to."""
-        found = iteration_folders(self.samples)
-        return [(i, folder) for i, folder in found if folder.resolve() == self.path.resolve() / "samples" / folder.name]
+        """The folders of samples, by iteration; none that a link leads out to."""
+        return [found for found in iteration_folders(self.samples) if not leads_out(found[1], self.path)]
 
     def save_config(self, text: str) -> None:
         """Write `config.yaml` atomically."""
@@ -149,7 +150,7 @@ class Run:
             free = False
         except OSError:  # a file system without locks: `run.pid` must suffice
             free = self.owner() is None
-        owner = read_json(self.pid_file) or {}
+        owner = read_json(self.pid_file)
         elsewhere = owner.get("host", here) != here and _age_s(self.pid_file) < STALE_S
         if elsewhere or not free:
             lock.release()
@@ -169,7 +170,7 @@ class Run:
     @property
     def id(self) -> str | None:
         """Created by the first `claim`; a moved or copied folder keeps it."""
-        return (read_json(self.path / IDENTITY) or {}).get("id")
+        return read_json(self.path / IDENTITY).get("id")
 
     def doubt(self, record: str = IDENTITY) -> str:
         """Why the folder may be somebody else's; "" if the record is of this host and folder, and both are our user's.
@@ -178,7 +179,7 @@ class Run:
         """
         if self.is_foreign(record):
             return f"{self.path} or its {record} belongs to another user"
-        told = read_json(self.path / record) or {}
+        told = read_json(self.path / record)
         here = socket.gethostname(), self.path.stat().st_ino
         return "" if (told.get("host"), told.get("inode")) == here else f"{self.path} was not created on this machine"
 
@@ -189,7 +190,7 @@ class Run:
         ------
         FileExistsError : it is outside of the run, and has another owner, or checkpoints and no owner.
         """
-        record = read_json(root / OWNER) or {}
+        record = read_json(root / OWNER)
         held = any(root.glob("iter_*")) or any(root.glob("latest_*"))
         whose = record.get("run") or ("an unknown run" if held else str(self.path))
         if whose != str(self.path) and record.get("id") != self.id and root != self.checkpoints:
@@ -218,7 +219,7 @@ class Run:
 
     def owner(self) -> psutil.Process | None:
         """The live process of this host that has claimed the folder, or None."""
-        return process.find(read_json(self.pid_file) or {})
+        return process.find(read_json(self.pid_file))
 
     @property
     def _key(self) -> tuple[Path, int]:
@@ -271,7 +272,7 @@ def _age_s(path: Path) -> float:
 def media_in(folder: Path) -> list[Path]:
     """The pictures and clips of a folder, by name."""
     found = (p for p in folder.iterdir() if p.suffix in MEDIA and not p.name.startswith("."))
-    return sorted(p for p in found if p.is_file() and not p.is_symlink() and p.stat().st_size <= MOST_SAMPLE)
+    return sorted(p for p in found if is_plain(p, folder, MOST_SAMPLE))
 
 
 def iteration_folders(parent: Path) -> list[tuple[int, Path]]:

@@ -9,7 +9,6 @@ file raises `SampleError` with one sentence, and nothing decodes to more than `M
 
 import base64
 import contextlib
-import html
 import io
 import itertools
 import math
@@ -28,6 +27,7 @@ from PIL import ExifTags, Image, ImageCms, ImageDraw, ImageFont, ImageOps, Image
 
 from dfm_nb.base.files import MARK, replacing, write_atomically
 from dfm_nb.base.geometry import SIDE_MULTIPLE
+from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.records import Clip, SampleError
 
 MAX_ASPECT = 8.0
@@ -637,9 +637,16 @@ def small_png(picture: np.ndarray) -> bytes:
         image = image.resize((max(1, image.width * 4 // 5), max(1, image.height * 4 // 5)))
 
 
+IMAGE = '<img src="{}" alt="{}" style="{}">'
+VIDEO = (
+    '<video src="{}" autoplay loop muted playsinline{} onmouseenter="this.controls=true" '
+    'onmouseleave="this.controls=false" aria-label="{}" style="{}">{}</video>'
+)
+
+
 def media_html(
     kind: str, data: bytes, said: str, width_px: int, begins: tuple[np.ndarray, float] | None = None, playing: str = ""
-) -> str:
+) -> Html:
     """A picture, or a clip that loops muted like one: `<img>` or `<video>` with its bytes in `src`.
 
     A video's controls appear under the pointer, and browsers pause a muted autoplaying video while it is off screen.
@@ -649,23 +656,19 @@ def media_html(
     Parameters
     ----------
     kind, data : media type and bytes.
-    said : alternative text for screen readers; escaped here.
+    said : alternative text for screen readers.
     begins : first frames and their rate, for that WebP (`POSTER_FRAMES`) and for a still where the clip cannot play.
     playing : script to run when a clip begins to play; "" for none.
     """
-    said = html.escape(said, quote=True)
-    src, style = data_url(kind, data), f"width:{width_px}px;max-width:100%;border-radius:6px;display:block"
+    style = f"width:{width_px}px;max-width:100%;border-radius:6px;display:block"
     if not kind.startswith("video/"):
-        return f'<img src="{src}" alt="{said}" style="{style}">'
-    shown, instead = f' onplaying="{playing}"' if playing else "", ""
+        return fill(IMAGE, data_url(kind, data), said, style)
+    shown, instead = [fill(' onplaying="{}"', playing)] if playing else [], []
     if begins:
         frames, fps = begins
-        still, moving = _webp_url(frames[:1], fps), _webp_url(frames[:POSTER_FRAMES], fps)
-        shown, instead = f' poster="{still}"{shown}', f'<img src="{moving}" alt="{said}" style="{style}">'
-    return (
-        f'<video src="{src}" autoplay loop muted playsinline{shown} onmouseenter="this.controls=true" '
-        f'onmouseleave="this.controls=false" aria-label="{said}" style="{style}">{instead}</video>'
-    )
+        shown.append(fill(' poster="{}"', _webp_url(frames[:1], fps)))
+        instead.append(fill(IMAGE, _webp_url(frames[:POSTER_FRAMES], fps), said, style))
+    return fill(VIDEO, data_url(kind, data), shown, said, style, instead)
 
 
 def _webp_url(frames: np.ndarray, fps: float) -> str:
@@ -683,23 +686,24 @@ def data_url(kind: str, data: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def inline_html(frames: np.ndarray, fps: float, caption: str) -> str:
+def inline_html(frames: np.ndarray, fps: float, caption: str) -> Html:
     """A self-contained <figure>: a looping MP4 for a clip, a PNG for one frame.
 
     Parameters
     ----------
     frames : uint8 [T, H, W, 3].
-    caption : shown below, also as alternative text; escaped here.
+    caption : shown below, also as alternative text.
     """
     width = max(frames.shape[2], 192)
     media = media_html(*compressed(frames, fps), caption, width, (frames, fps))
-    text = f'<figcaption style="max-width:{width}px;font-size:13px;margin-top:4px">{html.escape(caption)}</figcaption>'
-    return f'<figure style="display:inline-block;margin:8px;vertical-align:top">{media}{text}</figure>'
+    figure = '<figure style="display:inline-block;margin:8px;vertical-align:top">{}{}</figure>'
+    text = '<figcaption style="max-width:{}px;font-size:13px;margin-top:4px">{}</figcaption>'
+    return fill(figure, media, fill(text, width, caption))
 
 
-def row_html(figures: Iterable[str]) -> str:
+def row_html(figures: Iterable[Html]) -> Html:
     """Figures side by side."""
-    return f'<div style="display:flex;flex-wrap:wrap;gap:8px">{"".join(figures)}</div>'
+    return fill('<div style="display:flex;flex-wrap:wrap;gap:8px">{}</div>', [*figures])
 
 
 def show(clips: Iterable[Clip]) -> None:

@@ -12,12 +12,13 @@ that does not match its checksum is refused; the error names it. Loading runs no
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from dfm_nb import config as cfg
 from dfm_nb.base import pretrained
-from dfm_nb.base.files import check, read_json, read_listing
+from dfm_nb.base.files import CHECKSUMS, check, read_json, read_listing
 from dfm_nb.base.log import log
 from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints.tensor_files import INDEX, CheckpointError, TensorIndex
@@ -25,7 +26,6 @@ from dfm_nb.data import prepared_folder
 from dfm_nb.packs.packs import LatentStatistics
 
 TRACKER = "latest_checkpointed_iteration.txt"
-CHECKSUMS = "checksums.json"
 NEEDED = (INDEX, "state.json", "config.yaml")
 """Files that every checkpoint has, in addition to those of its tensors."""
 
@@ -48,7 +48,7 @@ def whole_checkpoints(root: str | Path) -> list[Path]:
 def read_object(path: Path, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
     """The JSON object in a file; `CheckpointError` names the file and what of `wanted` it lacks."""
     value = read_json(path)
-    if value is None:
+    if not value:
         raise CheckpointError(f"{path} must be a JSON object; it is missing or damaged: use another copy")
     if missing := prepared_folder.lacking(value, wanted or {}):
         raise CheckpointError(f"{path} is damaged ({', '.join(missing)}); use another checkpoint")
@@ -134,8 +134,10 @@ def usable(root: Path) -> Path | None:
 
 
 def read_assets(root: Path) -> dict[str, bytes]:
-    """The `ASSETS` of a data set or checkpoint: name -> content."""
-    return {name: (root / name).read_bytes() for name in ASSETS if (root / name).is_file()}
+    """The `ASSETS` of a data set or checkpoint: name -> content; ValueError if its listing lacks one."""
+    names = [name for name in ASSETS if os.path.lexists(root / name)]
+    check(root, read_listing(root / CHECKSUMS), names, "restore it, or remove it if the folder did not come with it")
+    return {name: (root / name).read_bytes() for name in names}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

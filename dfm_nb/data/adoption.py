@@ -37,6 +37,7 @@ class AdoptOptions(Verb):
         None, "its folder; without it the empty caption is one token of zeros", flags=("--t5-cache-dir",)
     )
     val_fraction: float = option(0.0, "share of the samples for validation, in complete shards", ge=0, lt=1)
+    allow_outside: bool = option(False, "also read tars outside the folder, by a link; they are then listed")
     device: str = option("cpu", "where the encoders run")
 
     def run(self) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def adopt(options: AdoptOptions) -> dict[str, Any]:
     ValueError, FileNotFoundError : wrong input; the message has the fix.
     """
     place = PreparedFolder(options.folder)
-    tars = shards.find_shards(place.path)
+    tars = shards.find_shards(place.path, options.allow_outside)
     # WebDataset's writer leaves an empty one if the last tar was just full; Energon refuses them
     if empty := [tar for tar in tars if tar.stat().st_size <= tarfile.RECORDSIZE and not shards.samples_of(tar)]:
         log.warning("skipped %d tar(s) without samples, such as %s; remove them", len(empty), empty[0])
@@ -71,7 +72,7 @@ def adopt(options: AdoptOptions) -> dict[str, Any]:
     if place.held_plan() is not None:
         fix = "it needs no adopting" if (place.path / CHECKSUMS).is_file() else "finish it with --resume"
         raise ValueError(f"{place.path} was made by dfm prepare: {fix}")
-    ours = "latent_mean" in (read_json(place.manifest) or {})
+    ours = "latent_mean" in read_json(place.manifest)
     for name in (place.manifest.name, CHECKSUMS):
         check_free(place.path / name, ours, "move it away")
     # a wrong path fails now, not after all tars were read

@@ -9,6 +9,7 @@ The next preparation of the folder applies all edits. Training skips excluded sa
 other sample keeps its position in the data order.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def read_edits(folder: str | Path) -> dict[str, Edit]:
     ValueError : a line is not an edit; the message has its number.
     """
     path, found = Path(folder) / EDITS, dict[str, Edit]()
-    if not path.is_file():
+    if not os.path.lexists(path):
         return found
     for number, line in enumerate(plain(path).read_bytes().splitlines(), 1):
         try:
@@ -65,4 +66,4 @@ def write_edit(folder: str | Path, edit: Edit) -> None:
 def edits_sha256(folder: str | Path) -> str | None:
     """Checksum of the file; None if there is none."""
     path = Path(folder) / EDITS
-    return sha256(path) if path.is_file() else None
+    return sha256(plain(path)) if os.path.lexists(path) else None

@@ -521,7 +521,7 @@ def rewrite_shard(
     ValueError : the shard is damaged.
     """
     path, tar = shards.record_path(folder, plan.name), folder / plan.name
-    if (record := read_json(path)) is None or plan.has(record):
+    if not (record := read_json(path)) or plan.has(record):
         return False
     indices = {reading.source.item_key(int(i)): int(i) for i in plan.items}
     contents = record.get("contents") or dict.fromkeys(indices)

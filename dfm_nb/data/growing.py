@@ -65,7 +65,7 @@ def warn_of_copies(records: Iterable[Mapping[str, Any]]) -> None:
 def _records(folder: Path) -> Iterator[dict[str, Any]]:
     """The records of all shards; those of a manifest's shards must be there and say what the samples were made of."""
     names = {path.name.removesuffix(".json") for path in (folder / shards.RECORDS).glob("*.tar.json")}
-    made = {shard["name"] for shard in (read_json(folder / "manifest.json") or {}).get("shards", ())}
+    made = {shard["name"] for shard in read_json(folder / "manifest.json").get("shards", ())}
     for name in sorted(names | made):
         record = shards.read_record(folder, name)
         if record is None or "contents" not in record:
@@ -169,7 +169,7 @@ class Stock:
     def __init__(self, folders: Iterable[Path]):
         self._places = dict[Any, tuple[Path, str]]()  # by hash and weight
         for folder in folders:
-            for shard in (read_json(folder / "manifest.json") or {}).get("shards", ()):
+            for shard in read_json(folder / "manifest.json").get("shards", ()):
                 record = shards.read_record(folder, shard["name"]) or {}
                 dropped = {drop["key"] for drop in record.get("drops", ())}
                 for key, content in record.get("contents", {}).items():

@@ -296,7 +296,7 @@ def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None
         plan["copies"] = [list(pair) for pair in copies]  # with it they are drawn into one split
     if texts := held.get("texts", 0) + config.texts_only:
         plan["texts"] = texts  # a shard whose record has a smaller number has older captions
-    made = (read_json(folder.manifest) or {}).get("arguments", {})
+    made = read_json(folder.manifest).get("arguments", {})
     same = all(getattr(config, path) == made.get(path) for path in ("tokenizer_path", "text_encoder_path"))
     return None if folder.check(plan, config.resume, config.overwrite, config.texts_only) and same else plan
 
@@ -485,7 +485,7 @@ class Preparation:
         origins = origin_lines(self.source.captions_from)
         about = {"source": self.plan["source"], "captions_from": origins, **self.identities()}
         if isinstance(self.plans, GrownPlans):  # a run's statistics stay, and so does the tokenizer
-            before = read_json(self.folder.manifest) or {}
+            before = read_json(self.folder.manifest)
             kept = {name: before[name] for name in ("latent_mean", "latent_std", "psnr_db")}
             manifest = totals.manifest(about, self.plans.num_items, kept["psnr_db"], own | kept)
         else:

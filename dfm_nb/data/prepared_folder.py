@@ -16,7 +16,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from dfm_nb.base import files
-from dfm_nb.base.files import local, read_json, remove_temporaries, subfolder, unlinked, write_atomically, write_json
+from dfm_nb.base.files import (
+    CHECKSUMS,
+    local,
+    plain,
+    read_json,
+    remove_temporaries,
+    subfolder,
+    unlinked,
+    write_atomically,
+    write_json,
+)
 from dfm_nb.base.run import turn
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import SPLITS, Layout
@@ -24,7 +34,6 @@ from dfm_nb.data.shard_plan import SPLITS, Layout
 FORMAT_VERSION = 2
 """Version of manifest, checksums and index; version 1 had the checksums in the manifest."""
 
-CHECKSUMS = "checksums.json"
 TOKENIZER = "tokenizer.safetensors"
 EMPTY_TEXT = "text_empty.safetensors"
 NO_CAPTION_TOKENS = 1  # one zero token replaces the empty caption of encoders that are not available
@@ -48,6 +57,7 @@ MANIFEST: dict[str, Any] = {
     "psnr_db": {},
     "drops": [{"key": str, "reason": str}],
 }
+SHARDS: dict[str, Any] = {"shards": [{"name": str, "split": str}]}
 """The keys of a manifest that are read, with their types."""
 
 _SHARD = re.compile(r"rank\d+-\d{6,}\.tar")
@@ -116,13 +126,15 @@ def read_manifest(folder: Path, checked: bool = True) -> dict[str, Any] | None:
     ValueError, FileNotFoundError : they do not, or it has no finite statistics.
     """
     path = folder / "manifest.json"
-    here = {path.name} if path.is_file() else set()
+    here = path.is_file()
     if checked and (here or (folder / CHECKSUMS).is_file()):
         listed = read_checksums(folder)
-        names = here | {name for name in listed if not name.endswith((".tar", INDEX))}
+        names = {name for name in (path.name, TOKENIZER, EMPTY_TEXT) if os.path.lexists(folder / name)}
+        names |= {name for name in listed if not name.endswith((".tar", INDEX))}
         files.check(folder, listed, sorted(names), MEND.format(folder))
-    manifest = read_json(path) or {}
-    if here and (missing := lacking(manifest, MANIFEST)):
+    manifest = read_json(path)
+    wanted = MANIFEST | (SHARDS if "shards" in manifest else {})
+    if here and (missing := lacking(manifest, wanted)):
         raise ValueError(f"{path} is damaged ({', '.join(missing)}); prepare or adopt the data again")
     return manifest or None
 
@@ -164,9 +176,9 @@ class PreparedFolder:
         return self._held()[1]
 
     def _held(self) -> tuple[dict[str, Any] | None, Layout | None]:
-        held = read_json(self.records / "plan.json") or {}
+        held = read_json(self.records / "plan.json")
         layout = held.pop("layout", None)
-        return held or (read_json(self.manifest) or {}).get("plan"), layout
+        return held or read_json(self.manifest).get("plan"), layout
 
     def grows(self, plan: dict[str, Any]) -> bool:
         """Whether the source of the finished preparation has other items, and all else is equal."""
@@ -174,7 +186,7 @@ class PreparedFolder:
         if held is None or _listed(held) == _listed(plan) or _but_listed(held) != _but_listed(plan):
             return False
         # not the checksums, which are removed before a kill may come
-        return (read_json(self.manifest) or {}).get("plan") == held
+        return read_json(self.manifest).get("plan") == held
 
     def check(self, plan: dict[str, Any], resume: bool, overwrite: bool, texts_only: bool = False) -> bool:
         """Whether the folder already has the finished preparation; raises if it must not be written into.
@@ -241,8 +253,8 @@ class PreparedFolder:
         """Delete the files that the records list, then the records; the lock stays, because we hold it."""
         records = list(self.records.glob("*.json"))
         listed = {path.name.removesuffix(".json") for path in records}
-        manifest = read_json(self.manifest) or {}
-        if fits(manifest, {"shards": [{"name": str}]}):  # the folder was copied without its records
+        manifest = read_json(self.manifest)
+        if fits(manifest, SHARDS):  # the folder was copied without its records
             listed |= {shard["name"] for shard in manifest["shards"]}
         names = [name for name in listed if _SHARD.fullmatch(name)]
         for name in (*OWN_FILES, *names, *(f"{name}.idx" for name in names)):
@@ -263,7 +275,7 @@ class PreparedFolder:
         """The encoders must be those that the preparation began with; `identities` are by kind."""
         path = self.records / "encoders.json"
         now = json.loads(json.dumps(identities))
-        held = read_json(path) or {k: v for k, v in (read_json(self.manifest) or {}).items() if k in now}
+        held = read_json(path) or {k: v for k, v in read_json(self.manifest).items() if k in now}
         if not held:
             write_json(path, now)
         elif differ := _differences(held, now):
@@ -343,7 +355,7 @@ def read_empty_text(root: Path, text_dim: int | None = None) -> torch.Tensor:
     if text_dim and not path.is_file():
         return torch.zeros(NO_CAPTION_TOKENS, text_dim, dtype=torch.bfloat16)
     try:
-        found = load_file(path)["text_emb"]
+        found = load_file(plain(path))["text_emb"]
         if found.ndim != 3 or 0 in found.shape or not (found.is_floating_point() and found.float().isfinite().all()):
             raise ValueError("it must be finite numbers [1, L, D]")
         if text_dim not in (None, found.shape[2]):

@@ -33,7 +33,18 @@ import torch
 import yaml
 
 from dfm_nb.base.argv import imported_without
-from dfm_nb.base.files import lies_inside, read_json, sha256, sync, temporary_of, unlinked, write_atomically
+from dfm_nb.base.files import (
+    ANYWHERE,
+    UNLIMITED,
+    is_plain,
+    lies_inside,
+    read_json,
+    sha256,
+    sync,
+    temporary_of,
+    unlinked,
+    write_atomically,
+)
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.data import shard_plan, tensor_bytes
 
@@ -485,11 +496,12 @@ def _members(file: BinaryIO, whole: bool = False) -> Iterator[tuple[str, str, ta
             raise tarfile.TarError("the zeros that end a tar are missing, so it was cut")
 
 
-def find_shards(place: Path) -> list[Path]:
-    """The tars of a folder and its subfolders, or the given one."""
+def find_shards(place: Path, allow_outside: bool = False) -> list[Path]:
+    """The tars of a folder and its subfolders, or the given one; `allow_outside`: also where links lead out."""
     if place.is_file():
         return [place]
-    tars = sorted(p for p in place.rglob("*.tar") if p.is_file()) if place.is_dir() else []
+    inside = ANYWHERE if allow_outside else place
+    tars = sorted(p for p in place.rglob("*.tar") if is_plain(p, inside, UNLIMITED))
     if not tars:
         raise FileNotFoundError(f"{place} has no .tar shards; pass a folder from dfm prepare or another writer")
     return tars
@@ -505,7 +517,7 @@ def record_path(folder: Path, name: str) -> Path:
 def read_record(folder: Path, name: str) -> dict | None:
     """The record of a shard; None if it is unfinished."""
     record = read_json(record_path(folder, name))
-    if record is None or not {"samples", "bytes"} <= record.keys():
+    if not {"samples", "bytes"} <= record.keys():
         return None
     tar = folder / name
     whole = record["samples"] == 0 or (tar.is_file() and tar.stat().st_size == record["bytes"])

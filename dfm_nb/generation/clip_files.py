@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 
 from dfm_nb import parallel
 from dfm_nb.base import video
-from dfm_nb.base.files import check_free, local, read_json, sha256, write_atomically, write_json
+from dfm_nb.base.files import check_free, local, plain, read_json, sha256, write_atomically, write_json
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from dfm_nb.generation.request import Request, read_prompts
 
@@ -157,7 +157,7 @@ def files_of(path: Path, latent: bool) -> list[Path]:
 def check_sidecar(path: Path) -> None:
     """FileExistsError where a file that is no sidecar of ours has the name of the clip's."""
     beside = files_of(path, latent=False)[1]
-    check_free(beside, "frames_sha256" in (read_json(beside) or {}), "choose another --video-save-path")
+    check_free(beside, "frames_sha256" in read_json(beside), "choose another --video-save-path")
 
 
 def write_given(stem: Path, videos: Sequence[np.ndarray], fps: float) -> tuple[str, ...]:
@@ -176,11 +176,11 @@ def read_clip(path: Path) -> Generated:
     FileNotFoundError, ValueError : a file of it is missing, or is not ours.
     """
     _, beside, latent_file = files_of(path, latent=True)
-    ((_, settings),) = read_prompts(beside)
-    request, latent = Request(**settings), load(latent_file.read_bytes())["latent"]
+    ((_, settings),) = read_prompts(plain(beside))
+    request, latent = Request(**settings), load(plain(latent_file).read_bytes())["latent"]
     still = request.num_video_frames == 1
     frames = video.read_image(path) if still else video.read_video(path)[0]
-    return Generated(frames, request, latent, read_json(beside) or {})
+    return Generated(frames, request, latent, read_json(beside))
 
 
 def settings_of(request: Request) -> dict:
@@ -196,7 +196,7 @@ def finished_before(path: Path, request: Request, made_by: Mapping[str, Any]) ->
     """
     wanted = json.loads(json.dumps({**settings_of(request), **made_by}))
     sidecars = (found.with_suffix(found.suffix + ".json") for found in of_any_process(path))
-    records = (json.loads(sidecar.read_text()) for sidecar in sidecars if sidecar.is_file())
+    records = (read_json(sidecar) for sidecar in sidecars)
     return any(all(record.get(k) == v for k, v in wanted.items()) for record in records)
 
 

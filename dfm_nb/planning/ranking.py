@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from dfm_nb import config as cfg
+from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.memory import GIB
 from dfm_nb.config import checks, counts, sizes
 from dfm_nb.planning.layouts import GpuLayout, Load, layouts
@@ -110,7 +111,7 @@ class Ranking(list[Candidate]):
         style = self.table().style.hide().format(precision=2)
         gib = [name for name in style.columns if name.startswith("gib_")]
         bars = style.bar(subset=gib, color="#8888", vmin=0, vmax=self.gpu_memory_gib)
-        return f"<div>{self._count()}</div>{bars.to_html()}"
+        return fill("<div>{}</div>{}", self._count(), Html(bars.to_html()))
 
     def _count(self) -> str:
         least = self.to_frame().groupby("recompute", sort=False).gib_total.min()

@@ -26,13 +26,15 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import DataLoader, Dataset
 
-from dfm_nb.base.files import temporary_of
+from dfm_nb.base.files import is_foreign, temporary_of
 from dfm_nb.base.log import log
 from dfm_nb.base.run import turn
 from dfm_nb.text.check import ONE_EOD, require_alike
 from dfm_nb.text.indexed import Index, read_meta
 from dfm_nb.text.input import corpora_sha256
 from dfm_nb.text.mixture import SPLITS, Blend, BlendCorpus, apply_strategy, token_counts
+
+OWN_CACHE = Path("~/.cache/dfm_nb/blends")
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def build_datasets(
     num_samples : of train, validation and test. The order depends on them: 160 samples do not begin with those of 80,
         so ask for those of the whole run from the start, and end earlier or resume with `consumed_samples`
     tokenizer : by default the one that `preprocess` recorded
-    cache_dir : on a disk that all ranks see; by default `.blend_cache` next to the first corpus
+    cache_dir : on a disk that all ranks see; by default `.blend_cache` next to the first corpus. What another user
+        made is not read: it is built again in `~/.cache/dfm_nb/blends`
     split : "969,30,1" cuts each training corpus as Megatron's --split does, where validation and test have no corpora
     settings : of megatron's GPTDatasetConfig. `reset_position_ids` starts positions from 0 after an EOD,
         `reset_attention_mask` hides the documents before it, `eod_mask_loss` leaves the EOD out of the loss
@@ -113,7 +116,7 @@ def build_datasets(
     usual = dict.fromkeys(("reset_position_ids", "reset_attention_mask", "eod_mask_loss"), False)
     made_of = {**usual, **settings, **chosen, "random_seed": seed, "sequence_length": seq_length}
     key = json.dumps([corpora_sha256(blend.prefixes()), num_samples, tokenizer.unique_identifiers, made_of])
-    base = Path(cache_dir or Path(blend.train[0].prefix).absolute().parent / ".blend_cache")
+    base = Path(cache_dir).resolve() if cache_dir else Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
 
     def build(cache: Path) -> list[Dataset | None]:
         config = GPTDatasetConfig(path_to_cache=str(cache), tokenizer=tokenizer, **made_of)
@@ -144,8 +147,8 @@ def _cache(base: Path, name: str) -> tuple[Path, Path | None]:
     """
     told: list[Any] = [None]
     if dist.get_rank() == 0:
-        final = base.absolute() / name
-        building = None
+        final = _ours(base / name)
+        base, building = final.parent, None
         if not final.exists():
             base.mkdir(parents=True, exist_ok=True, mode=0o700)
             _remove_killed(base)
@@ -157,10 +160,21 @@ def _cache(base: Path, name: str) -> tuple[Path, Path | None]:
     seen: list[bool] = [False] * dist.get_world_size()
     dist.all_gather_object(seen, (building or final).is_dir())
     if not all(seen):
-        fault = f"{base} must be on a disk that all ranks see; rank {seen.index(False)} does not; pass cache_dir"
+        where = f"{final.parent} must be on a disk that all ranks see"
+        fault = f"{where}; rank {seen.index(False)} does not; pass a cache_dir of yours"
     if fault:
         raise ValueError(fault)
     return final, building
+
+
+def _ours(final: Path) -> Path:
+    """The folder, or if another user made it, or its place a link, one of its name in our own cache."""
+    linked = final.parent.is_symlink() and is_foreign(final.parent)
+    if not (linked or is_foreign(final, *final.glob("*"))):
+        return final
+    own = OWN_CACHE.expanduser() / final.name
+    log.warning("%s is another user's and is not read; the indices are in %s", final, own)
+    return own
 
 
 def _remove_killed(base: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dfm_nb.base.files import read_json
+from dfm_nb.base.files import ANYWHERE, read_json
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -47,7 +47,7 @@ def meta_path(prefix: str | Path) -> Path:
 
 def read_meta(prefix: str | Path) -> dict:
     """The provenance that `preprocess` wrote for a pair; {} if there is none, it is damaged, or the pair is another."""
-    meta = read_json(meta_path(prefix)) or {}
+    meta = read_json(meta_path(prefix), ANYWHERE)
     eod = isinstance(meta.get("eod_id"), int | None)
     if not eod or any(type(meta.get(name)) is not kind for name, kind in _META.items()):
         return {}

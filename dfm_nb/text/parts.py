@@ -72,7 +72,7 @@ class Parts:
     @classmethod
     def signature_of(cls, prefix: str) -> dict | None:
         """The signature of an unfinished run."""
-        return (read_json(cls(prefix, {}, {})._state) or {}).get("signature")
+        return read_json(cls(prefix, {}, {})._state).get("signature")
 
     @classmethod
     @contextlib.contextmanager
@@ -97,17 +97,17 @@ class Parts:
                     f.truncate(parts.progress.sizes[name])
             yield parts
         finally:
-            if "progress" not in (read_json(parts._state) or {}):  # nothing was done, or everything
+            if "progress" not in read_json(parts._state):  # nothing was done, or everything
                 shutil.rmtree(folder, ignore_errors=True)
             lock.release()
 
     def _check_outputs(self) -> None:
         """FileExistsError for a name that is taken, and no record of ours names it."""
         fix = "move it, or choose another prefix"
-        begun = "signature" in (read_json(self._state) or {})
+        begun = "signature" in read_json(self._state)
         check_free(self._folder, begun or not any(self._folder.glob("[!.]*")), fix)
         for prefix in self._prefixes.values():
-            ours = "empty_documents" in (read_json(meta_path(prefix)) or {})
+            ours = "empty_documents" in read_json(meta_path(prefix))
             for path in (bin_path(prefix), idx_path(prefix), meta_path(prefix)):
                 check_free(path, ours, fix)
         if SKIPPED in self._paths:
@@ -115,7 +115,7 @@ class Parts:
 
     def _resume(self) -> None:
         """Take up the progress of a run with the same signature."""
-        saved = read_json(self._state) or {}
+        saved = read_json(self._state)
         if saved.get("signature") == self._signature and "progress" in saved:
             progress = Progress(**saved["progress"])
             progress.at = Position(*progress.at)

@@ -9,10 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dfm_nb.base.files import listed_as
+from dfm_nb.base import files
+from dfm_nb.base.files import CHECKSUMS, listed_as
 from dfm_nb.base.records import SampleError
+from dfm_nb.checkpoints import folders
 from dfm_nb.data.prepared_folder import seal_folder
 from dfm_nb.data.sample_index import index_dataset
+from dfm_nb.data.shards import find_shards
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.training.loop import BadSamples
 from tests.attacks.sample_files import UNUSABLE, spoil
@@ -82,6 +85,37 @@ def test_damage_under_checksums_that_fit_is_one_sentence_too(data, file, change)
     change(data / file)
     seal_folder(data, {tar.name: listed_as(tar) for tar in data.glob("*.tar")})
     refused(data, file)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.safetensors", "text_empty.safetensors"])
+@pytest.mark.parametrize("planted", ["link", "pipe", "file"])
+def test_no_other_file_gets_into_a_checkpoint(data, name, planted):
+    """A checkpoint, and so an export, carries only what the folder's author knew the content of."""
+    files.seal(data / CHECKSUMS, {k: v for k, v in files.read_listing(data / CHECKSUMS).items() if k != name})
+    (data / name).unlink(missing_ok=True)
+    (data.parent / "secret").write_text("a private key")
+    how = {"link": lambda: (data / name).symlink_to("../secret"), "pipe": lambda: os.mkfifo(data / name)}
+    how.get(planted, lambda: (data / name).write_text("?"))()
+    refused(data, name)
+    with pytest.raises(ValueError, match=name):
+        folders.read_assets(data)
+
+
+def test_shards_by_a_link_are_named_unless_listed_or_asked_for(data, caplog):
+    """Shards on another disk are usual; those of a folder that somebody sent are not."""
+    tar = data / "rank0-000000.tar"
+    away = shutil.move(tar, data.parent / "away.tar")
+    tar.symlink_to(away)
+    assert tar in find_shards(data)
+    (data / CHECKSUMS).unlink()
+    assert tar not in find_shards(data) and tar.name in caplog.text
+    assert tar in find_shards(data, allow_outside=True)
+
+
+def test_edits_are_no_link(data):
+    (data.parent / "secret").write_text("a private key")
+    (data / "edits.jsonl").symlink_to("../secret")
+    refused(data, "edits.jsonl")
 
 
 def test_shards_outside_the_folder_are_not_opened(data):

@@ -43,8 +43,8 @@ def test_the_mode_is_the_umasks_whatever_the_writer_makes(tmp_path):
 
 def test_read_json_gives_objects_only(tmp_path):
     path = tmp_path / "x.json"
-    assert files.read_json(path) is None
-    for text, value in (("{", None), ("[1]", None), ('{"a": 1}', {"a": 1})):
+    assert files.read_json(path) == {}
+    for text, value in (("{", {}), ("[1]", {}), ('{"a": 1}', {"a": 1})):
         path.write_text(text)
         assert files.read_json(path) == value
 
@@ -54,3 +54,26 @@ def test_a_url_is_no_place_to_write_to(url):
     with pytest.raises(ValueError, match=re.escape(str(url))):
         files.local(url)
     assert files.local("a:b/c://d") == Path("a:b/c://d") and files.local("C:/a") == Path("C:/a")
+
+
+def test_a_link_out_of_a_folder_is_read_only_where_its_checksum_is_listed(tmp_path):
+    """Or where it leads into the hub's cache, whose snapshots are made of links."""
+    folder, secret, blob = tmp_path / "data", tmp_path / "secret", tmp_path / "models--a--b/blobs" / ("0" * 40)
+    for path in (secret, blob, folder / "own.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"a": 1}')
+    links = {"out": secret, "within": folder / "own.json", "blob": blob, "device": "/dev/zero", "gone": tmp_path / "x"}
+    for name, target in links.items():
+        (folder / f"{name}.json").symlink_to(target)
+    (folder / "folder.json").mkdir()
+    os.mkfifo(folder / "pipe.json")
+    (folder / "down").symlink_to(tmp_path)
+    found = {name for name in (*links, "folder", "pipe") if files.read_json(folder / f"{name}.json")}
+    assert found == {"within", "blob"} and not files.read_json(folder / "down/secret", folder)
+    for name in ("out", "pipe", "folder", "device"):
+        with pytest.raises(ValueError, match=name):
+            files.plain(folder / f"{name}.json")
+    files.seal(folder / files.CHECKSUMS, {"out.json": files.listed_as(secret)})
+    assert files.read_json(folder / "out.json") == {"a": 1}
+    secret.write_text('{"a": 2}')
+    assert files.read_json(folder / "out.json") == {}

@@ -1,5 +1,7 @@
 """The loader: exact tokens, frequencies, ranks, resumption, caches; and a model that learns from it."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -120,6 +122,32 @@ def test_a_killed_build_leaves_nothing_that_a_later_one_reads(prefixes, tmp_path
     save(first := sorted(folder.glob("*.npy"))[0], np.array([{}]), allow_pickle=True)
     with pytest.raises(ValueError, match=first.name):
         build(blend, tmp_path, 40)
+
+
+@pytest.mark.parametrize("theirs", ["link", "indices", "file"])
+def test_a_cache_of_another_user_is_rebuilt_in_our_own(prefixes, tmp_path, monkeypatch, theirs):
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    blend = blend_of(prefixes[:1], [1.0])
+    data = build(blend, tmp_path, 20, cache_dir=None)["train"]
+    whole = torch.stack([data[i]["tokens"] for i in range(20)])
+    (indices,) = (tmp_path / ".blend_cache").iterdir()
+    first = min(indices.glob("*.npy"))
+    np.save(first, np.zeros_like(np.load(first)))
+    if theirs == "link":
+        (tmp_path / ".blend_cache").rename(tmp_path / "away")
+        (tmp_path / ".blend_cache").symlink_to("away")
+    named = {"link": tmp_path / ".blend_cache", "indices": indices, "file": first}[theirs]
+    os.chown(named, 65534, 65534, follow_symlinks=False)
+    first = first.resolve() if theirs != "link" else tmp_path / "away" / indices.name / first.name
+    before = first.stat()
+    for _ in range(2):  # built, then found
+        data = build(blend, tmp_path, 20, cache_dir=None)["train"]
+        assert torch.equal(torch.stack([data[i]["tokens"] for i in range(20)]), whole)
+    assert len([*(tmp_path / "home/.cache/dfm_nb/blends").iterdir()]) == 1 and first.stat() == before
+    build(blend, tmp_path, 20)
+    assert len([*(tmp_path / "cache").iterdir()]) == 1
 
 
 def test_only_a_folder_that_a_killed_build_left_is_removed(prefixes, tmp_path):

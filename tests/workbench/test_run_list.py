@@ -85,8 +85,10 @@ def test_one_bad_run_is_one_row_and_a_link_shows_nothing(folder):
     samples = folder / "a/samples/iter_0000001"
     os.mkfifo(samples / "0.png")
     (samples / "1.png").mkdir()
-    (samples / "2.png").symlink_to(samples / "a.png")
-    (samples.with_name("iter_0000002")).symlink_to(samples)
+    (folder / "elsewhere").mkdir()
+    shutil.copy(samples / "a.png", folder / "elsewhere")
+    (samples / "2.png").symlink_to(folder / "elsewhere/a.png")
+    (samples.with_name("iter_0000002")).symlink_to(folder / "elsewhere")
     for make in (os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")):
         metrics.unlink() if metrics.is_file() else None
         make(metrics)

@@ -85,10 +85,10 @@ def settings_of(folder: Path) -> list[str]:
                 f"{path} must have {key}={json.dumps(wanted.get(key))}, and it has {json.dumps(given[key])}: only Wan "
                 "2.1 for text to video can be imported"
             )
-    pipeline = read_json(folder / "model_index.json") or {}
+    pipeline = read_json(folder / "model_index.json")
     if pipeline.get("transformer_2") not in (None, [None, None]) or pipeline.get("expand_timesteps"):
         raise ValueError(f"{folder} is a Wan 2.2 of two networks or of first frames, which is not supported; use 2.1")
-    scheduler = read_json(folder / "scheduler" / "scheduler_config.json") or {}
+    scheduler = read_json(folder / "scheduler" / "scheduler_config.json")
     shift = scheduler.get("flow_shift", scheduler.get("shift", 3.0))
     if not isinstance(shift, int | float) or not shift > 0:
         raise CheckpointError(f"{folder / 'scheduler'} must have a positive number as flow_shift; it has {shift!r}")
