@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from dfm_nb.base.limits import MOST_BYTES, MOST_DEPTH
+
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Of a folder that is another user's or read-only."""
@@ -30,7 +32,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     temporary.touch(exist_ok=False)
     mode = temporary.stat().st_mode & 0o777
     try:
-        yield temporary
+        with naming(path):
+            yield temporary
         os.chmod(temporary, mode)  # safetensors replaces it by a file of mode 0600
         fsync_replace(temporary, path)
     except BaseException:
@@ -78,10 +81,6 @@ def lies_inside(name: str) -> bool:
     return plain and bool(place.parts) and not place.is_absolute() and ".." not in place.parts
 
 
-MOST_BYTES = 1 << 28
-"""Of a file that is read whole; a JSON object takes eight times its own bytes in memory."""
-
-
 def plain(path: Path, inside: Path | None = None, most_bytes: int = MOST_BYTES) -> Path:
     """The path of a file that is read whole from a folder that may be somebody else's.
 
@@ -114,12 +113,21 @@ def sync(path: Path) -> None:
     """Make a file's content, or the renames in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    except OSError as error:
-        error.filename = str(path)
-        raise
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """The error of a full disk names this path: one of writing to an open file has no name of its own."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            error.filename = error.filename or str(path)
+        raise
 
 
 def sha256(path: Path) -> str:
@@ -192,7 +200,20 @@ def weights_sha256(config: Path, weights: Iterable[Path]) -> str:
 def read_json(path: Path, inside: Path | None = None) -> dict[str, Any] | None:
     """The JSON object in a file; None if it is not `plain` (a pipe might never end) or not a JSON object."""
     try:
-        value = json.loads(plain(path, inside).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        value = parsed(plain(path, inside).read_bytes())
+    except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def parsed(text: str | bytes) -> Any:
+    """The value of a JSON text; ValueError if it is none, or one of more than `MOST_DEPTH` levels."""
+    with contextlib.suppress(RecursionError):
+        value = json.loads(text)
+        level = [value]
+        for _ in range(MOST_DEPTH):
+            deeper = [each for each in level if isinstance(each, (dict, list))]
+            if not deeper:
+                return value
+            level = [one for each in deeper for one in (each.values() if isinstance(each, dict) else each)]
+    raise ValueError(f"JSON must have at most {MOST_DEPTH} levels")

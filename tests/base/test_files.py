@@ -1,13 +1,15 @@
+import errno
 import os
 import re
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from dfm_nb.base import files
+from dfm_nb.base import argv, files
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path):
@@ -54,3 +56,13 @@ def test_a_url_is_no_place_to_write_to(url):
     with pytest.raises(ValueError, match=re.escape(str(url))):
         files.local(url)
     assert files.local("a:b/c://d") == Path("a:b/c://d") and files.local("C:/a") == Path("C:/a")
+
+
+def test_a_full_disk_is_named_by_the_file_that_was_written(tmp_path):
+    full = OSError(errno.ENOSPC, "full")
+    with pytest.raises(OSError) as caught, files.replacing(tmp_path / "x"):
+        raise full
+    assert caught.value.filename == str(tmp_path / "x") and not list(tmp_path.iterdir())
+    assert str(tmp_path / "x") in str(argv.mistake(full))
+    # as torch says it of the ranks' store
+    assert tempfile.gettempdir() in str(argv.mistake(RuntimeError(os.strerror(errno.ENOSPC))))
