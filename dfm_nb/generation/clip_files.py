@@ -198,13 +198,13 @@ def finished_before(path: Path, request: Request, made_by: Mapping[str, Any]) ->
     """
     wanted = json.loads(json.dumps({**settings_of(request), **made_by}))
     sidecars = (found.with_suffix(found.suffix + ".json") for found in of_any_process(path))
-    records = (json.loads(sidecar.read_text()) for sidecar in sidecars if sidecar.is_file())
+    records = (read_json(sidecar) or {} for sidecar in sidecars)
     return any(all(record.get(k) == v for k, v in wanted.items()) for record in records)
 
 
 def check_replay(sidecar: Path, request: Request, made_by: Mapping[str, Any]) -> None:
     """ValueError if a sidecar's clip has other weights or another input. made_by : as for `finished_before`."""
-    record, now = json.loads(sidecar.read_text()), {**settings_of(request), **made_by}
+    record, now = read_json(sidecar) or {}, {**settings_of(request), **made_by}
     given = {
         "checkpoint": "--checkpoint-path",
         "ema": "--ema",
@@ -219,10 +219,10 @@ def check_replay(sidecar: Path, request: Request, made_by: Mapping[str, Any]) ->
 
 def replay_verdict(sidecar: Path, path: Path) -> str:
     """The message for the clip at `path`, reproduced from a sidecar: whether the bits are the same."""
-    was, now = (json.loads(p.read_text()) for p in (sidecar, path.with_suffix(path.suffix + ".json")))
+    was, now = (read_json(p) or {} for p in (sidecar, path.with_suffix(path.suffix + ".json")))
     if "latent_sha256" not in was:
         return ""
-    if was["latent_sha256"] == now["latent_sha256"]:
+    if was["latent_sha256"] == now.get("latent_sha256"):
         return f", bit for bit the clip of {sidecar}"
     changed = [k for k in ("layout", "mixed_precision", "torch", "dfm_nb") if was.get(k) != now.get(k)]
     said = ", ".join(f"{k} {was.get(k)}, now {now.get(k)}" for k in changed) or "rounding in another batch or machine"
