@@ -109,7 +109,9 @@ def mistake(error: Exception) -> str | None:
     number, file = getattr(error, "errno", None), getattr(error, "filename", None)
     # sqlite's words, in which Energon's index is written, and torch's of the ranks' store
     if number in DISK_FULL or re.search(f"disk is full|{os.strerror(errno.ENOSPC)}", str(error)):
-        where = f" for {file}" if file else f", perhaps in /dev/shm or {tempfile.gettempdir()}"
+        where = (
+            f" for {file}" if file else f", perhaps in /dev/shm or {os.environ.get('TMPDIR') or tempfile.gettempdir()}"
+        )
         return f"there is no space left{where} (or ulimit -f is too low); free some space and run the command again"
     if number == errno.ENAMETOOLONG:
         return f"a path must be shorter: {str(file)[:80]}..."

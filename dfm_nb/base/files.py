@@ -128,6 +128,10 @@ def naming(path: str | Path) -> Iterator[None]:
         if error.errno in DISK_FULL:
             error.filename = error.filename or str(path)
         raise
+    except RuntimeError as error:
+        if "unexpected pos" in str(error):  # torch's words for a write that failed
+            raise OSError(errno.ENOSPC, str(error), str(path)) from None
+        raise
 
 
 def sha256(path: Path) -> str:

@@ -327,10 +327,7 @@ class Folder(RowSource):
         assert file is not None
         try:
             with self.location.local(file) as path:
-                video.check_regular(path)
-                if path.stat().st_size > captioning.LARGEST_CAPTION:
-                    return []
-                record = parsed(read_text(path))
+                record = parsed(read_text(plain(path, most_bytes=captioning.LARGEST_CAPTION)))
             values = [record.get(key) for key in ("caption", "text", "prompt")] if isinstance(record, dict) else []
             texts = [value for value in values if isinstance(value, (str, list))]
             return captioning.texts_of(texts[0], file) if texts else []
