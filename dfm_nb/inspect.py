@@ -13,7 +13,6 @@ from typing import Any
 
 from dfm_nb.base import video
 from dfm_nb.base.files import UNWRITABLE, check_free
-from dfm_nb.base.log import legible
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import FileVerb, Report
 from dfm_nb.data.inspection import InspectedShards
@@ -98,7 +97,7 @@ def table(d: dict[str, Any]) -> str:
     if d["verified"] and not d["faults"]:
         lines.append("  verified: every checksum and every sample is good")
     lines.append(f"  contact sheet: {d['contact_sheet']}")
-    return legible("\n".join(lines))
+    return "\n".join(lines)
 
 
 def inspect_dataset(folder: str | os.PathLike, **flags: Any) -> Inspection:

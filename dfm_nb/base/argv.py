@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
@@ -106,8 +107,11 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
 def mistake(error: Exception) -> str | None:
     """A sentence for errors that a user or administrator can fix; None for a bug of ours."""
     number, file = getattr(error, "errno", None), getattr(error, "filename", None)
-    if number in DISK_FULL or "disk is full" in str(error):  # sqlite's words, in which Energon's index is written
-        where = f" for {file}" if file else ", perhaps in /dev/shm or the folder of temporary files"
+    # sqlite's words, in which Energon's index is written, and torch's of the ranks' store
+    if number in DISK_FULL or re.search(f"disk is full|{os.strerror(errno.ENOSPC)}", str(error)):
+        where = (
+            f" for {file}" if file else f", perhaps in /dev/shm or {os.environ.get('TMPDIR') or tempfile.gettempdir()}"
+        )
         return f"there is no space left{where} (or ulimit -f is too low); free some space and run the command again"
     if number == errno.ENAMETOOLONG:
         return f"a path must be shorter: {str(file)[:80]}..."

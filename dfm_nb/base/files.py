@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from dfm_nb.base.limits import MOST_BYTES, MOST_DEPTH
 from dfm_nb.base.log import log
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -34,7 +35,8 @@ def replacing(path: str | Path, durable: bool = True) -> Iterator[Path]:
     temporary.touch(exist_ok=False)
     mode = temporary.stat().st_mode & 0o777
     try:
-        yield temporary
+        with naming(path):
+            yield temporary
         os.chmod(temporary, mode)  # safetensors replaces it by a file of mode 0600
         if durable:
             sync(temporary)
@@ -84,8 +86,6 @@ def lies_inside(name: str) -> bool:
     return plain and bool(place.parts) and not place.is_absolute() and ".." not in place.parts
 
 
-MOST_BYTES = 1 << 28
-"""Of a file that is read whole; a JSON object takes eight times its own bytes in memory."""
 UNLIMITED = sys.maxsize
 ANYWHERE = Path("/")
 """For `plain`: files that a person named may be links."""
@@ -194,12 +194,25 @@ def sync(path: Path) -> None:
     """Make a file's content, or the renames in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    except OSError as error:
-        error.filename = str(path)
-        raise
+        with naming(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """The error of a full disk names this path: one of writing to an open file has no name of its own."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            error.filename = error.filename or str(path)
+        raise
+    except RuntimeError as error:
+        if "unexpected pos" in str(error):  # torch's words for a write that failed
+            raise OSError(errno.ENOSPC, str(error), str(path)) from None
+        raise
 
 
 def sha256(path: Path) -> str:
@@ -272,7 +285,20 @@ def weights_sha256(config: Path, weights: Iterable[Path]) -> str:
 def read_json(path: Path, inside: Path | None = None) -> dict[str, Any]:
     """The JSON object in a file; {} if there is none, or it is not `plain` (a pipe might never end)."""
     try:
-        value = json.loads(path.read_bytes()) if is_plain(path, inside) else {}
-    except (OSError, ValueError, RecursionError):
+        value = parsed(path.read_bytes()) if is_plain(path, inside) else {}
+    except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def parsed(text: str | bytes) -> Any:
+    """The value of a JSON text; ValueError if it is none, or one of more than `MOST_DEPTH` levels."""
+    with contextlib.suppress(RecursionError):
+        value = json.loads(text)
+        level = [value]
+        for _ in range(MOST_DEPTH):
+            deeper = [each for each in level if isinstance(each, (dict, list))]
+            if not deeper:
+                return value
+            level = [one for each in deeper for one in (each.values() if isinstance(each, dict) else each)]
+    raise ValueError(f"JSON must have at most {MOST_DEPTH} levels")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import TOLD, forget_launcher, from_launcher, pop_nproc
-from dfm_nb.base.log import silent, start_logging
+from dfm_nb.base.log import legible, silent, start_logging
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.torchrun import run_under_torchrun
 
@@ -89,7 +89,7 @@ class Verb(Options):
         if asked.as_json and TOLD in os.environ:
             Path(os.environ[TOLD]).write_text(text, encoding="utf-8")
         elif text:
-            print(text, flush=True)
+            print(text if asked.as_json else legible(text), flush=True)
         return code
 
 

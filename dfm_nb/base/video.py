@@ -27,12 +27,10 @@ from PIL import ExifTags, Image, ImageCms, ImageDraw, ImageFont, ImageOps, Image
 
 from dfm_nb.base.files import MARK, replacing, write_atomically
 from dfm_nb.base.geometry import SIDE_MULTIPLE
+from dfm_nb.base.limits import MAX_ASPECT, MAX_BYTES
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.records import Clip, SampleError
 
-MAX_ASPECT = 8.0
-MAX_BYTES = 1 << 30
-"""Limit of decoded pixels of one picture, animation or video; a small file can decode to far more."""
 LARGE_PX, _LARGE, _TABLES = 1 << 24, threading.Lock(), threading.Lock()
 """Above this many pixels, threads decode pictures one at a time: Pillow and numpy briefly need 20 bytes per pixel."""
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # a TIFF's or an MPO's further pages are not later frames
@@ -255,13 +253,13 @@ def read_still_or_animation(source: Media, background: RGB, lost: Lost) -> tuple
         return np.stack(list(bounded(frames_of(image), _name(source)))), durations_s
 
 
-def bounded(frames: Iterable[np.ndarray], name: object) -> Iterator[np.ndarray]:
-    """The frames; SampleError `too_long` over `MAX_BYTES`."""
+def bounded(frames: Iterable[np.ndarray], name: object, held: int | None = None) -> Iterator[np.ndarray]:
+    """The frames; SampleError `too_long` if all of them, or as many as are `held` at once, are over `MAX_BYTES`."""
     for count, frame in enumerate(frames, 1):
+        if min(count, held or count) * frame.nbytes > MAX_BYTES:
+            fix = "cut it, or pass a smaller --clip-frames"
+            raise SampleError("too_long", f"{name} decodes to more than {MAX_BYTES >> 20} MiB; {fix}")
         yield frame
-        if count * frame.nbytes > MAX_BYTES:
-            limit = MAX_BYTES >> 20
-            raise SampleError("too_long", f"{name} decodes to more than {limit} MiB; cut it (--clip-frames for videos)")
 
 
 @contextlib.contextmanager
@@ -339,8 +337,11 @@ def _decoded(name: object, container: Any, stream: Any, rate: float, lost: Lost,
         for i, frame in enumerate(frames):
             time = i / rate if untimed or frame.time is None else frame.time
             if first is None:
-                first, start = frame, time
-                size = {"width": max(1, round(frame.width * (stream.sample_aspect_ratio or 1))), "height": frame.height}
+                first, start, aspect = frame, time, stream.sample_aspect_ratio or 1
+                size = {"width": max(1, round(frame.width * aspect)), "height": frame.height}
+                if not 1 <= MAX_ASPECT * aspect <= MAX_ASPECT**2 or 3 * math.prod(size.values()) > MAX_BYTES:
+                    said = f"pixels of {aspect}:1 and frames of {size['width']}x{size['height']} px"
+                    raise SampleError("too_large", f"{name} has {said}; scale it down, with square pixels")
             # streams of calls change their size and keep its aspect: those frames are scaled, as players do
             if abs(frame.width * first.height / (frame.height * first.width) - 1) > SAME_ASPECT:
                 said = f"{first.width}x{first.height} to {frame.width}x{frame.height} px at {time - start:.1f} s"

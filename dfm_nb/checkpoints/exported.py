@@ -25,7 +25,8 @@ from torch import Tensor
 
 from dfm_nb.base.files import replacing
 from dfm_nb.checkpoints import tensor_files
-from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy, bytes_of, open_safetensors, reason
+from dfm_nb.checkpoints.pickles import read_saved
+from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy, bytes_of, open_safetensors
 from dfm_nb.config.schema import ModelConfig
 
 KEY, BYTES = "dfm_nb", "file."
@@ -104,17 +105,12 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
     ------
     CheckpointError : the file is damaged, was changed, holds more than tensors, or is no export of dfm_nb.
     """
-    try:
-        if file.suffix == ".safetensors":
-            tensors, about = open_safetensors(file)
-            content: dict[str, Any] = {**tensors, KEY: about.get(KEY)}
-        else:
-            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        text = content.pop(KEY, None)
-    except Exception as error:  # a damaged file can raise anything
-        raise CheckpointError(
-            f"{file} is damaged or holds more than tensors: {reason(error)}; export it again"
-        ) from None
+    if file.suffix == ".safetensors":
+        tensors, about = open_safetensors(file)
+        content: dict[str, Any] = {**tensors, KEY: about.get(KEY)}
+    else:
+        content = read_saved(file)
+    text = content.pop(KEY, None)
     if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()):
         raise CheckpointError(f"{file} must hold tensors by name and nothing else; export it again")
     try:

@@ -28,14 +28,13 @@ import torch
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, model_validator
 from torch import Tensor
 
-from dfm_nb.base.files import replacing
+from dfm_nb.base.files import parsed, replacing
+from dfm_nb.base.limits import MOST_HEADER
 
 INDEX = "index.json"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8}
 """By their names in the format."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MOST_HEADER = 100 * 10**6
-"""Bytes; the limit of safetensors itself."""
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 """Of mmap(2); Python names it from 3.13 on."""
 Kind = tuple[torch.dtype, list[int]]
@@ -115,7 +114,7 @@ def open_safetensors(file: Path, apart: bool = False) -> tuple[Lazy, dict[str, s
             raise ValueError("it is no regular file")
         with file.open("rb") as f:
             start, size = 8 + int.from_bytes(f.read(8), "little"), file.stat().st_size
-            header: dict[str, Any] = json.loads(f.read(max(0, min(start, size, MOST_HEADER) - 8)))
+            header: dict[str, Any] = parsed(f.read(max(0, min(start, size, MOST_HEADER) - 8)))
         about, places = header.pop("__metadata__", {}), {}
         for name, entry in header.items():
             if entry["dtype"] not in DTYPES:
@@ -125,7 +124,7 @@ def open_safetensors(file: Path, apart: bool = False) -> tuple[Lazy, dict[str, s
             if not sizes_fit or end - begin != math.prod(shape) * dtype.itemsize or start + end > size:
                 raise ValueError(f"{name!r:.120} is incomplete")
             places[name] = dtype, shape, start + begin, end - begin
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{file} is missing or damaged ({reason(error)}); fetch or export it again") from None
 
     whole = None if apart else _mapped(file, 0, size)

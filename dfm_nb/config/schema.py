@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 from pydantic import Field as PydanticField
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
+from dfm_nb.base.limits import MOST_STEPS
 from dfm_nb.base.options import Field, fields, option
 from dfm_nb.config import networks
 
@@ -155,7 +156,10 @@ class TrainConfig(Group):
         None, "guidance of a student's teacher; null: as its weights recommend", ge=0
     )
     teacher_steps: Int = option(
-        8, "least number of steps of a student's teacher; it takes two or more for each of the student's", ge=2
+        8,
+        "least number of steps of a student's teacher; it takes two or more for each of the student's",
+        ge=2,
+        le=MOST_STEPS,
     )
     given_dropout: float = option(0.1, "probability that a sample's given pictures are left out", ge=0, le=0.5)
     max_skipped_steps: Int = option(10, "most steps in a row skipped for NaN or Inf; more end the run", ge=0)
@@ -296,7 +300,7 @@ class GenerationConfig(TrainedSize):
     """
 
     # 14 evaluations are as good as 35 of Heun's (benchmarks/results/sampler_quality.md)
-    num_steps: Int = option(14, "recommended sampler steps", ge=1)
+    num_steps: Int = option(14, "recommended sampler steps", ge=1, le=MOST_STEPS)
     guidance: float = option(7.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
     sampler: Text = option("unipc_2", "sampler, one of `dfm generate --sampler`")
     schedule: Text = option("focused", "schedule, one of `dfm generate --schedule`")
@@ -310,7 +314,7 @@ class GenerationConfig(TrainedSize):
 class ValidationConfig(Group):
     samples: bool = option(True, "generate samples at each validation, for captions of training and held-out samples")
     prompts: list[Text] = option([], "further prompts to sample: one, or a list as '[\"one, with a comma\", another]'")
-    num_steps: Int | None = option(None, "sampler steps; null: generation.num_steps", ge=1)
+    num_steps: Int | None = option(None, "sampler steps; null: generation.num_steps", ge=1, le=MOST_STEPS)
     guidance: float | None = option(None, "guidance strength; null: generation.guidance", ge=0)
     height: Int | None = option(None, "height of the samples; null: as dfm generate by default", ge=16, multiple_of=16)
     width: Int | None = option(None, "width of the samples; null: likewise", ge=16, multiple_of=16)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dfm_nb.base.limits import MOST_PACKS
 from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.seeds import generator_for
@@ -322,9 +323,14 @@ class StepOrder:
 
     def restore(self, state: dict) -> None:
         """Continue from a state. Its window applies, not that of the settings. ValueError : see `PackOrder.restore`."""
-        self.packs.restore(state)
         # 1.0 left it out for a window of one step
         steps = state.get("steps", {"window": 1, "packs_per_step": 0, "taken": 0, "begun": state})
+        planned = steps["window"] * steps["packs_per_step"]
+        lanes = [at[name] for at in state["lanes"] for name in ("epoch", "cursor")]
+        numbers = [steps["taken"], planned - steps["taken"], MOST_PACKS - planned, state["lane_window"] - 1, *lanes]
+        if min(numbers) < 0 or max(numbers) >= 1 << 53:  # it may be somebody else's
+            raise IndexError("no position in the data")
+        self.packs.restore(state)
         grown = self.packs.has_grown(state)
         begun = state if grown else steps["begun"]
         self.window, self.counts = steps["window"], {name: begun[name] for name in self.counts}

@@ -96,10 +96,14 @@ def summary(folder: str | os.PathLike) -> dict[str, Any]:
 
 def psnr_lines(psnr_db: Mapping[str, Any]) -> list[str]:
     """A line with the tokenizer's PSNR on held-out samples, and one with the worst samples; [] if none was measured."""
-    means = ", ".join(f"{kind} {db:.1f} dB" for kind, db in psnr_db.items() if isinstance(db, float))
-    worst = ", ".join(f"{key} {db:.1f} dB" for key, db in psnr_db.get("worst", {}).items())
-    lines = [f"tokenizer PSNR on {psnr_db.get('split')}: {means}"] if means else []
-    return lines + ([f"worst of {psnr_db['measured']}: {worst}"] if worst else [])
+    lines = list[str]()
+    parts = {f"tokenizer PSNR on {psnr_db.get('split')}": psnr_db}
+    parts[f"worst of {psnr_db.get('measured')}"] = psnr_db.get("worst", {})
+    for name, found in parts.items():
+        pairs = found.items() if isinstance(found, dict) else ()
+        said = ", ".join(f"{key} {db:.1f} dB" for key, db in pairs if isinstance(db, float))
+        lines += [f"{name}: {said}"] if said else []
+    return lines
 
 
 def sizes_line(sizes: Mapping[str, int]) -> str:

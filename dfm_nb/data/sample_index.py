@@ -224,12 +224,12 @@ class SampleIndex(Sizes):
                 raise ValueError("it has empty cells")
             self._keys = batch["key"]
             columns = {name: np.from_dlpack(batch[name]) for name in batch.schema.names[1:]}
-            shards = [Shard(str(name), *np.array(n, np.int64).tolist()) for name, *n in json.loads(about[b"shards"])]
+            shards = [Shard(str(name), *np.array(n, np.int64).tolist()) for name, *n in files.parsed(about[b"shards"])]
             if not all(LEAST_WEIGHT <= w <= MOST_WEIGHT for w in columns.get("weight", ())):
                 raise ValueError(f"weights must be from {LEAST_WEIGHT} to {MOST_WEIGHT}")
             super().__init__(columns, shards)
-            self.dropped = [(str(reason), str(detail)) for reason, detail in json.loads(about[b"dropped"])]
-        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+            self.dropped = [(str(reason), str(detail)) for reason, detail in files.parsed(about[b"dropped"])]
+        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
             raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:200]}); {fix}") from None
         if self._columns["shard"].max(initial=0) >= max(1, len(self.shards)):
             raise ValueError(f"{path} has samples of a shard that it does not list; {fix}")

@@ -38,6 +38,7 @@ from dfm_nb.base.files import (
     UNLIMITED,
     is_plain,
     lies_inside,
+    naming,
     read_json,
     sha256,
     sync,
@@ -280,13 +281,15 @@ class ShardWriter:
         for extension, data in encode_parts(clip).items():
             member = tarfile.TarInfo(f"{clip.key}.{extension}")  # no times and no owner: equal samples, equal bytes
             member.size, member.mode = len(data), 0o644
-            self._tar.addfile(member, io.BytesIO(data))
+            with naming(self.path):
+                self._tar.addfile(member, io.BytesIO(data))
         self.samples += 1
 
     def close(self) -> tuple[str | None, int]:
         """(sha256, bytes) of the finished shard; without samples it is no tar, and one of before is removed."""
-        self._tar.close()
-        self._file.close()
+        with naming(self.path):
+            self._tar.close()
+            self._file.close()
         if not self.samples:
             self.abort()
             self.path.unlink(missing_ok=True)

@@ -202,7 +202,7 @@ def finished_before(path: Path, request: Request, made_by: Mapping[str, Any]) ->
 
 def check_replay(sidecar: Path, request: Request, made_by: Mapping[str, Any]) -> None:
     """ValueError if a sidecar's clip has other weights or another input. made_by : as for `finished_before`."""
-    record, now = json.loads(sidecar.read_text()), {**settings_of(request), **made_by}
+    record, now = read_json(sidecar), {**settings_of(request), **made_by}
     given = {"checkpoint": "--checkpoint-path", "ema": "--ema", "init_sha256": f"the file {' '.join(request.inputs)}"}
     for name, what in given.items():
         was, is_ = (v.get("sha256") if isinstance(v, dict) else v for v in (record.get(name, now[name]), now[name]))
@@ -212,10 +212,10 @@ def check_replay(sidecar: Path, request: Request, made_by: Mapping[str, Any]) ->
 
 def replay_verdict(sidecar: Path, path: Path) -> str:
     """The message for the clip at `path`, reproduced from a sidecar: whether the bits are the same."""
-    was, now = (json.loads(p.read_text()) for p in (sidecar, path.with_suffix(path.suffix + ".json")))
+    was, now = (read_json(p) for p in (sidecar, path.with_suffix(path.suffix + ".json")))
     if "latent_sha256" not in was:
         return ""
-    if was["latent_sha256"] == now["latent_sha256"]:
+    if was["latent_sha256"] == now.get("latent_sha256"):
         return f", bit for bit the clip of {sidecar}"
     changed = [k for k in ("layout", "mixed_precision", "torch", "dfm_nb") if was.get(k) != now.get(k)]
     said = ", ".join(f"{k} {was.get(k)}, now {now.get(k)}" for k in changed) or "rounding in another batch or machine"

@@ -109,7 +109,11 @@ class Pipeline:
         self.manifest = folders.read_manifest(folder)
         # pictures to start from are read as those of training were
         ground = folders.source_of(self.manifest).get("background", video.WHITE)
-        self.reading = MediaOptions(background=f"#{bytes([*ground]).hex()}")
+        try:
+            self.reading = MediaOptions(background=f"#{bytes([*ground]).hex()}")
+        except (TypeError, ValueError):
+            where = folder / folders.MANIFEST
+            raise folders.CheckpointError(f"{where} is damaged (source.background); use another checkpoint") from None
         encoded = m.network.encodes_empty_caption and not (folder / EMPTY_TEXT).is_file()
         self.empty_text = None if encoded else read_empty_text(folder, m.text_dim)
         self.statistics = statistics or folders.read_statistics(folder).used_by(m.network)

@@ -7,7 +7,6 @@ A field of `Request` defines a setting once: default, help text and limits. The 
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +22,8 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base import geometry, plugins, simhash, video
+from dfm_nb.base.files import parsed, plain
+from dfm_nb.base.limits import MOST_GIVEN, MOST_STEPS
 from dfm_nb.base.log import log
 from dfm_nb.base.options import Options, fields, option
 from dfm_nb.config.schema import STUDENT_SAMPLING, GenerationConfig
@@ -176,7 +177,7 @@ class Sampling(Options):
     """Sampling settings, shared by `dfm evaluate` and `dfm generate`."""
 
     negative_prompt: Text = option("", "what to move away from; empty: the empty caption")
-    num_steps: int = recommended(_USUAL.num_steps, "steps, each with one evaluation (heun: two)", ge=1)
+    num_steps: int = recommended(_USUAL.num_steps, "steps, each with one evaluation (heun: two)", ge=1, le=MOST_STEPS)
     guidance: float = recommended(
         _USUAL.guidance, "D = D_uncond + guidance * (D_cond - D_uncond): 1 is none, 0 ignores the prompt"
     )
@@ -221,7 +222,10 @@ class Request(Sampling):
     init_image: InputPath | None = option(None, "first frame (models trained with dataset.condition_frames_prob)")
     last_image: InputPath | None = option(None, "last frame (models trained with dataset.condition_last_prob)")
     given: tuple[InputPath, ...] = option(
-        (), "picture or clip to make this one of (models trained with such); repeat for several", action="append"
+        (),
+        "picture or clip to make this one of (models trained with such); repeat for several",
+        action="append",
+        max_length=MOST_GIVEN,
     )
     given_guidance: float = option(1.0, "as --guidance, but of --given: 1 is none, 1.5 follows it more")
     init_video: InputPath | None = option(None, "start from this clip or picture, noised")
@@ -289,7 +293,7 @@ class Request(Sampling):
 
     def read_given(self, short_side: int, reading: MediaOptions | None = None) -> list[np.ndarray]:
         """The frames of `given`, uint8 [T, H, W, 3], fitted to a short side in px as preparation fits them."""
-        firsts = [next((reading or MediaOptions()).clips(Path(path), "given"))[1] for path in self.given]
+        firsts, _ = (reading or MediaOptions()).beside(map(Path, self.given), "given")(self.fps)
         sizes = (video.fit_size(frames.shape[1], frames.shape[2], short_side, upscale=True) for frames in firsts)
         return [video.resize(frames, *size) for frames, size in zip(firsts, sizes)]
 
@@ -394,7 +398,7 @@ def read_prompts(path: Path) -> list[tuple[str, dict]]:
             raise ValueError(f"{path} has no settings inside; use a picture or clip of dfm generate, or its .json")
         return [(str(path), {k: v for k, v in _json(text, str(path)).items() if k in Request.model_fields})]
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = plain(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8") from None
     if suffix == ".json":
@@ -422,8 +426,8 @@ def _tell_comments(path: Path, count: int) -> None:
 
 def _json(text: str, where: str) -> dict:
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        record = parsed(text)
+    except ValueError as error:
         raise ValueError(f"{where} is not JSON: {error}") from None
     if not isinstance(record, dict) or "prompt" not in record:
         raise ValueError(f'{where}: there is no prompt; give {{"prompt": "...", ...}}')

@@ -63,6 +63,17 @@ def test_manifest_of_other_types_is_one_sentence(run, key, value):
         folders.read_manifest(path.parent)
 
 
+@pytest.mark.parametrize("ground", [5, "abc", ["a"], {"a": 1}, [300, 0, 0], [1]], ids=str)
+def test_a_background_that_is_no_colour_is_one_sentence(one_rank, run, ground):
+    folder = run / "checkpoints" / NAME
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["source"] = {**manifest["source"], "background": ground}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    reseal(folder)
+    with pytest.raises(folders.CheckpointError, match=r"manifest\.json"):
+        generate(run)
+
+
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 def test_pickle_in_place_of_the_tensors_runs_nothing(one_rank, run, tmp_path, way):
     folder = run / "checkpoints" / NAME

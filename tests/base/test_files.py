@@ -1,13 +1,15 @@
+import errno
 import os
 import re
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from dfm_nb.base import files
+from dfm_nb.base import argv, files
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing(tmp_path):
@@ -77,3 +79,17 @@ def test_a_link_out_of_a_folder_is_read_only_where_its_checksum_is_listed(tmp_pa
     assert files.read_json(folder / "out.json") == {"a": 1}
     secret.write_text('{"a": 2}')
     assert files.read_json(folder / "out.json") == {}
+
+
+def test_a_full_disk_is_named_by_the_file_that_was_written(tmp_path):
+    full = OSError(errno.ENOSPC, "full")
+    with pytest.raises(OSError) as caught, files.replacing(tmp_path / "x"):
+        raise full
+    assert caught.value.filename == str(tmp_path / "x") and not list(tmp_path.iterdir())
+    assert str(tmp_path / "x") in str(argv.mistake(full))
+    with pytest.raises(OSError, match="x"), files.replacing(tmp_path / "x"):
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 125120 vs 125040")
+    # as torch says it of the ranks' store
+    assert (os.environ.get("TMPDIR") or tempfile.gettempdir()) in str(
+        argv.mistake(RuntimeError(os.strerror(errno.ENOSPC)))
+    )

@@ -82,3 +82,10 @@ def test_a_rank_that_no_launcher_set_is_named(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="RANK=1"):
         group_of_this_machine(timedelta(seconds=1))
+
+
+def test_text_of_a_file_reaches_the_terminal_escaped(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "\x1b[2J")
+    monkeypatch.setattr(Alone, "own_part", True)
+    Alone.main([])
+    assert capsys.readouterr().out == "rank \\x1b[2J\n"

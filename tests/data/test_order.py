@@ -168,3 +168,18 @@ def test_balanced_steps_are_the_same_packs_and_alike_in_work():
     assert flat[0] == flat[1]
     apart = [np.mean([max(c) / np.mean(c) for c in ([work(p) for p in step] for step in w)]) - 1 for w in windows]
     assert apart[1] < 0.2 * apart[0]
+
+
+@pytest.mark.parametrize(
+    "where, name, number",
+    [("steps", "window", 10**8), ("steps", "taken", -1), ("steps", "packs_per_step", 10**12)]
+    + [(0, "cursor", -5), (0, "epoch", 10**400), (None, "lane_window", 0)],
+)
+def test_a_position_that_no_run_reaches_is_refused(where, name, number):
+    one = steps(window=2, lanes=2)
+    one.next()
+    state = saved(one.state())
+    place = state if where is None else state["steps"] if where == "steps" else state["lanes"][where]
+    place[name] = number
+    with pytest.raises(IndexError):
+        steps(window=2, lanes=2).restore(state)

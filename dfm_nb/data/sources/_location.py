@@ -19,6 +19,7 @@ import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
 from dfm_nb.base.files import lies_inside, sha256
+from dfm_nb.base.limits import MOST_GIVEN
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, Content, SampleError, Source
 from dfm_nb.base.urls import HTTP, file_in, filesystem, is_public, reported, uses_fsspec
@@ -105,8 +106,12 @@ class Location:
 
     def size(self, name: str) -> int | None:
         """Bytes of a file that is listed, where they are known."""
-        path = self.folder / name
-        return self.infos.get(name, {}).get("size") if self.server else path.stat().st_size if path.is_file() else None
+        if self.server:
+            return self.infos.get(name, {}).get("size")
+        with contextlib.suppress(OSError, ValueError):  # a name of a list may be one that no file can have
+            path = self.folder / name
+            return path.stat().st_size if path.is_file() else None
+        return None
 
     def states(self, media: Iterable[Any]) -> Iterator[object]:
         """Of each file, or picture in memory, what differs when its content does; None where it cannot be read.
@@ -251,12 +256,15 @@ class RowSource(Source):
         (caption, *more), tags = self.captions(index)
         key, reading = self.item_key(index), self.location.reading
         media = [self.media(index), *self.given_with(index)]
+        if len(media) > 1 + MOST_GIVEN:
+            said = f"{key} has {len(media) - 1} given pictures or clips; {MOST_GIVEN} are the most: remove some"
+            raise SampleError("too_many_given", said)
         weight = weight_of(self.weight(index), key)
         with contextlib.ExitStack() as stack:
             opened, *given = [stack.enter_context(self.location.media(one)) for one in media]
             beside = reading.beside(given, key)
-            for number, (clip_key, frames, fps, lost) in enumerate(reading.clips(opened, key)):
-                pictures, faults = beside(number, fps)
+            for clip_key, frames, fps, lost in reading.clips(opened, key):
+                pictures, faults = beside(fps)
                 about: dict[str, Any] = {"more_captions": more, "tags": tags, "weight": weight, "given": pictures}
                 yield Clip(clip_key, frames, caption, fps, self.name, lost=faults | lost, **about)
 

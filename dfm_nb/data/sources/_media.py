@@ -20,6 +20,7 @@ from PIL import ImageColor
 from pydantic import model_validator
 
 from dfm_nb.base import geometry, video
+from dfm_nb.base.limits import MAX_BYTES
 from dfm_nb.base.options import Options, option
 from dfm_nb.base.records import SampleError
 
@@ -37,7 +38,7 @@ HEIF_BRANDS = (b"avif", b"avis", b"mif1", b"mif2", b"msf1", b"heic", b"heix", b"
 STILL_FPS = 1.0  # of every still, also of one that is a frame of a video
 Clips = Iterator[tuple[str, np.ndarray, float, video.Lost]]
 """For each clip: key, frames uint8 [T, H, W, 3], frames per second, and what is lost of its file."""
-Beside = Callable[[int, float], tuple[list[np.ndarray], video.Lost]]
+Beside = Callable[[float], tuple[list[np.ndarray], video.Lost]]
 
 
 class MediaOptions(Options):
@@ -77,10 +78,7 @@ class MediaOptions(Options):
         return {"background": list(self.colour), **cut}
 
     def inside(self, path: Path, folder: Path) -> Path:
-        """The path; SampleError if it leaves the folder (by `..`, an absolute path or a link) or is a broken link."""
-        if os.path.islink(path) and not os.path.exists(path):
-            said = f"{path} is a link to {os.readlink(path)}, which does not exist; mend the link or remove it"
-            raise SampleError("missing_file", said)
+        """The path; SampleError if it leaves the folder (by `..`, an absolute path or a link)."""
         if not self.allow_outside and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
             said = f"{path} is outside {folder}; move it, or trust its author with --allow-outside"
             raise SampleError("outside", said)
@@ -116,32 +114,43 @@ class MediaOptions(Options):
         yield from self._cut(frames, fps, key, name, lost)
 
     def beside(self, given: Iterable[video.Media], key: str) -> Beside:
-        """What is given with a clip, by the clip's number in its item and its rate: frames, and what does not fit.
+        """What is given with the next clip of an item, by the clip's rate: frames, and what does not fit.
 
-        A picture is given with each clip; of a video, the clip that was cut at the same place.
+        A picture is given with each clip; of a video, the clip that was cut at the same place: videos are read
+        together, so that memory holds one clip of each.
 
         Raises
         ------
-        SampleError : as `clips` does, or a given video has no clip of that number.
+        SampleError : as `clips` does, a given video has no clip there, or `too_large` over `MAX_BYTES` in all.
         """
-        every = [list(self.clips(one, key)) for one in given]
+        every = [self._lasting(one, key) for one in given]
 
-        def of(number: int, fps: float) -> tuple[list[np.ndarray], video.Lost]:
+        def of(fps: float) -> tuple[list[np.ndarray], video.Lost]:
             chosen, lost = list[np.ndarray](), video.Lost()
             for clips in every:
-                first, frames, *_ = clips[0]
-                is_still = first == key and len(frames) == 1
-                if not is_still and number >= len(clips):
+                found = next(clips, None)
+                if found is None:
                     raise SampleError("given_too_short", f"{key} has more clips than its given video; cut it")
-                _, frames, rate, faults = clips[0 if is_still else number]
+                name, frames, rate, faults = found
                 lost |= faults
-                if not is_still and abs(rate - fps) > 0.01 * fps:
+                if (name != key or len(frames) > 1) and abs(rate - fps) > 0.01 * fps:
                     said = f"the given video has {rate:g} frames a second and its clip {fps:g}; pass --fps"
                     lost["given_other_rate"] = said
                 chosen.append(frames)
+                if sum(one.nbytes for one in chosen) > MAX_BYTES:
+                    said = f"what is given with {key} decodes to more than {MAX_BYTES >> 20} MiB; scale it down"
+                    raise SampleError("too_large", said)
             return chosen, lost
 
         return of
+
+    def _lasting(self, one: video.Media, key: str) -> Clips:
+        """The clips of what is given; a picture again and again."""
+        clip = None
+        for clip in self.clips(one, key):
+            yield clip
+        if clip and clip[0] == key and len(clip[1]) == 1:
+            yield from itertools.repeat(clip)
 
     def _cut(self, frames: Iterator[np.ndarray], fps: float, key: str, name: object, lost: video.Lost) -> Clips:
         """Windows of `clip_frames` every `stride`; the rest after the last whole window is not used.
@@ -152,7 +161,7 @@ class MediaOptions(Options):
         length, given = self.clip_frames, 0
         window: deque[np.ndarray] = deque(maxlen=length)
         try:
-            for count, frame in enumerate(frames if length else video.bounded(frames, name), 1):
+            for count, frame in enumerate(video.bounded(frames, name, length), 1):
                 window.append(frame)
                 if length and count >= length and (count - length) % (self.stride or length) == 0:
                     rate = fps if length > 1 else STILL_FPS

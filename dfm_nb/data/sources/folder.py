@@ -29,7 +29,6 @@ outside the folder, unless `allow_outside`: the folder's author must not choose 
 """
 
 import itertools
-import json
 import os
 import posixpath
 import re
@@ -42,8 +41,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from dfm_nb.base import video
-from dfm_nb.base.files import read_text
-from dfm_nb.base.log import log
+from dfm_nb.base.files import parsed, plain, read_text
+from dfm_nb.base.log import legible, log
 from dfm_nb.base.options import option
 from dfm_nb.base.records import SampleError
 from dfm_nb.data import captioning
@@ -74,7 +73,6 @@ PLAIN_FOLDERS = {
     *table.SPLITS,
     *"images image img imgs pictures photos videos clips data dataset target targets".split(),
 }
-LARGEST_LIST = 1 << 28  # bytes; a list takes eight times its own in memory
 SOURCE = re.compile(r"(.+?)(?:\.source|-condlabel)(\d*)", re.IGNORECASE)
 """A file's path, without suffix, that is given with the file of the path before `.source`."""
 MASK = re.compile(r".+-masklabel", re.IGNORECASE)
@@ -307,7 +305,7 @@ class Folder(RowSource):
         path = posixpath.normpath(posixpath.join(folder, path))
         name = self.names.get(path) or self.names.get(matched(path))
         of_stem = stems.get(matched(path), [])
-        return name or (of_stem[0] if len(of_stem) == 1 else path)
+        return name or (of_stem[0] if len(of_stem) == 1 else legible(path))
 
     def _beside(self, by_stem: Mapping[str, str], name: str) -> str | None:
         """`sub/a.txt`, else `sub/a.png.txt`, for `sub/a.png`."""
@@ -329,14 +327,11 @@ class Folder(RowSource):
         assert file is not None
         try:
             with self.location.local(file) as path:
-                video.check_regular(path)
-                if path.stat().st_size > captioning.LARGEST_CAPTION:
-                    return []
-                record = json.loads(read_text(path))
+                record = parsed(read_text(plain(path, most_bytes=captioning.LARGEST_CAPTION)))
             values = [record.get(key) for key in ("caption", "text", "prompt")] if isinstance(record, dict) else []
             texts = [value for value in values if isinstance(value, (str, list))]
             return captioning.texts_of(texts[0], file) if texts else []
-        except (ValueError, OSError, RecursionError):  # SampleError too: the file is reported as not used
+        except (ValueError, OSError):  # SampleError too: the file is reported as not used
             return []
 
     def _origin(self, name: str) -> str:
@@ -440,9 +435,7 @@ def _read_list(path: Path, flags: Flags, named: Callable[[str], str], files: Con
 
     named : gives the file that a row's path means.
     """
-    if path.is_file() and path.stat().st_size > LARGEST_LIST:
-        raise ValueError(f"{path} is over {LARGEST_LIST >> 20} MiB; use it as --source table:FILE.parquet")
-    rows = table.read_rows(path)
+    rows = table.read_rows(plain(path))
     columns = table.columns_of(rows, str(path), flags, exists=lambda said: named(said) in files, needs_caption=False)
     splits = table.held_out(rows["split"], path) if "split" in rows else itertools.repeat(None)
     found: dict[str, Row] = {}

@@ -24,7 +24,6 @@ import contextlib
 import csv
 import io
 import itertools
-import json
 import math
 import os
 import re
@@ -43,7 +42,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from dfm_nb.base.files import read_text
+from dfm_nb.base.files import parsed, read_text
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
 from dfm_nb.base.records import Clip, SampleError
@@ -266,8 +265,8 @@ def _records(lines: Iterable[str]) -> Iterator[dict]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
+            record = parsed(line)
+        except ValueError as error:  # also an integer of thousands of digits
             raise ValueError(f"line {number} is not JSON ({error})") from None
         if not isinstance(record, dict):
             raise ValueError(f"line {number} must be a JSON object; it is {type(record).__name__}")
@@ -277,8 +276,8 @@ def _records(lines: Iterable[str]) -> Iterator[dict]:
 def _json_records(text: str) -> list[dict]:
     """Rows of a JSON file: a list of objects, or an object of captions (or objects) by file."""
     try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        whole = parsed(text)
+    except ValueError as error:
         raise ValueError(f"it is not JSON ({error})") from None
     if isinstance(whole, dict):
         whole = [{"file_name": k, **(v if isinstance(v, dict) else {"caption": v})} for k, v in whole.items()]

@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dfm_nb.base.files import write_atomically
+from dfm_nb.base.files import parsed, write_atomically
 from dfm_nb.data.tokenizers import _fitting
 from dfm_nb.data.tokenizers.pca import CHANNELS, FILE_NAME, TEMPORAL, PCATokenizer, read_tensors, sha256_of
 
@@ -262,7 +262,7 @@ def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokeni
     tensors, metadata = read_tensors(file, "residual")
     tensors = {name: x.float() for name, x in tensors.items()}
     try:
-        about = json.loads(metadata.get("dfm_nb", "{}"))
+        about = parsed(metadata.get("dfm_nb", "{}"))
         if about.get("format") != _FORMAT:
             raise ValueError(f"its format is {about.get('format')}")
         pca = PCATokenizer({k[4:]: v for k, v in tensors.items() if k.startswith("pca.")}, device)

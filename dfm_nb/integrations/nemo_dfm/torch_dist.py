@@ -1,55 +1,25 @@
 """Tensors of the `torch_dist` folders that megatron-core writes, for `dfm import`; runs no code from them.
 
-The index, `.metadata`, is a pickle. It is read with one inert class in place of every class and function that it names,
-and only what has the form of an index of tensors is used. The tensors are those of `data.tensor_bytes`.
+The index, `.metadata`, is a pickle. It is read by `checkpoints.pickles`, and only what has the form of an index of
+tensors is used. The tensors are those of `data.tensor_bytes`.
 """
 
-from __future__ import annotations
-
-import pickle
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from dfm_nb.base.files import plain
+from dfm_nb.checkpoints.pickles import Record, read_pickle
 from dfm_nb.checkpoints.tensor_files import CheckpointError, assembled, reason
 from dfm_nb.data.tensor_bytes import read_saved
 
 INDEX = ".metadata"
 
 
-class _Record:
-    """In place of any object of the index: what it was called with, and its state, which may be anything.
-
-        torch.distributed.checkpoint.metadata Metadata GLOBAL    -> this class
-        () NEWOBJ                                                -> an object of it with the arguments ()
-        {"storage_data": ...} BUILD                              -> that dict is its state
-        os system GLOBAL ("ls",) REDUCE                          -> an object of it with the arguments ("ls",)
-
-    BUILD calls `__setstate__` and sets no attributes, also where it is of the class itself, which is a TypeError.
-    """
-
-    __slots__ = ("arguments", "state")
-    arguments: tuple
-    state: Any
-
-    def __new__(cls, *arguments: object) -> _Record:
-        self = object.__new__(cls)
-        self.arguments, self.state = arguments, None
-        return self
-
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
-
-class _Inert(pickle.Unpickler):
-    def find_class(self, _module: str, _name: str) -> type[_Record]:
-        return _Record
-
-
 def _fields(value: Any, *names: str) -> list[Any]:
     """Those of a record's state."""
-    state = value.state if type(value) is _Record else None
+    state = value.state if type(value) is Record else None
     if type(state) is not dict or not state.keys() >= set(names):
         raise ValueError(f"it has something else in place of an object with {', '.join(names)}")
     return [state[name] for name in names]
@@ -57,8 +27,8 @@ def _fields(value: Any, *names: str) -> list[Any]:
 
 def _size(value: Any) -> list[int]:
     """Of a `torch.Size`."""
-    (sizes,) = value.arguments if type(value) is _Record and len(value.arguments) == 1 else (None,)
-    if type(sizes) is not tuple or not all(type(n) is int and n >= 0 for n in sizes):
+    (sizes,) = value.arguments if type(value) is Record and len(value.arguments) == 1 else (None,)
+    if not isinstance(sizes, tuple) or not all(type(n) is int and n >= 0 for n in sizes):
         raise ValueError("it has something else in place of a size")
     return list(sizes)
 
@@ -80,8 +50,8 @@ def _chunk(folder: Path, info: Any) -> Tensor:
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    with (folder / INDEX).open("rb") as f:
-        entries, storage = _fields(_Inert(f).load(), "state_dict_metadata", "storage_data")
+    index = read_pickle(plain(folder / INDEX).read_bytes())
+    entries, storage = _fields(index, "state_dict_metadata", "storage_data")
     places: dict[str, list[tuple[list[int], Any]]] = {}
     for where, info in storage.items():
         (name,) = _fields(where, "fqn")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dfm_nb.base.files import read_json, subfolder, write_json
+from dfm_nb.base.files import parsed, read_json, subfolder, write_json
 from dfm_nb.checkpoints import tensor_files
 from dfm_nb.checkpoints.exported import Foreign, as_dtype, check_shapes
 from dfm_nb.checkpoints.folders import read_object
@@ -297,10 +297,10 @@ def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
     """A and B in float32, with alpha / rank in B, by diffusers' names of the modules."""
     tensors, about = tensor_files.open_safetensors(file)
     try:
-        settings: dict[str, Any] = json.loads(about.get("lora_adapter_metadata", "{}"))
+        settings: dict[str, Any] = parsed(about.get("lora_adapter_metadata", "{}"))
         unusual = [k for k, v in settings.items() if v and k.endswith((".alpha_pattern", ".use_rslora", ".use_dora"))]
         alpha_of_all = float(settings.get("transformer.lora_alpha") or 0)
-    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{file} has damaged settings of its updates ({error})") from None
     if unusual:
         raise ValueError(f"{file} sets {unusual[0]}, which cannot be imported; merge it with peft first")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dfm_nb.base import video
+from dfm_nb.base import limits, video
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.sources import _location, folder, table
 
@@ -212,7 +212,7 @@ def test_an_absolute_path_inside_is_that_file_and_accents_may_be_in_either_form(
 
 def test_a_list_of_captions_is_bounded(tmp_path):
     (tmp_path / "captions.csv").touch()
-    os.truncate(tmp_path / "captions.csv", folder.LARGEST_LIST + 1)
+    os.truncate(tmp_path / "captions.csv", limits.MOST_BYTES + 1)
     with pytest.raises(ValueError, match=r"captions\.csv"):
         folder.build(str(tmp_path))
 

@@ -1,0 +1,222 @@
+"""What a few bytes of somebody else's file may ask for: refused before it is allocated, or before it takes for ever."""
+
+import json
+import pickle
+import tracemalloc
+import zipfile
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pydantic import ValidationError
+
+from dfm_nb.base import files, limits, video
+from dfm_nb.base.records import SampleError
+from dfm_nb.checkpoints import pickles
+from dfm_nb.checkpoints.tensor_files import CheckpointError
+from dfm_nb.config.schema import GenerationConfig, TrainConfig, ValidationConfig
+from dfm_nb.data.sources import _media, folder
+from dfm_nb.data.sources._media import MediaOptions
+from dfm_nb.generation import clip_files
+from dfm_nb.generation.request import Request
+
+DEEP = "[" * 100_000
+
+
+# ---- steps, JSON --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [GenerationConfig, ValidationConfig, TrainConfig, lambda **n: Request("a", **n)])
+def test_steps_of_a_sampler_are_bounded(model):
+    name = "teacher_steps" if model is TrainConfig else "num_steps"
+    model(**{name: limits.MOST_STEPS})
+    with pytest.raises((ValueError, ValidationError), match=r"10,?000"):
+        model(**{name: limits.MOST_STEPS + 1})
+
+
+@pytest.mark.parametrize("inner", ["[", '{"a":'])
+def test_depth_of_json_is_bounded(inner):
+    def nested(depth: int) -> str:
+        return inner * depth + "1" + {"[": "]"}.get(inner, "}") * depth
+
+    assert files.parsed(nested(limits.MOST_DEPTH - 1)) == json.loads(nested(limits.MOST_DEPTH - 1))
+    for depth in (limits.MOST_DEPTH + 1, 900, 100_000):
+        with pytest.raises(ValueError, match="levels"):
+            files.parsed(nested(depth))
+
+
+@pytest.mark.parametrize("text", [DEEP, '{"seed": ' + DEEP, "[1]", "5", "text", ""])
+def test_a_sidecar_that_is_none_is_of_no_clip(text, tmp_path):
+    clip, made_by = tmp_path / "a.png", {"checkpoint": None, "ema": None}
+    for path in (clip, tmp_path / "a.png.json"):
+        path.write_text(text)
+    assert not clip_files.finished_before(clip, Request("a"), made_by)
+    clip_files.check_replay(tmp_path / "a.png.json", Request("a"), made_by | {"autoguidance_checkpoint": None})
+    assert clip_files.replay_verdict(tmp_path / "a.png.json", clip) == ""
+
+
+# ---- pixels -------------------------------------------------------------------------------------------------------
+
+
+def video_of_pixels(path, aspect: Fraction) -> None:
+    """An mp4 whose header shows it this much wider."""
+    video.write_mp4(path, np.zeros((17, 64, 64, 3), np.uint8), 24)
+    content = bytearray(path.read_bytes())
+    matrix = content.index(b"tkhd") + 44
+    content[matrix : matrix + 4] = int(aspect * 65536).to_bytes(4, "big")
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("aspect", [Fraction(200), Fraction(1, 200)])
+@pytest.mark.parametrize("clip_frames", [None, 17])
+def test_pixels_of_an_absurd_aspect_are_refused(aspect, clip_frames, tmp_path):
+    video_of_pixels(tmp_path / "a.mp4", aspect)
+    with pytest.raises(SampleError, match=r"a\.mp4") as caught:
+        list(MediaOptions(clip_frames=clip_frames).clips(tmp_path / "a.mp4", "a"))
+    assert caught.value.reason == "too_large"
+    video_of_pixels(tmp_path / "a.mp4", Fraction(2))
+    ((_, frames, *_),) = MediaOptions(clip_frames=clip_frames).clips(tmp_path / "a.mp4", "a")
+    assert frames.shape == (17, 64, 128, 3)
+
+
+def test_a_clip_and_a_frame_are_bounded_as_a_video_is(tmp_path, monkeypatch):
+    video.write_mp4(tmp_path / "a.mp4", np.zeros((25, 64, 64, 3), np.uint8), 24)
+    for frames, fits, most in ((25, 5, 9), (1, 0, 0.5)):
+        monkeypatch.setattr(video, "MAX_BYTES", int(most * 64 * 64 * 3))
+        for clip_frames in (None, frames):
+            with pytest.raises(SampleError) as caught:
+                list(MediaOptions(clip_frames=clip_frames).clips(tmp_path / "a.mp4", "a"))
+            assert caught.value.reason in ("too_long", "too_large")
+        if fits:
+            assert len(list(MediaOptions(clip_frames=fits).clips(tmp_path / "a.mp4", "a"))) == 5
+
+
+def test_given_pictures_are_bounded_in_number_and_in_all(tmp_path, monkeypatch):
+    for name in ("a", "b", "s"):
+        Image.new("RGB", (64, 64)).save(tmp_path / f"{name}.png")
+    rows = [{"file_name": f"{n}.png", "text": n, "source_image": ["s.png"] * m} for n, m in (("a", 16), ("b", 17))]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = folder.build(str(tmp_path))
+    assert [len(clip.given) for clip in source.read(0)] == [16]
+    with pytest.raises(SampleError, match="17 given") as caught:
+        list(source.read(1))
+    assert caught.value.reason == "too_many_given"
+    with pytest.raises(ValueError, match="--given"):
+        Request("a", given=["s.png"] * 17)
+    monkeypatch.setattr(_media, "MAX_BYTES", 15 * 64 * 64 * 3)
+    with pytest.raises(SampleError) as caught:
+        list(source.read(0))
+    assert caught.value.reason == "too_large"
+
+
+def test_of_given_videos_one_clip_is_in_memory(tmp_path):
+    video.write_mp4(tmp_path / "a.mp4", np.zeros((81, 128, 128, 3), np.uint8), 24)
+    options = MediaOptions(clip_frames=17, stride=1)
+    tracemalloc.start()
+    beside = options.beside([tmp_path / "a.mp4"] * 2, "a")
+    assert all(len(beside(24.0)[0]) == 2 for _ in range(65))
+    assert tracemalloc.get_traced_memory()[1] < 10 * 17 * 128 * 128 * 3
+    tracemalloc.stop()
+    with pytest.raises(SampleError, match="more clips"):
+        beside(24.0)
+
+
+# ---- names --------------------------------------------------------------------------------------------------------
+
+NAMES = ["a" * 300 + ".png", "a" * 5000 + ".png", "a/" * 3000 + "a.png", "\ud800.png", "x/\ud83d/a.png", "a\0b.png"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "/" + "b" * 300 + "/c.png"], ids=range(7))
+def test_a_name_that_no_file_can_have_is_dropped(name, tmp_path):
+    Image.new("RGB", (64, 64)).save(tmp_path / "good.png")
+    rows = [{"file_name": n, "text": "a cat"} for n in ("good.png", name)]
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = folder.build(str(tmp_path))
+    json.dumps(source.identity()).encode()
+    for index, file in enumerate(source.files):
+        source.item_key(index).encode()
+        source.content(index)
+        if file == "good.png":
+            assert len(list(source.read(index))) == 1
+        else:
+            with pytest.raises(SampleError):
+                list(source.read(index))
+
+
+# ---- pickles ------------------------------------------------------------------------------------------------------
+
+
+def pairs(depth: int) -> bytes:
+    """Of {pair: 1}: each pair holds the last one twice, so that a hash takes 2 to the power of `depth` steps."""
+    again = b"".join(b"q%ch%c\x86" % (i, i) for i in range(depth))
+    return b"\x80\x02}NN\x86" + again + b"K\x01s."
+
+
+ALLOCATING = {
+    "a far place of the memo": b"\x80\x02Nr" + (1 << 26).to_bytes(4, "little") + b".",
+    "pairs of pairs": pairs(60),
+    "a frozen set": b"\x80\x04(N\x91.",
+    "bytes that are not there": b"\x80\x05\x96" + (3 << 30).to_bytes(8, "little") + b"abc.",
+    "text that is not there": b"\x80\x04\x8d" + (3 << 30).to_bytes(8, "little") + b"abc.",
+    "a frame that is not there": b"\x80\x04\x95" + (3 << 30).to_bytes(8, "little") + b"abc.",
+}
+
+
+@pytest.mark.parametrize("data", ALLOCATING.values(), ids=ALLOCATING)
+def test_a_pickle_of_a_few_bytes_takes_no_memory_and_no_time(data):
+    tracemalloc.start()
+    try:
+        pickles.read_pickle(data)
+    except Exception as error:
+        assert not isinstance(error, MemoryError)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_plain_values_are_read_from_a_pickle():
+    value = {"a": (1, (2.5, "b"), [None, True]), ("b", 1): b"c"}
+    assert pickles.read_pickle(pickle.dumps(value)) == value
+
+
+ODD = {
+    "a view of one number": torch.zeros(1).expand(1 << 40),
+    "rows that overlap": torch.zeros(1 << 12).as_strided((1 << 11, 1 << 11), (1, 1)),
+    "sparse": torch.eye(3).to_sparse(),
+    "CSR": torch.eye(3).to_sparse_csr(),
+    "conjugated": torch.zeros(3, dtype=torch.complex64).conj(),
+    "meta": torch.zeros(3, device="meta"),
+    "nested": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+}
+
+
+@pytest.mark.parametrize("tensor", ODD.values(), ids=ODD)
+def test_only_plain_tensors_are_read_from_a_pth(tensor, tmp_path):
+    torch.save({"w": tensor}, tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match=r"a\.pth"):
+        pickles.read_saved(tmp_path / "a.pth")
+
+
+def test_one_storage_under_many_names_is_refused(tmp_path):
+    numbers = torch.zeros(1 << 12)
+    torch.save({str(i): numbers for i in range(20)}, tmp_path / "a.pth")
+    with pytest.raises(CheckpointError, match="views"):
+        pickles.read_saved(tmp_path / "a.pth")
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_pth_with_a_key_that_is_hashed_for_ever_is_refused(compression, tmp_path):
+    torch.save({"w": torch.zeros(3)}, tmp_path / "a.pth")
+    with zipfile.ZipFile(tmp_path / "a.pth") as good, zipfile.ZipFile(tmp_path / "b.pth", "w", compression) as bad:
+        for name in good.namelist():
+            bad.writestr(name, pairs(60) if name.endswith("data.pkl") else good.read(name))
+    with pytest.raises(CheckpointError, match=r"b\.pth"):
+        pickles.read_saved(tmp_path / "b.pth")
+
+
+def test_weights_of_a_module_are_read_from_a_pth(tmp_path):
+    layer = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2)).bfloat16()
+    torch.save(layer.state_dict(), tmp_path / "a.pth")
+    found = pickles.read_saved(tmp_path / "a.pth")
+    assert all(torch.equal(found[name], value) for name, value in layer.state_dict().items())
