@@ -15,7 +15,6 @@
     studio.py      a widget to explore a model               `Studio`
     studio_html.py its HTML
     browser.py     what a data set holds                     `DatasetBrowser`
-    rank_grid.py   which rank does what                      `RankGrid`
     parameters.py  a notebook's own parameters               `check_parameters`
     place.py       where relative paths start; results       `project_folder`, `trained_or_packaged`, `publish`
     pictures.py    one picture per idea                      `pictures.noising(...)`, ...
@@ -51,7 +50,6 @@ _WHERE = {
     "DatasetBrowser": "browser",
     "Runs": "run_list",
     "is_headless": "live",
-    "RankGrid": "rank_grid",
     "check_parameters": "parameters",
     "project_folder": "place",
     "publish": "place",
