@@ -138,7 +138,8 @@ def _is_listed(path: Path, inside: Path) -> bool:
         entry = read_listing(inside / CHECKSUMS)[path.relative_to(inside).as_posix()]
     except (OSError, ValueError, KeyError):
         return False
-    return entry["bytes"] == (size := path.stat().st_size) and (size > MOST_BYTES or entry["sha256"] == sha256(path))
+    size = path.stat().st_size
+    return entry["bytes"] == size and (size > MOST_BYTES or entry["sha256"] == sha256(path))
 
 
 def is_foreign(*paths: Path) -> bool:
@@ -185,7 +186,10 @@ MARK = "<!--made by dfm_nb-->"
 
 def check_free(path: Path, ours: bool, fix: str = "pass --overwrite or another name", mark: str = MARK) -> None:
     """FileExistsError for a name that is taken, unless a record of ours names it (`ours`) or the file has the mark."""
-    if ours or not os.path.lexists(path) or (path.is_file() and mark.encode() in plain(path).read_bytes()):
+    if ours or not os.path.lexists(path):
+        return
+    readable = path.is_file() and path.stat().st_size <= MOST_BYTES
+    if readable and mark.encode() in path.read_bytes():
         return
     raise FileExistsError(f"{path} exists, and no record says that it is ours; {fix}")
 
