@@ -23,7 +23,7 @@ import torch
 from pydantic import BaseModel, StringConstraints, ValidationError
 from torch import Tensor
 
-from dfm_nb.base.files import replacing
+from dfm_nb.base.files import CHECKSUMS, listed_as, replacing, seal
 from dfm_nb.checkpoints import tensor_files
 from dfm_nb.checkpoints.pickles import read_saved
 from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy, bytes_of, open_safetensors
@@ -131,8 +131,10 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
 
 @functools.cache
 def unpacked(files: tuple[tuple[str, bytes], ...]) -> tempfile.TemporaryDirectory:
-    """A folder with files of these names and contents; it is removed when the process ends."""
+    """A folder with files of these names and contents, all listed; it is removed when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="dfm_nb-")
+    root = Path(folder.name)
     for name, content in files:
-        Path(folder.name, name).write_bytes(content)
+        (root / name).write_bytes(content)
+    seal(root / CHECKSUMS, {name: listed_as(root / name) for name, _ in files})
     return folder

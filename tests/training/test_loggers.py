@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from dfm_nb.base import video
+from dfm_nb.base import plugins, video
 from dfm_nb.base.run import Run
 from dfm_nb.config.schema import LoggerConfig
 from dfm_nb.training.loggers import Loggers
@@ -119,6 +119,7 @@ def test_a_logger_of_a_module_gets_everything_and_one_that_is_none_is_named(run,
         finally:
             told.append("closed")
 
+    plugins.trust("my_logger:mine my_logger:other my_logger:none")
     monkeypatch.setitem(sys.modules, "my_logger", types.SimpleNamespace(mine=mine, other=lambda *args: None))
     log_everything(run, report_to=["my_logger:mine"])
     assert told[0] == (3, {"loss": 0.5, "lr": 1e-3}) and told[-1] == "closed"
