@@ -166,7 +166,7 @@ def last_iteration(run: Path) -> int:
 
 
 def documents_done(folder: Path) -> int:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, KeyError):  # KeyError: before the first document
         return json.loads((folder / "c.unfinished/progress.json").read_text())["progress"]["counts"]["documents"]
     return 0
 
