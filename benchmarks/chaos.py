@@ -80,7 +80,7 @@ class Area:
     round: int  # kills until it is done and begun again
 
     def command(self, folder: Path) -> list[str]:
-        return ["-m", "dfm_nb", *self.words.replace("FOLDER", str(folder)).split()]
+        return f"-m dfm_nb {self.words}".replace("FOLDER", str(folder)).split()
 
     def written(self, folder: Path) -> set[str]:
         """Files that are being written, with their inodes, as the next life uses the same names."""
