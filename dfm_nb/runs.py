@@ -145,8 +145,8 @@ def run_page(run: str | os.PathLike) -> Html:
 
     folder = Path(run).expanduser().resolve()
     resolved = cfg.from_yaml(folder / "config.yaml")
-    changed = [(k, v) for k, field in cfg.FIELDS.items() if (v := resolved.get(k)) != field.default]
-    own = [(key, str(value), resolved.provenance[key]) for key, value in changed]
+    changed = [key for key, field in cfg.FIELDS.items() if resolved.get(key) != field.default]
+    own = [(key, str(resolved.get(key)), resolved.provenance[key]) for key in changed]
     tables = [compare([folder]).reset_index(), pd.DataFrame(own, columns=["setting", "value", "from"])]
     rounds = [(f"Samples at iteration {i}", media_in(place)) for i, place in Run(folder).rounds()]
     samples = dict(rounds[:: -max(1, len(rounds) // ROUNDS_SHOWN)])  # the newest first

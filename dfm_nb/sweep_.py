@@ -101,8 +101,9 @@ class SweepOptions(TrainOptions):
             return next(iter(points.values())).preflight(self.nproc_per_node)
         todo = {name: point for name, point in points.items() if not _is_finished(point, self.nproc_per_node)}
         folder.mkdir(parents=True, exist_ok=True)
-        for name in [name for name in points if name not in todo]:
-            print(f"-- {name} is finished", flush=True)
+        for name in points:
+            if name not in todo:
+                print(f"-- {name} is finished", flush=True)
         pretrain = [*process.python_module("dfm_nb"), "pretrain"]
         pretrain += [f"--nproc-per-node={self.nproc_per_node}"] * (self.nproc_per_node > 1)
         for name, error, _ in run_all({n: [*pretrain, *p.words()] for n, p in todo.items()}, folder, self.jobs):
@@ -115,7 +116,7 @@ class SweepOptions(TrainOptions):
         if self.print_config:
             return super().report(result)
         folder = Path(self.run_dir)
-        return swept(result.reset_index(), folder, run_dir=str(folder))
+        return swept(result.reset_index(), folder, run_dir=self.run_dir)
 
 
 main = SweepOptions.main

@@ -175,7 +175,8 @@ def execute(
     from papermill.exceptions import PapermillExecutionError
     from traitlets.config import Config
 
-    source, target = existing(notebook), Path(output).expanduser()
+    source = existing(notebook)
+    target = Path(output).expanduser()
     if target.suffix != ".ipynb" or target.resolve() == source.resolve():
         raise ValueError(f"--output must be another notebook, OUT.ipynb; got {target}")
     recorded = f'"output_path": {json.dumps(str(target), ensure_ascii=False)}'  # by papermill
@@ -185,7 +186,8 @@ def execute(
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_symlink():  # papermill would write through it
         target.unlink()
-    log, error = logging.getLogger("papermill"), ""
+    log = logging.getLogger("papermill")
+    error = ""
     if progress:  # it prints which cell it executes and the cell's output
         log.handlers = [logging.StreamHandler(sys.stdout)]
         log.setLevel(logging.INFO)

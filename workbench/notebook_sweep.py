@@ -62,8 +62,10 @@ def sweep(
     """
     import pandas as pd
 
-    source, folder = runs.existing(notebook), Path(output_dir).expanduser()
-    given, commands = points(source, grid, fixed or {}, folder), {}
+    source = runs.existing(notebook)
+    folder = Path(output_dir).expanduser()
+    given = points(source, grid, fixed or {}, folder)
+    commands = {}
     folder.mkdir(parents=True, exist_ok=True)
     for name, values in given.items():
         words = [w for parameter, text in values.items() for w in ("-p", parameter, text)]

@@ -104,7 +104,8 @@ def plain(path: Path, inside: Path | None = None, most_bytes: int = MOST_BYTES) 
     ValueError : it is a pipe, a device or a folder, is too large, or is a link out of the folder.
     FileNotFoundError : there is none.
     """
-    inside, size = inside or path.parent, path.stat().st_size
+    inside = inside or path.parent
+    size = path.stat().st_size
     if not path.is_file() or size > most_bytes or (leads_out(path, inside) and not _is_listed(path, inside)):
         raise ValueError(f"{path} must be a file of a usual size inside {inside}, or listed there; move it away")
     return path

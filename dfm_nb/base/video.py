@@ -31,7 +31,9 @@ from dfm_nb.base.limits import MAX_ASPECT, MAX_BYTES
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.records import Clip, SampleError
 
-LARGE_PX, _LARGE, _TABLES = 1 << 24, threading.Lock(), threading.Lock()
+_LARGE = threading.Lock()
+_TABLES = threading.Lock()
+LARGE_PX = 1 << 24
 """Above this many pixels, threads decode pictures one at a time: Pillow and numpy briefly need 20 bytes per pixel."""
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # a TIFF's or an MPO's further pages are not later frames
 PICTURE_FORMATS = (*ANIMATED_FORMATS, "JPEG", "JPEG2000", "HEIF", "BMP", "TIFF")  # Pillow's JPEG opens MPO

@@ -58,7 +58,9 @@ class ChunkEncoder:
     """Encodes chunks in a worker process. One per process, as gigatoken remembers words."""
 
     def __init__(self, spec: TokenizerSpec, config: PreprocessConfig):
-        self.config, self._dtype, self._eod = config, np.dtype(config.dtype), spec.eod_id
+        self.config = config
+        self._dtype = np.dtype(config.dtype)
+        self._eod = spec.eod_id
         self._text = text_encode.encoder(spec, config.tokenizer_backend)
 
     def __call__(self, chunk: LineChunk) -> Encoded:

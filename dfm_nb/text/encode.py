@@ -126,7 +126,8 @@ class GigatokenEncoder:
         mine = list(map(self.takes, texts))
         rows = [self._encode(t) if known else self._reference([t])[0] for t, known in zip(texts, mine)]
         beyond_ascii_first = sorted(itertools.compress(texts, mine), key=str.isascii)
-        some, self._samples = [text[:SAMPLE_CHARS] for text in beyond_ascii_first[: self._samples]], 1
+        some = [text[:SAMPLE_CHARS] for text in beyond_ascii_first[: self._samples]]
+        self._samples = 1
         for text, want in zip(some, self._reference(some)):
             pairs = itertools.zip_longest(self._encode(text), want)
             if (at := next((i for i, (a, b) in enumerate(pairs) if a != b), None)) is not None:

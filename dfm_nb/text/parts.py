@@ -53,8 +53,10 @@ class Parts:
     """
 
     def __init__(self, prefix: str, prefixes: dict[str, str], signature: dict):
-        self._prefixes, self._signature = prefixes, signature
-        self._folder, self._skips = Path(f"{prefix}.unfinished"), Path(f"{prefix}.skipped.jsonl")
+        self._prefixes = prefixes
+        self._signature = signature
+        self._folder = Path(f"{prefix}.unfinished")
+        self._skips = Path(f"{prefix}.skipped.jsonl")
         self._state = self._folder / "progress.json"
         self._paths = {f"{k}.{name}": self._part(p, name) for k, p in prefixes.items() for name in APPENDED}
         if "merge" not in signature:  # which skips no line
@@ -162,7 +164,8 @@ class Parts:
         """
         sizes = self.progress.sizes
         for key, prefix in self._prefixes.items():
-            sequences, bounds = sizes[f"{key}.lengths"] // 4, sizes[f"{key}.documents"] // 8 + 1
+            sequences = sizes[f"{key}.lengths"] // 4
+            bounds = sizes[f"{key}.documents"] // 8 + 1
             with appending(self._part(prefix, "idx")) as f:
                 f.truncate(0)
                 f.write(HEADER.pack(MAGIC, VERSION, CODES[dtype], sequences, bounds))
