@@ -53,7 +53,7 @@ class EvaluateOptions(MeasurementOptions, FileVerb):
     def run(self) -> EvaluationResult:
         """The requested evaluation; writes the output files."""
         for name in filter(None, (self.contact_sheet, self.output)):
-            files.check_free(Path(name), self.overwrite)
+            files.check_free(Path(name), self.overwrite, mark=files.MARK)
         result = over_checkpoints(self) if self.all_checkpoints else one_checkpoint(self)
         if self.contact_sheet:
             video.write_png(self.contact_sheet, result.contact_sheet())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dfm_nb.base import video
-from dfm_nb.base.files import UNWRITABLE, check_free
+from dfm_nb.base.files import MARK, UNWRITABLE, check_free
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import FileVerb, Report
 from dfm_nb.data.inspection import InspectedShards
@@ -128,7 +128,7 @@ def _draw(asked: InspectOptions, found: InspectedShards) -> str:
         return "none, as no sample can be read"
     target = Path(asked.contact_sheet or found.folder / "contact_sheet.png")
     ours = not asked.contact_sheet and (found.folder / CHECKSUMS).is_file()
-    check_free(target, asked.overwrite or ours)
+    check_free(target, asked.overwrite or ours, mark=MARK)
     try:
         video.write_png(target, picture)
     except OSError as error:

@@ -115,8 +115,7 @@ class SweepOptions(TrainOptions):
     def report(self, result: Any) -> Report:
         if self.print_config:
             return super().report(result)
-        folder = Path(self.run_dir)
-        return swept(result.reset_index(), folder, run_dir=self.run_dir)
+        return swept(result.reset_index(), Path(self.run_dir), run_dir=self.run_dir)
 
 
 main = SweepOptions.main

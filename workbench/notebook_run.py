@@ -182,7 +182,7 @@ def execute(
     recorded = f'"output_path": {json.dumps(str(target), ensure_ascii=False)}'  # by papermill
     check_free(target, overwrite, mark=recorded)
     if report:
-        check_free(target.with_suffix(".html"), overwrite)
+        check_free(target.with_suffix(".html"), overwrite, mark=MARK)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_symlink():  # papermill would write through it
         target.unlink()

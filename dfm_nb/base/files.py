@@ -185,11 +185,14 @@ MARK = "<!--made by dfm_nb-->"
 """In a view that can be drawn again: the comment of a sheet, the end of a page, the first line of a blend."""
 
 
-def check_free(path: Path, ours: bool, fix: str = "pass --overwrite or another name", mark: str = MARK) -> None:
-    """FileExistsError for a name that is taken, unless a record of ours names it (`ours`) or the file has the mark."""
+def check_free(path: Path, ours: bool, fix: str = "pass --overwrite or another name", mark: str = "") -> None:
+    """FileExistsError for a name that is taken, unless a record of ours names it (`ours`) or the file has the mark.
+
+    mark : `MARK` of a view; other files are replaced by their record alone.
+    """
     if ours or not os.path.lexists(path):
         return
-    readable = path.is_file() and path.stat().st_size <= MOST_BYTES
+    readable = mark and path.is_file() and path.stat().st_size <= MOST_BYTES
     if readable and mark.encode() in path.read_bytes():
         return
     raise FileExistsError(f"{path} exists, and no record says that it is ours; {fix}")

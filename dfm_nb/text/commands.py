@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from dfm_nb.base.argv import run_command
-from dfm_nb.base.files import check_free
+from dfm_nb.base.files import MARK, check_free
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import FileVerb, Report, Verb
 from dfm_nb.text import check, chunk
@@ -146,7 +146,7 @@ class BlendOptions(FileVerb):
         seen = f"times in {budget:,.0f} tokens (over --max-epochs {self.max_epochs:g}); lower its weight, or add text"
         warnings += ["{name} is seen {epochs:.1f} ".format(**r) + seen for r in rows if r["epochs"] > self.max_epochs]
         if self.output:
-            check_free(Path(self.output), self.overwrite)
+            check_free(Path(self.output), self.overwrite, mark=MARK)
             mixture.write_yaml(blend, self.output)
         others = [
             f"{split}: {corpus.name} {corpus.weight:g}, {counts[corpus.prefix]:,} tokens"

@@ -136,7 +136,8 @@ def test_a_corpus_is_not_written_through_links(theirs, tmp_path):
 
 @pytest.mark.parametrize("name", ["images", "00_tour.ipynb", "images/blend.png"])
 def test_lab_follows_no_link_and_keeps_what_is_there(theirs, tmp_path, name):
-    place, source = tmp_path / "foreign/notebooks", lab.shipped()
+    place = tmp_path / "foreign/notebooks"
+    source = lab.shipped()
     place.mkdir(parents=True)
     (place / "01_prepare.ipynb").write_bytes((source / "01_prepare.ipynb").read_bytes())
     (place / name).parent.mkdir(exist_ok=True)
@@ -187,8 +188,9 @@ def test_an_upload_replaces_no_file_and_follows_no_link(theirs, tmp_path, monkey
 
 
 def page(path: Path) -> None:
-    nbformat.write(nbformat.v4.new_notebook(), path.with_suffix(".ipynb"))
-    notebook_run.write_report(path.with_suffix(".ipynb"))
+    notebook = path.with_suffix(".ipynb")
+    nbformat.write(nbformat.v4.new_notebook(), notebook)
+    notebook_run.write_report(notebook)
 
 
 VIEWS = {
@@ -200,14 +202,17 @@ VIEWS = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_is_replaced_where_it_has_our_mark(theirs, tmp_path, name):
-    link, own, other = tmp_path / f"link.{name}", tmp_path / name, tmp_path / f"theirs.{name}"
+    """By another view: a clip, or weights, of its name are refused."""
+    link = tmp_path / f"link.{name}"
+    own = tmp_path / name
+    other = tmp_path / f"theirs.{name}"
     link.symlink_to(theirs)
     VIEWS[name](link)
     VIEWS[name](own)
     other.write_bytes(b"theirs")
-    files.check_free(own, False)
+    files.check_free(own, False, mark=files.MARK)
     files.check_free(tmp_path / "absent", False)
-    for taken in (other, tmp_path):
+    for taken in (own, other, tmp_path):
         with pytest.raises(FileExistsError, match=taken.name):
             files.check_free(taken, False)
         files.check_free(taken, True)

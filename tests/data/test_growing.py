@@ -72,7 +72,9 @@ def copy(first, tmp_path):
 def test_what_is_new_goes_into_new_shards_again_and_again(copy, encoded):
     source, folder = copy
     for numbers in (range(30, 35), range(35, 38)):
-        before, held, manifest = tars(folder), splits(folder), read_json(folder / "manifest.json")
+        before = tars(folder)
+        held = splits(folder)
+        manifest = read_json(folder / "manifest.json")
         paint(source, numbers)
         encoded.clear()
         assert run(source, folder) == 0 and encoded["n"] == len(numbers)
@@ -85,7 +87,8 @@ def test_what_is_new_goes_into_new_shards_again_and_again(copy, encoded):
 
 def test_a_changed_picture_replaces_its_sample_and_one_that_is_gone_stays(copy, encoded, capsys):
     source, folder = copy
-    before, held = tars(folder), splits(folder)
+    before = tars(folder)
+    held = splits(folder)
     paint(source, [4], shift=7)
     (source / "p037.png").unlink()
     assert run(source, folder) == 0 and encoded["n"] == 1
