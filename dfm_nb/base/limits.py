@@ -3,9 +3,9 @@
 MOST_STEPS = 10_000
 """Of a sampler; a checkpoint, a sidecar or the comment of a picture may name any number."""
 MOST_GIVEN = 16
-"""Pictures and clips beside a sample: sets of edits have one to five, models take up to ten."""
+"""Pictures and clips given with a sample: sets of edits have one to five, models take up to ten."""
 MAX_BYTES = 1 << 30
-"""Decoded pixels of a picture, animation, video or clip, or of all that is given beside a sample."""
+"""Decoded pixels of a picture, animation, video or clip, or of all that is given with a sample."""
 MAX_ASPECT = 8.0
 """Of a picture, and of a pixel of a video, which players make square."""
 MOST_BYTES = 1 << 28

@@ -329,7 +329,7 @@ def _decoded(name: object, container: Any, stream: Any, rate: float, lost: Lost,
     import av
 
     first, start, frames = None, 0.0, container.decode(stream)
-    converter = av.video.reformatter.VideoReformatter()  # one of each frame's own would build its tables anew
+    converter = av.video.reformatter.VideoReformatter()  # one of each frame's own would build its tables again
     if "alpha_mode" in map(str.lower, stream.metadata) and stream.codec.name in ALPHA_DECODERS:
         decoder: Any = av.CodecContext.create(ALPHA_DECODERS[stream.codec.name], "r")
         frames = itertools.chain.from_iterable(map(decoder.decode, container.demux(stream)))

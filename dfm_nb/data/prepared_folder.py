@@ -57,8 +57,9 @@ MANIFEST: dict[str, Any] = {
     "psnr_db": {},
     "drops": [{"key": str, "reason": str}],
 }
-SHARDS: dict[str, Any] = {"shards": [{"name": str, "split": str}]}
 """The keys of a manifest that are read, with their types."""
+SHARDS: dict[str, Any] = {"shards": [{"name": str, "split": str}]}
+"""The same of those that preparation writes."""
 
 _SHARD = re.compile(r"rank\d+-\d{6,}\.tar")
 

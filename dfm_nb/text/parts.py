@@ -85,7 +85,7 @@ class Parts:
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         parts._check_outputs()
         subfolder(folder.parent, folder.name)
-        if not parts._state.exists():  # before the lock, without which a folder of others is not ours
+        if not parts._state.exists():  # before the lock, without which somebody else's folder is not ours
             parts._record({})
         lock = FileLock(folder / "lock", timeout=0)
         try:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote
 
 import numpy as np
@@ -217,7 +217,7 @@ class Location:
         return self.server.open(file_in(self.root, name))
 
 
-class RowSource(Source):
+class RowSource(Source, Protocol):
     """Items are rows, those of a table or the files of a folder: each says what it is read from, and how it is used.
 
     splits : of each row; empty if none is held out.
@@ -228,19 +228,15 @@ class RowSource(Source):
 
     def media(self, index: int) -> Any:
         """The row's picture or clip, as `Location.media` opens it; SampleError if it names none."""
-        raise NotImplementedError
 
     def given_with(self, index: int) -> list[Any]:
         """What is given with it, likewise."""
-        raise NotImplementedError
 
     def weight(self, index: int) -> Any:
         """How often an epoch uses it; None: once."""
-        raise NotImplementedError
 
     def captions(self, index: int) -> tuple[list[str], list[str]]:
         """Its captions, at least one, and its tags; SampleError if what should hold them does not."""
-        raise NotImplementedError
 
     def item_split(self, index: int) -> str | None:
         return self.splits[index] if self.splits else None

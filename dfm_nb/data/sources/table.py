@@ -298,7 +298,7 @@ class Table(RowSource):
         this machine's network.
     media_columns : with images or videos, in order of preference.
     splits : of each row, where the names of the table's files or its column `split` say it.
-    given_columns : what is given beside the row's picture.
+    given_columns : what is given with the row's picture.
     """
 
     name: str
