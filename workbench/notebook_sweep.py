@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dfm_nb.base import process
 from dfm_nb.base.files import write_atomically
-from dfm_nb.sweep_ import TABLE, run_all
+from dfm_nb.experiments.sweep import TABLE, run_all
 from workbench import notebook_run as runs
 
 if TYPE_CHECKING:

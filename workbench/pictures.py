@@ -22,6 +22,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from dfm_nb import config as cfg
+from dfm_nb import display
 from dfm_nb.base import video
 from dfm_nb.base.files import replacing
 from dfm_nb.base.geometry import FRAMES_PER_LATENT
@@ -68,10 +69,10 @@ class Picture:
 
     def _repr_html_(self) -> str:
         width_px = round(self.figure.get_size_inches()[0] * PX_PER_IN)
-        return video.media_html("image/png", png(self.figure), self.summary, width_px)
+        return display.media_html("image/png", png(self.figure), self.summary, width_px)
 
     def _repr_png_(self) -> bytes:
-        return video.small_png(video.read_image(png(self.figure))[0])
+        return display.small_png(video.read_image(png(self.figure))[0])
 
     def __repr__(self) -> str:
         return self.summary

@@ -17,8 +17,8 @@ import traitlets
 from dfm_nb.base.files import read_json, write_atomically, write_json
 from dfm_nb.base.markup import fill
 from dfm_nb.base.run import IDENTITY, LOCK, WRITTEN, Run
-from dfm_nb.base.video import media_html
-from dfm_nb.runs import compare, run_page, runs_below
+from dfm_nb.display import media_html
+from dfm_nb.experiments.runs import compare, run_page, runs_below
 from workbench.controls import table_html
 from workbench.gallery import load
 from workbench.job import Job

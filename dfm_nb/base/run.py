@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import psutil
 from filelock import FileLock, Timeout
@@ -31,6 +32,7 @@ from dfm_nb.base.files import (
     write_json,
 )
 from dfm_nb.base.log import log
+from dfm_nb.base.metrics import compared_loss, damage_of, series
 
 WRITTEN = frozenset(
     "config.yaml metrics.jsonl skipped.jsonl log.txt loss.png run.pid checkpoints samples tensorboard".split()
@@ -60,6 +62,11 @@ def written_path(path: str | Path) -> Path:
     path = Path(path).expanduser()
     padded = path.with_name(f"iter_{path.name[5:]:0>7}") if is_iteration(path) else path
     return padded if os.path.exists(padded) and not os.path.exists(path) else path
+
+
+def ended(last: int, of: Any) -> Literal["not started", "finished", "stopped"]:
+    """The state of a run that is not running, by its newest iteration and its `train_iters`."""
+    return "not started" if not last else "finished" if isinstance(of, int) and last >= of else "stopped"
 
 
 class Run:
@@ -220,6 +227,26 @@ class Run:
     def owner(self) -> psutil.Process | None:
         """The live process of this host that has claimed the folder, or None."""
         return process.find(read_json(self.pid_file))
+
+    def figures(self, train_iters: Any) -> dict[str, Any]:
+        """Its progress and losses, as `dfm_nb.compare` and `dfm pretrain --json` show them."""
+        records, damage = damage_of(self.path)
+        compared = compared_loss({key for record in records for key in record})
+        _, losses = series(records, "loss")
+        _, seconds = series(records, "elapsed_s")
+        _, rounds = series(records, "val_loss")
+        at, averaged = series(records, compared)
+        last = records[-1]["iteration"] if records else 0
+        best = min(zip(averaged, at), default=(None, None))
+        return {
+            "state": damage or ("running" if self.owner() else ended(last, train_iters)),
+            "iterations": last,
+            "best_val_loss": best[0],
+            "best_at": best[1],
+            "val_loss": rounds[-1] if rounds else None,
+            "loss": losses[-1] if losses else None,
+            "seconds": seconds[-1] if seconds else None,
+        }
 
     @property
     def _key(self) -> tuple[Path, int]:

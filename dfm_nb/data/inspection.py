@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dfm_nb.base import files, geometry, plugins, video
+from dfm_nb import display
+from dfm_nb.base import files, geometry, plugins
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
@@ -182,7 +183,7 @@ class InspectedShards:
             with contextlib.suppress(SampleError):  # counted and named by --verify
                 clip = self.entries[i].read(self.fits)
                 shown.append((pictures(clip, tokenizer), clip.meta.get("caption") or clip.key))
-        return video.contact_sheet({"": shown}) if shown else None
+        return display.contact_sheet({"": shown}) if shown else None
 
 
 def size_of(meta: dict) -> str:

@@ -20,10 +20,15 @@ import torch
 from safetensors.torch import load, save
 
 from dfm_nb import parallel
-from dfm_nb.base import video
+from dfm_nb.base import plugins, video
 from dfm_nb.base.files import check_free, local, plain, read_json, sha256, write_atomically, write_json
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from dfm_nb.generation.request import Request, read_prompts
+
+
+def _display() -> Any:
+    """What shows clips in a notebook; training and `dfm generate` never load it."""
+    return plugins.find("displays", "notebook")
 
 
 @dataclass(repr=False)
@@ -81,7 +86,7 @@ class Generated:
 
     def _repr_html_(self) -> str:
         """An inline player (a picture for one frame)."""
-        return video.inline_html(self.frames, self.request.fps, self.request.prompt)
+        return _display().inline_html(self.frames, self.request.fps, self.request.prompt)
 
     def __repr__(self) -> str:
         t, h, w, _ = self.frames.shape
@@ -107,13 +112,13 @@ class Clips(list):
 
     def show(self) -> None:
         """Play them in the notebook, each with its prompt."""
-        video.show_output(self._repr_html_(), self._repr_png_())
+        _display().show_output(self._repr_html_(), self._repr_png_())
 
     def _repr_html_(self) -> str:
-        return video.row_html(clip._repr_html_() for clip in self)
+        return _display().row_html(clip._repr_html_() for clip in self)
 
     def _repr_png_(self) -> bytes:
-        return video.small_png(video.contact_sheet({"": [([clip.frames], clip.request.prompt) for clip in self]}))
+        return _display().sheet_png([(clip.frames, clip.request.prompt) for clip in self])
 
 
 def output_name(path: str | os.PathLike) -> Path:

@@ -34,9 +34,9 @@ from dfm_nb.generation.clip_files import Clips, Generated
 from dfm_nb.generation.guided import BatchDenoiser, GuidedDenoiser
 from dfm_nb.generation.request import Request, requests_of_keywords, usual
 from dfm_nb.model.build import build_chunks
+from dfm_nb.model.inference_memory import TEXT_TOKENS, clip_tokens, sampling_bytes
 from dfm_nb.packs.packs import LatentStatistics
 from dfm_nb.parallel.groups import Layout, layout_of, mpu
-from dfm_nb.planning.inference_memory import TEXT_TOKENS, clip_tokens, sampling_bytes
 
 StepCallback = Callable[[int, int, "Clips"], None]
 """callback(step, num_steps, clips) with the batch's denoised estimates, decoded on first access."""

@@ -16,7 +16,7 @@ import workbench
 from dfm_nb.base.files import listed_as
 from dfm_nb.base.video import write_png
 from dfm_nb.data.prepared_folder import seal_folder
-from dfm_nb.runs import run_page
+from dfm_nb.experiments.runs import run_page
 from tests.attacks.checkpoint_files import copy_run
 from workbench import DatasetBrowser, Gallery, Launcher, Monitor, Runs
 from workbench.launcher_panel import Panel

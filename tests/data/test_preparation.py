@@ -4,7 +4,7 @@ import pytest
 
 from dfm_nb.data.preparation import PrepareConfig, check, prepare
 from dfm_nb.data.prepared_folder import PreparedFolder
-from dfm_nb.data.tokenizers import residual
+from dfm_nb.offline import residual
 from tests.data.sources.test_folder import picture
 
 

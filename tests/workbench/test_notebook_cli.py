@@ -15,7 +15,7 @@ import pytest
 
 from dfm_nb import cli
 from dfm_nb.base.argv import guard
-from dfm_nb.sweep_ import parse_grid
+from dfm_nb.experiments.sweep import parse_grid
 from tests.processes import commands, wait_until
 from workbench import check_parameters, lab, notebook_run, notebook_sweep
 
