@@ -20,9 +20,11 @@ from dfm_nb import prepare_dataset
 from dfm_nb.base import plugins, video
 from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.markup import Html, fill
+from dfm_nb.base.options import fields
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
 from dfm_nb.data.inspection import InspectedShards, pictures, size_of
+from dfm_nb.data.preparation import PrepareConfig
 from dfm_nb.data.shard_plan import evenly
 from dfm_nb.data.shards import Fits, how_to_adopt
 from dfm_nb.inspect import figures
@@ -114,17 +116,21 @@ class DatasetBrowser(Live):
         ValueError, OSError : the source has gone; or the shards name a plug-in that is not installed, weights or a
             source elsewhere, which would run code or read what the user did not choose.
         """
-        told = dict((self.manifest or {}).get("arguments", {}))
-        named = {f"{kind}s": str(told.get(kind, "")) for kind in ("source", "tokenizer", "text_encoder")}
-        elsewhere = sorted({"tokenizer_path", "text_encoder_path", "allow_outside"} & told.keys())
+        made = dict((self.manifest or {}).get("arguments", {}))
+        named = {f"{kind}s": str(made.get(kind, "")) for kind in ("source", "tokenizer", "text_encoder")}
+        elsewhere = sorted({"tokenizer_path", "text_encoder_path", "allow_outside", "options"} & made.keys())
         elsewhere += [named["sources"]] if "://" in named["sources"] else []
         named["sources"] = plugins.source_and_spec(named["sources"])[0]
         elsewhere += [name or f"no {kind[:-1]}" for kind, name in named.items() if name not in plugins.names(kind)]
         if elsewhere:
             why = f"{self.found.place} names {', '.join(elsewhere)}: no plug-in here, or a path or server elsewhere"
             raise ValueError(f"{why}; run dfm prepare --texts-only with your arguments")
-        told |= {"output_dir": self.found.folder, "texts_only": True, "resume": False, "overwrite": False}
-        prepare_dataset(**told)
+        # where and on what it runs is not the manifest's to say
+        planned = {name for name, field in fields(PrepareConfig).items() if "plan" in field.marks}
+        told = {
+            name: made[name] for name in {"source", "short_side", *planned, *plugins.flags("sources")} & made.keys()
+        }
+        prepare_dataset(**told, output_dir=self.found.folder, texts_only=True)
         self._read(self.found.place)
 
     # ---- samples --------------------------------------------------------------------------------------------------

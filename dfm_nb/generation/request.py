@@ -185,7 +185,7 @@ class Sampling(Options):
         None, "noise levels where guidance acts: LOW < sigma <= HIGH", metavar=("LOW", "HIGH")
     )
     sampler: Annotated[str, AfterValidator(_sampler)] = recommended(
-        _USUAL.sampler, f"the solver: {', '.join(samplers.names())}, or module:name"
+        _USUAL.sampler, f"the solver: {', '.join(samplers.names())}, or module:name", plugins="samplers"
     )
     schedule: Schedule = recommended(_USUAL.schedule, "spacing of the steps")
     sigma_max: float = recommended(_USUAL.sigma_max, "first noise level")
