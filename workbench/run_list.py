@@ -14,7 +14,8 @@ import ipywidgets as w
 import pandas as pd
 import traitlets
 
-from dfm_nb.base.files import read_json, write_atomically, write_json
+from dfm_nb.base.files import MARK, check_free, read_json, write_atomically, write_json
+from dfm_nb.base.log import legible
 from dfm_nb.base.markup import fill
 from dfm_nb.base.run import IDENTITY, LOCK, WRITTEN, Run
 from dfm_nb.display import media_html
@@ -71,7 +72,7 @@ class Runs(Live):
     def refresh(self) -> None:
         """Read the folder again."""
         found = [path for path in runs_below(self.folder) if Run(path).metrics_file.exists() and path != self.folder]
-        self.paths = {path.relative_to(self.folder).as_posix(): path for path in found}
+        self.paths = {legible(path.relative_to(self.folder).as_posix()): path for path in found}
         self.table = compare(found).set_axis(pd.Index(self.paths, name="run")) if found else pd.DataFrame()
         for name, path in self.paths.items():
             row = self.table.loc[name]
@@ -99,6 +100,7 @@ class Runs(Live):
     def report(self, name: str) -> Path:
         """Write a run's page, `report.html` in its folder; it is self-contained."""
         path = self._path(name) / "report.html"
+        check_free(path, ours=False, fix="move it away", mark=MARK)
         write_atomically(path, run_page(path.parent).encode())
         return path
 
@@ -146,7 +148,9 @@ class Runs(Live):
 
     def annotate(self, name: str, tags: str = "", note: str = "") -> None:
         """Write a run's tags (words) and note to `notes.json` in its folder."""
-        write_json(self._path(name) / NOTES, {"tags": tags, "note": note})
+        path = self._path(name) / NOTES
+        check_free(path, ours=set(read_json(path)) == {"tags", "note"}, fix="move it away")
+        write_json(path, {"tags": tags, "note": note})
 
     def kept_html(self) -> str:
         rows = self._rows()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from dfm_nb import config as cfg
 from dfm_nb import display
 from dfm_nb.base import plots
-from dfm_nb.base.files import UNLIMITED, plain, read_json
+from dfm_nb.base.files import MARK, UNLIMITED, plain, read_json
+from dfm_nb.base.log import legible
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.metrics import damage_of, series
 from dfm_nb.base.run import MEDIA, Run, ended, media_in
@@ -26,6 +27,7 @@ PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_check
 TAIL_BYTES = 1 << 16
 """Enough of `metrics.jsonl` for its last record, which may list losses by noise level."""
 _ITERATION = re.compile(rb'"iteration": ?(\d+)')
+LEVELS = 4
 FIGURES = ("state", "iterations", "best_val_loss", "best_at", "val_loss", "loss", "seconds")
 CURVES = {"loss": "Training loss", "val_loss": "Validation loss"}
 ROUNDS_SHOWN, SAMPLES_SHOWN, SAMPLE_PX = 4, 8, 128
@@ -37,11 +39,20 @@ STYLE = (
 
 
 def runs_below(folder: str | os.PathLike) -> list[Path]:
-    """The run folders in a folder, four levels down; the folder itself when it is a run, or when there are none."""
+    """The run folders in a folder, four levels down; the folder itself when it is a run, or when there are none.
+
+    A link to a folder is not one of its runs, because a view writes notes and pages into them: open its target.
+    """
     top = Path(folder).expanduser()
     if (top / "metrics.jsonl").exists() or (top / "config.yaml").exists():
         return [top]
-    return sorted({f.parent for n in range(1, 5) for f in top.glob("*/" * n + "metrics.jsonl")}) or [top]
+    runs = []
+    for place, folders, files in os.walk(top):  # which follows no link
+        depth = len(Path(place).relative_to(top).parts)
+        if depth and "metrics.jsonl" in files + folders:
+            runs.append(Path(place))
+        folders[:] = [name for name in folders if depth < LEVELS and not name.startswith(".")]
+    return sorted(runs) or [top]
 
 
 def settings_of(run: Path) -> dict[str, Any]:
@@ -103,7 +114,7 @@ def compare(runs: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
     rows = [_row(f, s) | {key: s.get(key) for key in keys} for f, s in zip(folders, settings)]
     top = os.path.commonpath([folder.absolute().parent for folder in folders])
     names = [folder.absolute().relative_to(top).as_posix() for folder in folders]
-    return pd.DataFrame(rows, index=pd.Index(names, name="run"), dtype=object)
+    return pd.DataFrame(rows, index=pd.Index(map(legible, names), name="run"), dtype=object)
 
 
 def _row(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,8 +149,8 @@ def run_page(run: str | os.PathLike) -> Html:
             parts.append(fill('<p><img src="{}" alt="{}"></p>', picture, f"{name}: {y[-1]:.4g} at {x[-1]}"))
     for heading, media in samples.items():
         parts.append(fill('<h3>{}</h3><div class="samples">{}</div>', heading, [*map(_figure, media[:SAMPLES_SHOWN])]))
-    page = '<!doctype html><meta charset="utf-8"><title>{}</title><style>{}</style>{}'
-    return fill(page, title, Html(STYLE), parts)
+    page = '<!doctype html><meta charset="utf-8"><title>{}</title><style>{}</style>{}{}'
+    return fill(page, title, Html(STYLE), parts, Html(MARK))
 
 
 def _table(table: pd.DataFrame) -> Html:

@@ -143,6 +143,34 @@ def test_a_manifests_shards_are_read_or_named(data, shards):
         DatasetBrowser(data)
 
 
+def test_a_link_is_no_run_of_a_folder_and_files_of_others_stay(foreign):
+    outside = foreign.parents[1] / "outside"
+    copy_run(outside)
+    (foreign.parent / "evil").symlink_to(outside)
+    for name in ("report.html", "notes.json"):
+        (foreign / name).write_text('{"of": "others"}')
+    runs = Runs(foreign.parent)
+    assert list(runs.paths) == ["run"]
+    for write in (runs.report, runs.annotate):
+        with pytest.raises(FileExistsError):
+            write("run")
+        assert (foreign / "notes.json").read_text() == (foreign / "report.html").read_text() == '{"of": "others"}'
+    (foreign / "notes.json").unlink()
+    (foreign / "report.html").unlink()
+    for _ in range(2):  # again over our own
+        runs.annotate("run", "a", "b")
+        assert runs.report("run").is_file()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_text_that_is_no_utf8_can_be_shown_and_written(foreign, view):
+    half = json.dumps({"prompt": "\ud800", "tags": "\ud800", "note": "\ud800"})
+    (foreign / "samples/iter_0000003/a.png.json").write_text(half)
+    (foreign / "notes.json").write_text(half)
+    run = foreign.rename(foreign.parent / os.fsdecode(b"r\xff"))
+    VIEWS[view](run).encode()
+
+
 TAGS = re.compile(r"</?[a-z]\w*[ >]")
 
 
