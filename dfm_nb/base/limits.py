@@ -10,6 +10,10 @@ MAX_ASPECT = 8.0
 """Of a picture, and of a pixel of a video, which players make square."""
 MOST_BYTES = 1 << 28
 """Of a file that is read whole; a JSON object takes eight times its own bytes in memory."""
+MOST_CELLS = 1 << 24
+"""Of a table whose rows name few of its columns; 128 MiB."""
+MOST_ROWS = 1 << 25
+"""Of a parquet file; those of LAION have 18 million."""
 MOST_HEADER = 100 * 10**6
 """Bytes of the header of a `.safetensors`; the limit of safetensors itself."""
 MOST_DEPTH = 100

@@ -11,6 +11,7 @@ import contextlib
 import io
 import itertools
 import math
+import os
 import re
 import tempfile
 import threading
@@ -25,7 +26,7 @@ from PIL import ExifTags, Image, ImageCms, ImageOps, ImageSequence, PngImagePlug
 
 from dfm_nb.base.files import MARK, replacing, write_atomically
 from dfm_nb.base.geometry import SIDE_MULTIPLE
-from dfm_nb.base.limits import MAX_ASPECT, MAX_BYTES
+from dfm_nb.base.limits import MAX_ASPECT, MAX_BYTES, MOST_HEADER
 from dfm_nb.base.records import SampleError
 
 _LARGE = threading.Lock()
@@ -273,13 +274,36 @@ def _readable(name: object) -> Iterator[None]:
         raise SampleError("unreadable_video", f"{name} is not a readable video ({reason})") from None
 
 
+_COUNTS = re.compile(rb"stsz.{8}(.{4})|trun.{4}(.{4})", re.DOTALL)
+"""In an mp4's index and in its fragments: after version, flags and a constant size, the number of samples."""
+
+
+def _check_samples(source: str | Path | bytes) -> None:
+    """SampleError for an mp4 that names more samples than it has bytes: FFmpeg allocates 60 bytes for each at once."""
+    with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        samples, start, length = 0, 0, 8
+        while length >= 8 and start + length <= size:  # boxes of [length, name, content]; another format's end at once
+            file.seek(start)
+            head = file.read(16)
+            length = int.from_bytes(head[8:] if head[:4] == b"\0\0\0\1" else head[:4]) or size - start
+            if head[4:8] != b"mdat":  # the pictures, where these names mean nothing
+                for counts in _COUNTS.finditer(file.read(min(length, MOST_HEADER))):
+                    samples += int.from_bytes(counts[1] or counts[2])
+            start += length
+    if samples > size:
+        raise SampleError("too_large", f"{_name(source)} names {samples} samples in {size} bytes; write it again")
+
+
 def _container(source: str | Path | bytes) -> Any:
     """FFmpeg's view of a file, to be closed."""
     import av
 
     with _readable(_name(source)):
         # tags are often in the encoding of the machine that wrote them
-        return av.open(_file(source), options=VIDEO_FORMATS, metadata_errors="replace")
+        file = _file(source)
+        _check_samples(source)
+        return av.open(file, options=VIDEO_FORMATS, metadata_errors="replace")
 
 
 @contextlib.contextmanager

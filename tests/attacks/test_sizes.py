@@ -4,9 +4,13 @@ import json
 import pickle
 import tracemalloc
 import zipfile
+from contextlib import nullcontext
 from fractions import Fraction
 
+import av
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -17,12 +21,61 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.checkpoints import pickles
 from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.config.schema import GenerationConfig, TrainConfig, ValidationConfig
-from dfm_nb.data.sources import _media, folder
+from dfm_nb.data.sources import _media, folder, table
 from dfm_nb.data.sources._media import MediaOptions
 from dfm_nb.generation import clip_files
 from dfm_nb.generation.request import Request
 
 DEEP = "[" * 100_000
+
+
+# ---- tables -------------------------------------------------------------------------------------------------------
+
+
+def test_cells_that_nobody_wrote_are_bounded(tmp_path):
+    (tmp_path / "a.csv").write_text(",".join(f"c{i}" for i in range(50_000)) + "\n" + "1,2\n" * 20_000)
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"k{i}": 1}}\n' for i in range(20_000)))
+    for path in sorted(tmp_path.iterdir()):
+        with pytest.raises(ValueError, match="cells"):
+            table.read_rows(path)
+
+
+def test_rows_that_a_footer_makes_up_are_refused(tmp_path):
+    rows = 12_345
+    pq.write_table(pa.table({"caption": ["x"] * rows}), tmp_path / "a.parquet")
+    data = (tmp_path / "a.parquet").read_bytes()
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    said, huge = bytes((0xF2, 0xC0, 0x01)), bytes((*[0xFE] * 5, 0x01))  # thrift's varints of 2 n: 12,345 and 6e9
+    assert said in data[start:]
+    footer = data[start:-8].replace(said, huge)
+    (tmp_path / "b.parquet").write_bytes(data[:start] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    for spec in ("a.parquet", "b.parquet"):
+        with nullcontext() if spec[0] == "a" else pytest.raises(ValueError, match="rows"):
+            table.read_rows(tmp_path / spec)
+    (tmp_path / "a.parquet").unlink()
+    with pytest.raises(ValueError, match="rows"):
+        table.build(str(tmp_path))
+
+
+# ---- videos -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("movflags, name, at", [("faststart", b"stsz", 8), ("frag_keyframe+empty_moov", b"trun", 4)])
+def test_an_mp4_names_no_more_samples_than_it_has_bytes(movflags, name, at, tmp_path):
+    with av.open(str(tmp_path / "a.mp4"), "w", options={"movflags": movflags}) as container:
+        stream = container.add_stream("libx264", rate=12, options={"bf": "0"})
+        stream.width = stream.height = 32
+        frames = [av.VideoFrame.from_ndarray(np.full((32, 32, 3), i, np.uint8), format="rgb24") for i in range(9)]
+        container.mux([packet for frame in [*frames, None] for packet in stream.encode(frame)])
+    data = bytearray((tmp_path / "a.mp4").read_bytes())
+    assert len(video.read_video(bytes(data))[0]) == 9
+    place = data.index(name) + 4
+    assert int.from_bytes(data[place + at : place + at + 4]) == 9
+    data[place + at : place + at + 4] = (85_000_000).to_bytes(4)
+    (tmp_path / "b.mp4").write_bytes(data)
+    for source in (bytes(data), tmp_path / "b.mp4"):
+        with pytest.raises(SampleError, match="85000000"):
+            video.read_video(source)
 
 
 # ---- steps, JSON --------------------------------------------------------------------------------------------------
