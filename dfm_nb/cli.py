@@ -110,7 +110,7 @@ def _in_json(argv: list[str]) -> int:
             sys.stdout.flush()
             os.dup2(out, 1)
             os.close(out)
-            print(json.dumps(answer, ensure_ascii=False), flush=True)
+            print(json.dumps(answer), flush=True)
 
 
 def _imported(module: str) -> ModuleType:

@@ -50,12 +50,14 @@ ALSO_LISTED = ("manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, ".nv-meta/spli
 MEND = "restore it; if you changed it on purpose, run `dfm index {}`"
 
 STATISTICS: dict[str, Any] = {"latent_mean": [float], "latent_std": [float]}
+REASONS = {...: int}
+DROPS = [{"key": str, "reason": str}]
 MANIFEST: dict[str, Any] = {
     **STATISTICS,
     **{key: {"name": str} for key in ("source", "tokenizer", "text_encoder")},
-    "counts": {**dict.fromkeys((*SPLITS, "dropped"), int), "dropped_by_reason": {}},
+    "counts": {**dict.fromkeys((*SPLITS, "dropped"), int), "dropped_by_reason": REASONS},
     "psnr_db": {},
-    "drops": [{"key": str, "reason": str}],
+    "drops": DROPS,
 }
 """The keys of a manifest that are read, with their types."""
 SHARDS: dict[str, Any] = {"shards": [{"name": str, "split": str}]}
@@ -155,9 +157,10 @@ def lacking(value: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 
 
 def fits(value: object, kind: Any) -> bool:
-    """Whether a value has a type, or is a list of it, or an object with such values."""
+    """Whether a value has a type, or is a list of it, or an object with such values (of `...`: all of them)."""
     if isinstance(kind, dict):
-        return isinstance(value, dict) and all(fits(value.get(k), v) for k, v in kind.items())
+        named = dict.fromkeys(value, kind[...]) if isinstance(value, dict) and ... in kind else kind
+        return isinstance(value, dict) and all(fits(value.get(k), v) for k, v in named.items())
     if isinstance(kind, list):
         return isinstance(value, list) and all(fits(v, kind[0]) for v in value)
     return type(value) is kind or (kind is float and type(value) is int)
