@@ -2,7 +2,7 @@
 
 One folder per stage; each imports only those to its right and below:
 
-    verbs: prepare adopt index pretrain sweep generate evaluate export import inspect plan doctor   cli.py finds them
+    verbs: prepare adopt pretrain sweep generate evaluate export import inspect plan doctor   cli.py finds them
       training      loop, trainer, Muon, loggers    generation   Pipeline, requests, files of clips
       checkpoints   save, load, export, import      evaluation   distances, copies; butterflies: a toy world, its judge
       model         DiT, attention, EMA             data         sources, tokenizers, text encoders, shards, loader

@@ -47,7 +47,7 @@ OWN_FILES = (CHECKSUMS, "manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, *shar
 ALSO_LISTED = ("manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, ".nv-meta/split.yaml")
 """Other files that `CHECKSUMS` lists if they exist: what readers use, and the members of each split."""
 
-MEND = "restore it; if you changed it on purpose, run `dfm index {}`"
+MEND = "restore it; if you changed it on purpose, run `dfm adopt {} --reindex`"
 
 STATISTICS: dict[str, Any] = {"latent_mean": [float], "latent_std": [float]}
 MANIFEST: dict[str, Any] = {
