@@ -26,7 +26,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "prepare": ("dfm_nb.prepare", "captioned images and clips -> WebDataset shards"),
     "inspect": ("dfm_nb.inspect", "show and check a shard folder: table, checks, contact sheet"),
     "adopt": ("dfm_nb.adopt", "third-party shards -> a complete data set; the tars are not changed"),
-    "index": ("dfm_nb.index", "the index with which training opens shards; prepare and adopt write it"),
     "pretrain": ("dfm_nb.train", "train a DiT on shards"),
     "generate": ("dfm_nb.generate", "prompts -> mp4"),
     "export": ("dfm_nb.export", "consolidated weights from a run or checkpoint"),

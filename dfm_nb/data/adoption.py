@@ -2,15 +2,17 @@
 
 NeMo DFM's script writes only tars. Here each sample is read and measured once, unusable ones are counted and reported,
 and the files that `dfm prepare` would have written are added: indexes, Energon's metadata, the empty caption, the
-manifest, and the checksums last.
+manifest, and the checksums last. After an intended change of a complete folder, `--reindex` writes only its indexes and
+checksums again; its manifest stays.
 """
 
 import shlex
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
+from pydantic import model_validator
 
 from dfm_nb.base import plugins
 from dfm_nb.base.files import check_free, listed_as, read_json
@@ -30,8 +32,8 @@ class AdoptOptions(Verb):
     prog, logs = "dfm adopt", True
 
     folder: str = option(help="folder with .tar shards; they are not changed", positional=True)
-    tokenizer: str = option(help="of the latents: " + ", ".join(plugins.names("tokenizers")))
-    text_encoder: str = option(help="of the texts: " + ", ".join(plugins.names("text_encoders")))
+    tokenizer: str | None = option(None, "of the latents: " + ", ".join(plugins.names("tokenizers")))
+    text_encoder: str | None = option(None, "of the texts: " + ", ".join(plugins.names("text_encoders")))
     tokenizer_path: str | None = option(None, "its file or folder", flags=("--tokenizer-cache-dir",))
     text_encoder_path: str | None = option(
         None, "its folder; without it the empty caption is one token of zeros", flags=("--t5-cache-dir",)
@@ -39,10 +41,25 @@ class AdoptOptions(Verb):
     val_fraction: float = option(0.0, "share of the samples for validation, in complete shards", ge=0, lt=1)
     allow_outside: bool = option(False, "also read tars outside the folder, by a link; they are then listed")
     device: str = option("cpu", "where the encoders run")
+    reindex: bool = option(
+        False, "after an intended change of a complete folder: its indexes and checksums again; the manifest stays"
+    )
+
+    @model_validator(mode="after")
+    def _names_the_encoders(self) -> Self:
+        if self.reindex and self.changed().keys() - {"folder", "reindex", "as_json"}:
+            raise ValueError("--reindex takes all else from the folder's manifest; leave the other flags out")
+        if not (self.reindex or (self.tokenizer and self.text_encoder)):
+            raise ValueError("--tokenizer and --text-encoder must name what encoded the shards; give both")
+        return self
 
     def run(self) -> dict[str, Any]:
         """The manifest."""
-        return adopt(self)
+        if not self.reindex:
+            return adopt(self)
+        manifest = sample_index.index_dataset(self.folder)
+        log.info("The indexes and checksums of %s are written again", self.folder)
+        return manifest
 
     def report(self, result: dict[str, Any]) -> Report:
         return Report(prepared_folder.summary(self.folder))
@@ -70,8 +87,7 @@ def adopt(options: AdoptOptions) -> dict[str, Any]:
         log.warning("skipped %d tar(s) without samples, such as %s; remove them", len(empty), empty[0])
         tars = [tar for tar in tars if tar not in empty]
     if place.held_plan() is not None:
-        fix = "it needs no adopting" if (place.path / CHECKSUMS).is_file() else "finish it with --resume"
-        raise ValueError(f"{place.path} was made by dfm prepare: {fix}")
+        raise ValueError(f"{place.path} is of dfm prepare, whose --resume finishes it; it needs no adopting")
     ours = "latent_mean" in read_json(place.manifest)
     for name in (place.manifest.name, CHECKSUMS):
         check_free(place.path / name, ours, "move it away")

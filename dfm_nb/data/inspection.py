@@ -145,7 +145,7 @@ class InspectedShards:
             right = [e for e in own if (g := grids.get(e)) and [*g] == list((e.meta.get("latent_shape") or g)[-3:])]
             if wrong := len(own) - len(right) - len(index.dropped) or len(grids) - len(right):
                 path = index_path(self.folder, index.split)
-                yield f"{path} is wrong for {wrong} samples; write it again: dfm index {self.folder}"
+                yield f"{path} is wrong for {wrong} samples; write it again: dfm adopt {self.folder} --reindex"
 
     # ---- pictures -------------------------------------------------------------------------------------------------
 

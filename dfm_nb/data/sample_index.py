@@ -110,22 +110,22 @@ def write_index(path: Path, tables: list[pa.Table], shards: list[Shard], dropped
         writer.write_batch(batch)
 
 
-def index_dataset(folder: str | Path) -> dict[str, int]:
+def index_dataset(folder: str | Path) -> dict[str, Any]:
     """Write the indexes and checksums of a prepared or adopted folder that was changed on purpose.
 
     Returns
     -------
-    Samples that can be used, by split.
+    The manifest.
 
     Raises
     ------
     ValueError : wrong input; the message has the fix.
     """
     place = prepared_folder.PreparedFolder(folder)
-    if place.held_plan() is not None and not (place.path / prepared_folder.CHECKSUMS).is_file():
-        raise ValueError(f"{place.path} holds an unfinished preparation; finish it: dfm prepare with --resume")
-    if (manifest := prepared_folder.read_manifest(place.path, checked=False)) is None:
-        raise ValueError(f"{place.path} has no manifest.json; {how_to_adopt(place.path)}")
+    manifest = prepared_folder.read_manifest(place.path, checked=False)
+    if manifest is None or not (place.path / prepared_folder.CHECKSUMS).is_file():
+        fix = f"dfm prepare with --resume, or {how_to_adopt(place.path)}"
+        raise ValueError(f"{place.path} lacks manifest.json or checksums.json, so it is not finished; {fix}")
     # those that `dfm adopt` reported; a preparation puts no dropped sample into a tar
     unusable = {drop["key"] for drop in manifest["drops"]}
     with place.turn():
@@ -134,7 +134,7 @@ def index_dataset(folder: str | Path) -> dict[str, int]:
         prepared_folder.seal_folder(
             place.path, {n: files.listed_as(place.path / n) for names in splits.values() for n in names}
         )
-    return {split: len(SampleIndex(place.path, split)) for split, names in splits.items() if names}
+    return manifest
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------

@@ -518,10 +518,12 @@ def record_path(folder: Path, name: str) -> Path:
 
 
 def read_record(folder: Path, name: str) -> dict | None:
-    """The record of a shard; None if it is unfinished."""
+    """The record of a shard; None if it is unfinished. ValueError : an older version made it."""
     record = read_json(record_path(folder, name))
     if not {"samples", "bytes"} <= record.keys():
         return None
+    if "lost" not in record:
+        raise ValueError(f"{folder} is of an older version of dfm_nb, and commit fa46f34c reads it")
     tar = folder / name
     whole = record["samples"] == 0 or (tar.is_file() and tar.stat().st_size == record["bytes"])
     return record if whole else None

@@ -12,7 +12,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 TABLE, ENDS = "results.csv", (".log", ".ipynb", ".html")
 """What sweeps of settings and of notebooks write into their folder; each name of a run has these ends."""
+Ended = dict[str, tuple[str, float]]
+"""Of the commands that have ended, by name: the last line of a failed one's log, else "", and seconds."""
 
 
 def parse_grid(texts: Sequence[str], is_text: Callable[[str], Any] = lambda name: False) -> dict[str, list[str]]:
@@ -96,26 +99,24 @@ class SweepOptions(TrainOptions):
         return points
 
     def run(self) -> Any:
-        points, folder, errors = self.points(), Path(self.run_dir), dict[str, str]()
+        points = self.points()
         if self.print_config:
             return next(iter(points.values())).preflight(self.nproc_per_node)
-        todo = {name: point for name, point in points.items() if not _is_finished(point, self.nproc_per_node)}
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in points:
-            if name not in todo:
-                print(f"-- {name} is finished", flush=True)
+        folder = Path(self.run_dir)
         pretrain = [*process.python_module("dfm_nb"), "pretrain"]
-        pretrain += [f"--nproc-per-node={self.nproc_per_node}"] * (self.nproc_per_node > 1)
-        for name, error, _ in run_all({n: [*pretrain, *p.words()] for n, p in todo.items()}, folder, self.jobs):
-            if error:
-                errors[name] = error
-            _write(folder, points, errors)
-        return _write(folder, points, errors)
+        if self.nproc_per_node > 1:
+            pretrain.append(f"--nproc-per-node={self.nproc_per_node}")
+        finished = [name for name, point in points.items() if _is_finished(point, self.nproc_per_node)]
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in finished:
+            print(f"-- {name} is finished", flush=True)
+        todo = {name: [*pretrain, *point.words()] for name, point in points.items() if name not in finished}
+        return run_all(todo, folder, self.jobs, partial(_table, folder, points))
 
     def report(self, result: Any) -> Report:
         if self.print_config:
             return super().report(result)
-        return swept(result.reset_index(), Path(self.run_dir), run_dir=self.run_dir)
+        return swept(result, Path(self.run_dir), run_dir=self.run_dir)
 
 
 main = SweepOptions.main
@@ -147,47 +148,64 @@ def sweep(
 
 
 def run_all(
-    commands: Mapping[str, Sequence[object]], folder: Path, jobs: int, labels: Mapping[str, str] | None = None
-) -> Iterator[tuple[str, str, float]]:
+    commands: Mapping[str, Sequence[object]],
+    folder: Path,
+    jobs: int,
+    table_of: Callable[[Ended], pd.DataFrame],
+    labels: Mapping[str, str] | None = None,
+) -> pd.DataFrame:
     """Run commands, some at a time; each logs to `NAME.log`, and a line is printed when it starts and ends.
 
-    Yields
-    ------
-    (name, error, seconds) when a command ends; the error of a failed one is the last line of its log, else it is "".
-    Who stops iterating ends the rest.
+    Parameters
+    ----------
+    table_of : the sweep's table, indexed by name. It is written to `results.csv` now and whenever a command ends.
+
+    Returns
+    -------
+    The table when all have ended.
 
     Raises
     ------
     FileExistsError : the folder holds files of these names, and no sweep of ours made it.
     """
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    waiting, own = list(commands), Run.create(folder, {TABLE, *(f"{name}{end}" for name in commands for end in ENDS)})
+    own = Run.create(folder, {TABLE, *(f"{name}{end}" for name in commands for end in ENDS)})
     own.claim()
-    running: list[tuple[str, psutil.Popen, float]] = []
+    waiting = list(commands)
+    running: dict[str, tuple[psutil.Popen, float]] = {}
+    ended: Ended = {}
     try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                name = waiting.pop(0)
+        while True:
+            table = table_of(ended)
+            write_atomically(folder / TABLE, table.to_csv().encode())
+            for name in waiting[: jobs - len(running)]:
+                waiting.remove(name)
                 log = folder / f"{name}.log"
                 log.unlink(missing_ok=True)  # of a sweep before
                 started = process.start(commands[name], log, own_session=False, OMP_NUM_THREADS=threads)
-                running.append((name, started, time.monotonic()))
+                running[name] = started, time.monotonic()
                 print(f"-- {name} started" + (f": {labels[name]}" if labels else ""), flush=True)
-            for name, started, begun in [run for run in running if run[1].poll() is not None]:
-                running.remove((name, started, begun))
-                seconds, code = round(time.monotonic() - begun, 1), started.wait()
-                error = _last_line(folder / f"{name}.log") or f"exit code {code}" if code else ""
-                print(f"-- {name} {'failed' if code else 'done'} in {seconds:.0f} s {error}".rstrip(), flush=True)
-                yield name, error, seconds
-            time.sleep(POLL_S)
+            if not running:
+                return table
+            while all(started.poll() is None for started, _ in running.values()):
+                time.sleep(POLL_S)
+            for name, (started, begun) in list(running.items()):
+                code = started.poll()
+                if code is not None:
+                    del running[name]
+                    seconds = round(time.monotonic() - begun, 1)
+                    error = _last_line(folder / f"{name}.log") or f"exit code {code}" if code else ""
+                    print(f"-- {name} {'failed' if code else 'done'} in {seconds:.0f} s {error}".rstrip(), flush=True)
+                    ended[name] = error, seconds
     finally:
-        for _, started, _ in running:
+        for started, _ in running.values():
             process.end(started, process.GRACE_S + process.MARGIN_S)
         own.release()
 
 
 def swept(table: pd.DataFrame, folder: Path, **where: str) -> Report:
     """What a sweep prints of its table, whose rows have a `state`. where : entries of the object of `--json`."""
+    table = table.reset_index()
     failed = int((table["state"] == "failed").sum())
     shown = table.loc[:, (table.notna() & (table != "")).any()].to_string(index=False, float_format="{:.5g}".format)
     text = f"{shown}\n== {len(table) - failed} of {len(table)} done; {folder / TABLE}"
@@ -211,14 +229,14 @@ def _is_finished(point: TrainOptions, nproc: int) -> bool:
     return settled and bool(saved) and saved[-1][0] >= stored.config.train.train_iters
 
 
-def _write(folder: Path, points: Mapping[str, TrainOptions], errors: Mapping[str, str]) -> pd.DataFrame:
-    """`results.csv`, whole or not at all."""
+def _table(folder: Path, points: Mapping[str, TrainOptions], ended: Ended) -> pd.DataFrame:
+    """The runs of a sweep, as `compare` has them, with the errors of those that failed."""
     import pandas as pd
 
+    errors = {name: error for name, (error, _) in ended.items() if error}
     runs = {name: folder / name for name in points if (folder / name / "config.yaml").exists()}
     table = compare(runs.values()) if runs else pd.DataFrame(columns=["state"])
     table = table.set_axis(pd.Index(runs, name="run")).reindex(pd.Index(points, name="run"))
     table["state"] = ["failed" if name in errors else s for name, s in table["state"].fillna("waiting").items()]
     table["error"] = table.index.map(errors)
-    write_atomically(folder / TABLE, table.to_csv().encode())
     return table

@@ -97,8 +97,6 @@ def usual(config: cfg.Config, num_video_frames: int | None = None, prompt: str =
     still = (num_video_frames or found["num_video_frames"] or 1) == 1
     if own.other.fps is not None:
         found |= trained(config, still).model_dump(include=SHAPE)
-    elif still:  # older weights know the rate of clips alone; validation's, where it was set, or that of pictures
-        found["fps"] = config.validation.fps or 1.0
     of_kind = _most_frequent(most_alike(config, prompt, still))
     found |= {name: of_kind[name] for name in SHAPE & of_kind.keys()}
     return {name: value for name, value in found.items() if value is not None}
@@ -113,9 +111,9 @@ def trained(config: cfg.Config, still: bool) -> cfg.schema.TrainedSize:
 def _known(config: cfg.Config, still: bool | None) -> Iterator[Known]:
     """The lines of `generation.captions`, of stills or clips alone if this is told."""
     own = config.generation
-    # older weights have captions of each kind, and of a kind of one size none, so these do not tell the kind
+    # weights of fa46f34c have captions of each kind, and of a kind of one size none, so these do not tell the kind
     for kind in (own, own.other) if own.captions or still is not None else ():
-        # older lines are the bits alone, in the order of `sizes`
+        # their lines are the bits alone, in the order of `sizes`
         for line, size in zip_longest(kind.captions or (), kind.sizes or (), fillvalue=""):
             *form, bits = line.split(" ")
             if bits:

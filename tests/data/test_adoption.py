@@ -173,6 +173,7 @@ def test_energons_own_metadata_and_splits_are_kept_and_later_tars_are_named(fold
         (["--text-encoder", "minilm"], "384"),
         (["--tokenizer", "pca"], "pca"),
         (["--val-fraction", "1"], "--val-fraction"),
+        (["--reindex"], "--reindex"),
     ],
 )
 def test_mistakes_are_named(folder, capsys, more, named):
@@ -192,6 +193,7 @@ def test_shards_of_another_width_of_text_are_named(folder, capsys):
 def test_folders_that_cannot_be_adopted_are_named(tiny_data, tmp_path, capsys):
     assert run(tiny_data) == 2 and str(tiny_data) in capsys.readouterr().err  # of `dfm prepare`
     assert run(tmp_path) == 2 and str(tmp_path) in capsys.readouterr().err
+    assert guard(adopt.main, [str(tmp_path)]) == 2 and "--tokenizer" in capsys.readouterr().err
     add_sample(tmp_path / "a.tar", "k", txt=b"a caption")
     assert run(tmp_path) == 2 and "a.tar: sample k" in capsys.readouterr().err
 

@@ -80,5 +80,5 @@ def test_a_second_sweep_does_what_is_left_and_a_failed_run_is_a_row(tmp_path, ca
 def test_tables_of_somebody_else_are_kept(tmp_path):
     (tmp_path / "a.log").write_text("mine")
     with pytest.raises(FileExistsError, match=r"a\.log"):
-        next(run_all({"a": ["false"]}, tmp_path, 1))
+        run_all({"a": ["false"]}, tmp_path, 1, lambda ended: None)
     assert (tmp_path / "a.log").read_text() == "mine"
