@@ -100,7 +100,7 @@ class Runs(Live):
     def report(self, name: str) -> Path:
         """Write a run's page, `report.html` in its folder; it is self-contained."""
         path = self._path(name) / "report.html"
-        check_free(path, ours=False, fix="move it away", mark=MARK)
+        check_free(path, Run(path.parent).id is not None, fix="move it away", mark=MARK)
         write_atomically(path, run_page(path.parent).encode())
         return path
 
@@ -149,7 +149,7 @@ class Runs(Live):
     def annotate(self, name: str, tags: str = "", note: str = "") -> None:
         """Write a run's tags (words) and note to `notes.json` in its folder."""
         path = self._path(name) / NOTES
-        check_free(path, ours=set(read_json(path)) == {"tags", "note"}, fix="move it away")
+        check_free(path, Run(path.parent).id is not None, fix="move it away")
         write_json(path, {"tags": tags, "note": note})
 
     def kept_html(self) -> str:

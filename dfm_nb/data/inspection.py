@@ -67,7 +67,7 @@ class InspectedShards:
     def describe(self) -> dict[str, Any]:
         """Counts, sizes and token statistics from headers, .json parts and the manifest."""
         metas = [e.meta for e in self.entries]
-        text = [m["text_tokens"] for m in metas if isinstance(m.get("text_tokens"), int)]
+        text = [n for m in metas if isinstance(n := m.get("text_tokens"), int) and 0 <= n < 1 << 31]
         found: dict[str, Any] = {
             "folder": str(self.place),
             "shards": len(self.tars),

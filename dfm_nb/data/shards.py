@@ -468,7 +468,7 @@ def samples_of(tar: Path) -> list[SampleEntry]:
                     file.seek(member.offset_data)
                     with contextlib.suppress(SampleError):  # reading the sample reports it
                         entry.meta = decode_meta(file.read(min(member.size, LARGEST_JSON + 1)), key)
-    except (tarfile.TarError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError, MemoryError) as error:  # of odd headers
         after = f"after sample {found[-1].key}" if found else "before its first sample"
         raise ValueError(f"{tar} is not a readable, uncompressed tar {after}: {error}; write it again") from None
     return found

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import tarfile
 import tracemalloc
 import zipfile
 from contextlib import nullcontext
@@ -21,6 +22,7 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.checkpoints import pickles
 from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.config.schema import GenerationConfig, TrainConfig, ValidationConfig
+from dfm_nb.data import shards
 from dfm_nb.data.sources import _media, folder, table
 from dfm_nb.data.sources._media import MediaOptions
 from dfm_nb.generation import clip_files
@@ -55,6 +57,19 @@ def test_rows_that_a_footer_makes_up_are_refused(tmp_path):
     (tmp_path / "a.parquet").unlink()
     with pytest.raises(ValueError, match="rows"):
         table.build(str(tmp_path))
+
+
+# ---- tars ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind, size, times", [("x", 1, 3000), ("L", 1, 3000), ("x", 1 << 40, 1)])
+def test_headers_of_a_tar_are_its_own_fault(kind, size, times, tmp_path):
+    header = tarfile.TarInfo("a")
+    header.type, header.size = kind.encode(), size
+    block = header.tobuf(tarfile.GNU_FORMAT) + bytes(512)
+    (tmp_path / "a.tar").write_bytes(block * times + bytes(1024))
+    with pytest.raises(ValueError, match=r"a\.tar is not a readable"):
+        shards.samples_of(tmp_path / "a.tar")
 
 
 # ---- videos -------------------------------------------------------------------------------------------------------
