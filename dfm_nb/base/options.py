@@ -259,4 +259,4 @@ def _add(parser: Any, field: Field) -> None:
 
 def must(message: str) -> str:
     """pydantic's "Input should be less than 3" as "must be less than 3"."""
-    return "must " + message.partition(" should ")[2]
+    return "must " + (message.partition(" should ")[2] or f"be valid ({message})")  # a number of too many digits

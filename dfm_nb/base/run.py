@@ -171,7 +171,7 @@ class Run:
         identity = {"host": here, "inode": self.path.stat().st_ino, "id": self.id or uuid.uuid4().hex}
         write_json(self.path / IDENTITY, identity)
         write_json(self.pid_file, process.identity())
-        _HELD[self._key] = lock
+        _HELD[self._key] = lock, identity["inode"]
         threading.Thread(target=self._beat, name="run owner", daemon=True).start()
 
     @property
@@ -208,21 +208,31 @@ class Run:
         root.mkdir(parents=True, exist_ok=True)
         write_json(root / OWNER, {"run": str(self.path), "id": self.id})
 
+    def check_place(self) -> None:
+        """FileNotFoundError if the folder of which this process is the writer is not at its path any more."""
+        if self._key in _HELD and _HELD[self._key][1] != (os.path.exists(self.path) and self.path.stat().st_ino):
+            raise FileNotFoundError(
+                f"{self.path} must stay in its place while the run writes there; it was moved, replaced or removed; "
+                "give the command again with the folder's new name as --run-dir: it resumes from the newest checkpoint"
+            )
+
     def tell(self, phase: str) -> None:
         """Write the owner's current activity and its start into `run.pid`; other processes write nothing."""
+        self.check_place()
         if self._key in _HELD:
             told = {**process.identity(), "phase": phase, "since_s": time.time()}
             try:
                 write_json(self.pid_file, told)
             except OSError as error:  # a checkpoint must still be saved
-                fix = "if it was moved, checkpoints are still saved there: move it back, or join both folders"
-                log.warning("the run folder %s cannot be written (%s); %s", self.path, error.strerror, fix)
+                log.warning("the run folder %s cannot be written (%s)", self.path, error.strerror)
 
     def release(self) -> None:
         """Release the folder, if it is ours."""
-        if lock := _HELD.pop(self._key, None):
-            self.pid_file.unlink(missing_ok=True)
-            lock.release()
+        if self._key in _HELD:
+            with contextlib.suppress(FileNotFoundError):  # the folder was moved
+                self.check_place()
+                self.pid_file.unlink()
+            _HELD.pop(self._key)[0].release()
 
     def owner(self) -> psutil.Process | None:
         """The live process of this host that has claimed the folder, or None."""
@@ -261,7 +271,7 @@ class Run:
 
 BEAT_S, STALE_S = 10, 60
 """Seconds after which a run counts as dead: several heartbeats may be late on a busy machine."""
-_HELD: dict[tuple[Path, int], FileLock] = {}  # by folder and process
+_HELD: dict[tuple[Path, int], tuple[FileLock, int]] = {}  # by folder and process; with the folder's inode
 
 
 @contextlib.contextmanager

@@ -261,8 +261,8 @@ class PackOrder:
             epoch = 1 + max(at["epoch"] for at in state["lanes"])
             for lane in self.lanes:
                 lane.epoch = epoch
-        for lane, at in () if grown else zip(self.lanes, state["lanes"], strict=True):
-            lane.restore(at)
+        for number, lane in enumerate(() if grown else self.lanes):
+            lane.restore(state["lanes"][number])
         self._states = [lane.state() for lane in self.lanes]
 
 

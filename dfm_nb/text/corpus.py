@@ -19,7 +19,6 @@ from typing import Iterator
 
 import numpy as np
 
-from dfm_nb.base.files import naming
 from dfm_nb.base.log import log
 from dfm_nb.base.progress import tqdm
 from dfm_nb.text import encode as text_encode
@@ -85,8 +84,7 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     FileNotFoundError : an input that does not exist
     """
     try:
-        with naming(config.output_prefix):
-            return _preprocess(config)
+        return _preprocess(config)
     except text_encode.OtherIds as error:
         if config.tokenizer_backend != "auto" or text_input.STDIN in config.input:
             raise ValueError(f"{error}; use --tokenizer-backend tokenizers") from None

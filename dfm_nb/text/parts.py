@@ -21,7 +21,7 @@ from typing import Iterator, Self
 import numpy as np
 from filelock import FileLock, Timeout
 
-from dfm_nb.base.files import appending, check_free, read_json, subfolder, sync, write_atomically, write_json
+from dfm_nb.base.files import appending, check_free, naming, read_json, subfolder, sync, write_atomically, write_json
 from dfm_nb.text.chunk import COUNTS
 from dfm_nb.text.indexed import CODES, HEADER, MAGIC, VERSION, bin_path, idx_path, meta_path
 from dfm_nb.text.input import START, Position
@@ -97,7 +97,8 @@ class Parts:
             for name, place in parts._paths.items():
                 with appending(place) as f:
                     f.truncate(parts.progress.sizes[name])
-            yield parts
+            with naming(folder):
+                yield parts
         finally:
             if "progress" not in read_json(parts._state):  # nothing was done, or everything
                 shutil.rmtree(folder, ignore_errors=True)

@@ -329,6 +329,7 @@ class Training:
             self.skipped += 1
             self.report.skipped(self.iteration, result, packs)
             counts["skipped"] = self.skipped
+        self.folder.check_place()  # before a logger's thread fails at it
         self.report.step(self.iteration, result, packs, duration_s, self.trainer.lr, counts)
         self.bad.see(packs)
         most = self.config.train.max_skipped_steps

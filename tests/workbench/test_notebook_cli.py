@@ -107,6 +107,8 @@ def test_optional_parameters_take_values_and_none(tmp_path, monkeypatch):
     known = notebook_run.parameters("{n}.ipynb")
     assert notebook_run.convert({"n": "3", "lr": "1e-3", "name": "3"}, known) == {"n": 3, "lr": 1e-3, "name": "3"}
     assert notebook_run.convert({"n": "None", "name": "null"}, known) == {"n": None, "name": None}
+    deep = "1" + "+1" * 5000
+    assert notebook_run.convert({"any": deep}, {"any": notebook_run.Parameter("any", "None", "", "")}) == {"any": deep}
     with pytest.raises(ValueError, match="'n'"):
         notebook_run.convert({"n": "x"}, known)
 

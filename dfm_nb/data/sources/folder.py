@@ -439,10 +439,12 @@ def _read_list(path: Path, flags: Flags, named: Callable[[str], str], files: Con
     columns = table.columns_of(rows, str(path), flags, exists=lambda said: named(said) in files, needs_caption=False)
     splits = table.held_out(rows["split"], path) if "split" in rows else itertools.repeat(None)
     found: dict[str, Row] = {}
+    nameless = 0
     for number, split in zip(range(len(next(iter(rows.values())))), splits):
         cells = {name: values[number] for name, values in rows.items() if not isinstance(values, table.StoredPictures)}
         file = next((cells[name] for name in columns.media if isinstance(cells.get(name), str)), None)
         if file is None:
+            nameless += 1
             continue
         row = found.setdefault(named(file), Row())
         if columns.caption and columns.caption != columns.tags:
@@ -454,6 +456,8 @@ def _read_list(path: Path, flags: Flags, named: Callable[[str], str], files: Con
         row.split = row.split or split
         given = [one for name in columns.given for one in table.pictures_of(rows[name][number])]
         row.given = [named(str(one)) for one in given] or row.given
+    if nameless:
+        log.warning("%d rows of %s are not used, because they name no file", nameless, path)
     return found
 
 

@@ -639,3 +639,11 @@ def test_paths_of_another_machine_are_neither_given_nor_made(column, tmp_path):
     for source in (folder.build(str(tmp_path)), table.build(str(tmp_path / "metadata.csv"))):
         (clip,) = read(source)
         assert len(source) == 1 and clip.given == [] and clip.caption == "a fox"
+
+
+def test_rows_that_name_no_file_are_counted(tmp_path, caplog):
+    picture(tmp_path / "a.png")
+    rows = [{"file_name": name, "text": "one"} for name in ("a.png", None)]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": "two"}]))
+    assert len(folder.build(str(tmp_path))) == 1
+    assert "2 rows of" in caplog.text
