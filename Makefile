@@ -35,6 +35,7 @@ lint: setup
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q --noconftest tests/test_writers.py
 	$(BIN)/python scripts/house_figures.py
 
 check: setup lint

@@ -168,10 +168,11 @@ class Run:
             )
         if self.id:
             remove_temporaries(self.path)  # of a killed owner
-        identity = {"host": here, "inode": self.path.stat().st_ino, "id": self.id or uuid.uuid4().hex}
+        inode = self.path.stat().st_ino
+        identity = {"host": here, "inode": inode, "id": self.id or uuid.uuid4().hex}
         write_json(self.path / IDENTITY, identity)
         write_json(self.pid_file, process.identity())
-        _HELD[self._key] = lock, identity["inode"]
+        _HELD[self._key] = lock, inode
         threading.Thread(target=self._beat, name="run owner", daemon=True).start()
 
     @property

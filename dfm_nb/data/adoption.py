@@ -21,9 +21,9 @@ from dfm_nb.base.log import log
 from dfm_nb.base.options import option
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.verb import Report, Verb
-from dfm_nb.data import preparation, prepared_folder, sample_index, shard_plan, shards
+from dfm_nb.data import preparation, prepared_folder, sample_index, shards
 from dfm_nb.data.encoding import latent_sums
-from dfm_nb.data.prepared_folder import CHECKSUMS, PreparedFolder, write_manifest
+from dfm_nb.data.prepared_folder import CHECKSUMS, EMPTY_TEXT, PreparedFolder, write_manifest
 
 
 class AdoptOptions(Verb):
@@ -87,9 +87,10 @@ def adopt(options: AdoptOptions) -> dict[str, Any]:
         log.warning("skipped %d tar(s) without samples, such as %s; remove them", len(empty), empty[0])
         tars = [tar for tar in tars if tar not in empty]
     if place.held_plan() is not None:
-        raise ValueError(f"{place.path} is of dfm prepare, whose --resume finishes it; it needs no adopting")
+        fix = "it needs no adopting" if (place.path / CHECKSUMS).is_file() else "finish it with --resume"
+        raise ValueError(f"{place.path} was made by dfm prepare: {fix}")
     ours = "latent_mean" in read_json(place.manifest)
-    for name in (place.manifest.name, CHECKSUMS):
+    for name in (place.manifest.name, CHECKSUMS, EMPTY_TEXT):
         check_free(place.path / name, ours, "move it away")
     # a wrong path fails now, not after all tars were read
     about: dict[str, dict] = {kind: {"name": getattr(options, kind)} for kind in ("tokenizer", "text_encoder")}
@@ -200,7 +201,7 @@ def _splits(folder: Path, tars: list[Path], val_fraction: float) -> dict[str, li
     """The shards of each split: those of `.nv-meta`; without it, the smallest ones for validation."""
     names = [tar.relative_to(folder).as_posix() for tar in tars]
     if shards.has_energon_metadata(folder):
-        splits = {split: shards.shards_of(folder, split) for split in shard_plan.SPLITS}
+        splits = shards.splits_of(folder)
         if missing := sorted(set(names).difference(*splits.values())):
             log.warning(
                 f"{folder}/.nv-meta leaves out {len(missing)} of the tars, which training will not see ({missing[0]} "

@@ -26,7 +26,7 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.data import prepared_folder
 from dfm_nb.data.captioning import LEAST_WEIGHT, MOST_WEIGHT, weight_of
 from dfm_nb.data.shard_plan import SPLITS
-from dfm_nb.data.shards import SampleEntry, how_to_adopt, samples_of, shards_of
+from dfm_nb.data.shards import SampleEntry, how_to_adopt, samples_of, splits_of
 
 SCHEMA = pa.schema(
     [("key", pa.large_string()), ("shard", pa.uint32()), ("t", pa.uint16()), ("h", pa.uint16()), ("w", pa.uint16())]
@@ -129,7 +129,7 @@ def index_dataset(folder: str | Path) -> dict[str, Any]:
     # those that `dfm adopt` reported; a preparation puts no dropped sample into a tar
     unusable = {drop["key"] for drop in manifest["drops"]}
     with place.turn():
-        splits = {split: shards_of(place.path, split) for split in SPLITS}
+        splits = splits_of(place.path)
         write_indexes(place.path, splits, lambda e: None if e.key in unusable else described(e))
         prepared_folder.seal_folder(
             place.path, {n: files.listed_as(place.path / n) for names in splits.values() for n in names}

@@ -44,7 +44,7 @@ class Generated:
     made_by: Mapping[str, Any] = field(default_factory=dict)
     elapsed_s: float = 0.0
 
-    def save(self, path: str | os.PathLike, latent: bool = False) -> Path:
+    def save(self, path: str | os.PathLike, latent: bool = False, overwrite: bool = False) -> Path:
         """Write the clip as .mp4 (one frame as .png), and a sidecar that reproduces it. path : see `output_name`.
 
         The sidecar NAME.mp4.json is a `--prompts-file` of `dfm generate`. It is written last: a clip with one is
@@ -53,10 +53,13 @@ class Generated:
         Parameters
         ----------
         latent : also write NAME.mp4.safetensors with the latent.
+        overwrite : also replace files that are no clip with a sidecar of ours, else FileExistsError.
         """
         path = output_path(output_name(path), self.request, many=False)
         _, beside, latent_file = files_of(path, latent=True)
-        check_sidecar(path)
+        ours = overwrite or "frames_sha256" in read_json(beside)
+        for file in files_of(path, latent):
+            check_free(file, ours)
         beside.unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, self.encoded()[1])
@@ -157,12 +160,6 @@ def of_any_process(path: Path) -> list[Path]:
 def files_of(path: Path, latent: bool) -> list[Path]:
     """A clip, its sidecar, and the file of its latent."""
     return [path, *(path.with_suffix(path.suffix + end) for end in (".json", ".safetensors")[: 1 + latent])]
-
-
-def check_sidecar(path: Path) -> None:
-    """FileExistsError where a file that is no sidecar of ours has the name of the clip's."""
-    beside = files_of(path, latent=False)[1]
-    check_free(beside, "frames_sha256" in read_json(beside), "choose another --video-save-path")
 
 
 def write_given(stem: Path, videos: Sequence[np.ndarray], fps: float) -> tuple[str, ...]:

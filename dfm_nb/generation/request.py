@@ -214,7 +214,11 @@ class Request(Sampling):
     sigma_min: float = option(0.002, "last noise level before 0; --schedule flow replaces it by 0")
     rho: float = option(7.0, "of --schedule karras: larger, denser near sigma-min", gt=0)
     sigma_levels: tuple[float, ...] | None = option(
-        None, "noise levels instead of a schedule and --num-steps, decreasing to 0", flag="--sigmas", metavar="SIGMA"
+        None,
+        "noise levels instead of a schedule and --num-steps, decreasing to 0",
+        flag="--sigmas",
+        metavar="SIGMA",
+        max_length=MOST_STEPS + 1,
     )
     seed: Annotated[int, BeforeValidator(_seed)] = option(1, "sets the starting noise, with the place in the list")
     init_image: InputPath | None = option(None, "first frame (models trained with dataset.condition_frames_prob)")

@@ -1,6 +1,7 @@
 """What a few bytes of somebody else's file may ask for: refused before it is allocated, or before it takes for ever."""
 
 import json
+import os
 import pickle
 import tarfile
 import tracemalloc
@@ -102,6 +103,13 @@ def test_steps_of_a_sampler_are_bounded(model):
     model(**{name: limits.MOST_STEPS})
     with pytest.raises((ValueError, ValidationError), match=r"10,?000"):
         model(**{name: limits.MOST_STEPS + 1})
+
+
+def test_noise_levels_are_bounded_as_steps_are():
+    levels = [float(n) for n in range(limits.MOST_STEPS, -1, -1)]
+    assert len(Request("a", sigma_levels=levels).sigmas()) == len(levels)
+    with pytest.raises(ValueError, match="--sigmas"):
+        Request("a", sigma_levels=[limits.MOST_STEPS + 1.0, *levels])
 
 
 @pytest.mark.parametrize("inner", ["[", '{"a":'])
@@ -222,6 +230,46 @@ def pairs(depth: int) -> bytes:
     return b"\x80\x02}NN\x86" + again + b"K\x01s."
 
 
+@pytest.mark.parametrize("key", [(), ("b", 1)], ids=str)
+def test_no_tuple_is_a_key_in_a_pickle(key):
+    with pytest.raises(ValueError, match="key"):
+        pickles.read_pickle(pickle.dumps({key: 1}))
+
+
+# ---- Energon's list of shards -------------------------------------------------------------------------------------
+
+SPLIT = "exclude: {}\nsplit_parts:\n  train: {}\n"
+MANY = ["a{0..9999999}", "a{00000001000000..5}", "{a,b}" * 28, "{{0..9}{0..9}}", "{0..999999}{0..999999}"]
+
+
+@pytest.mark.parametrize("pattern", MANY)
+def test_what_patterns_of_shards_stand_for_is_bounded(pattern, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "MOST_SHARDS", 1000)
+    (tmp_path / ".nv-meta").mkdir()
+    for excluded, listed in (("[]", f"['{pattern}']"), (f"['{pattern}']", "[]")):
+        (tmp_path / ".nv-meta/split.yaml").write_text(SPLIT.format(excluded, listed))
+        with pytest.raises(ValueError, match="names"):
+            shards.splits_of(tmp_path)
+
+
+def test_patterns_of_shards_are_expanded(tmp_path):
+    (tmp_path / ".nv-meta").mkdir()
+    text = SPLIT.format("['b-20241231.tar', 'a-{09..10}.tar']", "['a-{08..11}.tar', 'b-2024123{0,1}.tar']")
+    (tmp_path / ".nv-meta/split.yaml").write_text(text)
+    names = ["a-08.tar", "a-11.tar", "b-20241230.tar"]
+    assert shards.splits_of(tmp_path) == {"train": names, "val": [], "test": []}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "zero"])
+def test_a_list_of_shards_that_is_no_file_is_not_read(make, tmp_path):
+    (tmp_path / ".nv-meta").mkdir()
+    make(tmp_path / ".nv-meta/split.yaml")
+    with pytest.raises(ValueError, match=r"\.nv-meta"):
+        shards.splits_of(tmp_path)
+
+
+# ---- more pickles -------------------------------------------------------------------------------------------------
+
 ALLOCATING = {
     "a far place of the memo": b"\x80\x02Nr" + (1 << 26).to_bytes(4, "little") + b".",
     "pairs of pairs": pairs(60),
@@ -244,7 +292,7 @@ def test_a_pickle_of_a_few_bytes_takes_no_memory_and_no_time(data):
 
 
 def test_plain_values_are_read_from_a_pickle():
-    value = {"a": (1, (2.5, "b"), [None, True]), ("b", 1): b"c"}
+    value = {"a": (1, (2.5, "b"), [None, True]), 1: b"c", "d": {}}
     assert pickles.read_pickle(pickle.dumps(value)) == value
 
 

@@ -42,6 +42,7 @@ from typing import Any, Literal
 
 from dfm_nb.base import video
 from dfm_nb.base.files import parsed, plain, read_text
+from dfm_nb.base.limits import MOST_TEXT
 from dfm_nb.base.log import legible, log
 from dfm_nb.base.options import option
 from dfm_nb.base.records import SampleError
@@ -327,7 +328,7 @@ class Folder(RowSource):
         assert file is not None
         try:
             with self.location.local(file) as path:
-                record = parsed(read_text(plain(path, most_bytes=captioning.LARGEST_CAPTION)))
+                record = parsed(read_text(plain(path, most_bytes=MOST_TEXT)))
             values = [record.get(key) for key in ("caption", "text", "prompt")] if isinstance(record, dict) else []
             texts = [value for value in values if isinstance(value, (str, list))]
             return captioning.texts_of(texts[0], file) if texts else []
@@ -464,7 +465,7 @@ def _read_list(path: Path, flags: Flags, named: Callable[[str], str], files: Con
 def _caption_lines(path: Path) -> list[str]:
     """The lines of a .txt that are not empty, each with single spaces."""
     video.check_regular(path)
-    if (size := path.stat().st_size) > (most := captioning.LARGEST_CAPTION):
+    if (size := path.stat().st_size) > (most := MOST_TEXT):
         raise SampleError("too_large", f"{path} must have at most {most} bytes; it has {size}; shorten it")
     try:
         lines = [" ".join(line.split()) for line in read_text(path).splitlines()]

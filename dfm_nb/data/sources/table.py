@@ -88,7 +88,6 @@ BINARY = (pa.binary(), pa.large_binary())
 GROUPS_HELD = 2  # row groups of a parquet column of pictures that are in memory
 TIMES, MORE, MORE_TEXT = 4, 1 << 26, 1 << 28
 """Bytes in memory for each one in a parquet file, and on top: for a row group of pictures, for texts."""
-LONGEST_NAME = 1 << 14
 
 Rows = Mapping[str, Sequence[Any]]
 """A table: {column: its values}."""
@@ -408,8 +407,6 @@ def _reference(value: Any) -> Any:
     """What `Location.media` opens, of a picture in a cell: a path of ~ or of a file:// URL is one of this machine."""
     if not isinstance(value, str):
         return value
-    if len(value) > LONGEST_NAME:
-        raise SampleError("too_large", f"a path or URL must have at most {LONGEST_NAME} characters")
     scheme = _split(value).scheme if "://" in value else ""
     if scheme not in ("", "file", "http", "https"):
         raise SampleError("bad_url", f"it must be a path or a file, http or https URL; got {scheme}")
@@ -508,7 +505,7 @@ def _has_media(values: Sequence[Any], exists: Callable[[str], bool] | None = Non
         for one in pictures_of(value)[:1]:
             if isinstance(one, (bytes, Image.Image)) or (isinstance(one, np.ndarray) and one.ndim > 1):
                 return True
-            if isinstance(one, str) and len(one) <= LONGEST_NAME:
+            if isinstance(one, str):
                 path = _split(one).path if "://" in one else one
                 if exists(one) if exists else PurePosixPath(path).suffix.lower() in MEDIA_SUFFIXES:
                     return True

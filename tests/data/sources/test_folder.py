@@ -155,7 +155,7 @@ def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
     [
         ("a.txt", b"\xff bad", "caption_not_utf8"),
         ("a.txt", b" \n ", "no_caption"),
-        ("a.txt", bytes(folder.captioning.LARGEST_CAPTION + 1), "too_large"),
+        ("a.txt", bytes(limits.MOST_TEXT + 1), "too_large"),
     ],
 )
 def test_a_bad_caption_file_is_named_and_not_replaced_by_the_name(name, content, reason, tmp_path):
