@@ -21,7 +21,7 @@ Rows = Sequence[np.ndarray]
 """Features [T, D] of each sample."""
 
 
-def compare(samples: Rows, asked: Rows, through: Rows, others: Rows = ()) -> dict[str, Any]:
+def compare(samples: Rows, asked: Rows, through: Rows, others: Rows = ()) -> dict:
     """Distance of samples to the real ones of their captions, retrieval, and the temporal consistency of clips.
 
     Each measure has its value, its interval (`low`, `high`) and `real`: the same of the real samples, which is what a
@@ -33,7 +33,7 @@ def compare(samples: Rows, asked: Rows, through: Rows, others: Rows = ()) -> dic
     real = _middle_frames(asked)
     half = len(real) // 2
     ways = min(WAYS, len(real) + len(others))
-    measures: dict[str, Any] = {}
+    measures: dict = {}
     if half > 1:  # a distance needs two of each
         estimate = distance.estimate(*distance.paired_kernel_influences(ours, real))
         measures["kernel_distance"] = asdict(estimate) | {"real": distance.kernel_distance(real[:half], real[half:])}

@@ -53,7 +53,7 @@ def _fused(network: nn.Module) -> nn.Module:
         if isinstance(module, nn.Conv2d):
             convolution = name
         elif isinstance(module, nn.BatchNorm2d):
-            fused = fuse_conv_bn_eval(network.get_submodule(convolution), module)
+            fused = fuse_conv_bn_eval(network.get_submodule(convolution), module)  # type: ignore[type-var]
             network.set_submodule(convolution, fused)
             network.set_submodule(name, nn.Identity())
     return network

@@ -203,8 +203,8 @@ class SourceReference:
         if clip is None:
             raise SampleError("empty", f"item {self.source.item_key(index)} gave nothing")
         frames = clip.video[: geometry.floor_frames(len(clip.video))]
-        size = video.fit_size(*frames.shape[1:3], self.short_side, upscale=True)
-        fitted = video.resize(frames, *size)
+        _, height, width, _ = frames.shape
+        fitted = video.resize(frames, *video.fit_size(height, width, self.short_side, upscale=True))
         return Real(fitted, clip.caption, clip.fps, clip.attributes, clip.given, _uncropped(frames, fitted))
 
 

@@ -122,7 +122,7 @@ def table(result: Mapping[str, Any]) -> str:
             else:
                 line.append(f"{row[name]:.1%}")
         cells.append(line)
-    head = ["samples", "measure", "result (95 % interval)", *map(COLUMNS.get, columns)]
+    head = ["samples", "measure", "result (95 % interval)", *(COLUMNS[name] for name in columns)]
     parts = (_markdown(head, cells), _notes(result), _verdict(result))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
