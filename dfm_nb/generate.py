@@ -144,7 +144,10 @@ class GenerateOptions(ModelOptions, FileVerb):
         if self.skip_existing:
             work = [(p, r) for p, r in work if not clip_files.finished_before(p, r, made_by)]
         for path, _ in work:
-            for file in clip_files.files_of(path, self.save_latents):
+            files = [path, clip_files.sidecar_of(path)]
+            if self.save_latents:
+                files.append(clip_files.latent_of(path))
+            for file in files:
                 check_free(file, self.overwrite, "pass --overwrite, --skip-existing or another --video-save-path")
         pipe = self.open(weights, layout)
         pipe.memory_check = not self.no_memory_check

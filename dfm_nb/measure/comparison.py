@@ -21,7 +21,7 @@ Rows = Sequence[np.ndarray]
 """Features [T, D] of each sample."""
 
 
-def compare(samples: Rows, asked: Rows, through: Rows, others: Rows = ()) -> dict[str, Any]:
+def compare(samples: Rows, asked: Rows, through: Rows, others: Rows = ()) -> dict:
     """Distance of samples to the real ones of their captions, retrieval, and the temporal consistency of clips.
 
     Each measure has its value, its interval (`low`, `high`) and `real`: the same of the real samples, which is what a
@@ -29,24 +29,34 @@ def compare(samples: Rows, asked: Rows, through: Rows, others: Rows = ()) -> dic
     There `wrong` is how often another caption's sample passes. Clips count with their middle frames in the distance and
     in retrieval. What too few samples do not tell is left out.
     """
-    ours, real, coded, more = ([f[len(f) // 2] for f in clips] for clips in (samples, asked, through, others))
-    half, ways = len(real) // 2, min(WAYS, len(real) + len(more))
-    found: dict[str, Any] = {}
+    ours = _middle_frames(samples)
+    real = _middle_frames(asked)
+    half = len(real) // 2
+    ways = min(WAYS, len(real) + len(others))
+    measures: dict = {}
     if half > 1:  # a distance needs two of each
-        within = distance.kernel_distance(np.stack(real[:half]), np.stack(real[half:]))
-        estimate = distance.estimate(*distance.paired_kernel_influences(np.stack(ours), np.stack(real)))
-        found["kernel_distance"] = asdict(estimate) | {"real": within}
+        estimate = distance.estimate(*distance.paired_kernel_influences(ours, real))
+        measures["kernel_distance"] = asdict(estimate) | {"real": distance.kernel_distance(real[:half], real[half:])}
     if ways >= FEWEST_WAYS:
-        all_real = np.stack([*real, *more[: max(0, WAYS - len(real))]])
-        estimate = retrieval(np.stack(ours), all_real, ways)
-        wrong = wrong_passes(estimate.value, len(all_real), ways)
-        coded_value = retrieval(np.stack(coded), all_real, ways).value
-        found["retrieval"] = asdict(estimate) | {"real": coded_value, "wrong": wrong, "ways": ways}
+        all_real = _middle_frames([*asked, *others[: max(0, WAYS - len(real))]])
+        estimate = retrieval(ours, all_real, ways)
+        measures["retrieval"] = asdict(estimate) | {
+            "real": retrieval(_middle_frames(through), all_real, ways).value,
+            "wrong": wrong_passes(estimate.value, len(all_real), ways),
+            "ways": ways,
+        }
     if len(samples) > 1 and min(map(len, samples)) > 1:
-        consistent, still = ([distance.temporal_consistency(f) for f in clips] for clips in (samples, asked))
-        estimate = distance.mean_estimate(np.array(consistent))
-        found["temporal_consistency"] = asdict(estimate) | {"real": float(np.mean(still))}
-    return found
+        estimate = distance.mean_estimate(_consistencies(samples))
+        measures["temporal_consistency"] = asdict(estimate) | {"real": float(_consistencies(asked).mean())}
+    return measures
+
+
+def _middle_frames(clips: Rows) -> np.ndarray:
+    return np.stack([features[len(features) // 2] for features in clips])
+
+
+def _consistencies(clips: Rows) -> np.ndarray:
+    return np.array([distance.temporal_consistency(features) for features in clips])
 
 
 @dataclass

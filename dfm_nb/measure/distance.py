@@ -11,7 +11,6 @@ n, m : samples of two sets. D : features. All sums are float64.
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -50,23 +49,31 @@ def paired_kernel_influences(x: np.ndarray, y: np.ndarray) -> tuple[float, np.nd
     Such pairs do not count (Gretton et al. 2012, Eq. 4), or a copy would bring its own picture nearer than any other
     one can be.
     """
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    x = np.asarray(x, np.float64)
+    y = np.asarray(y, np.float64)
     across = polynomial_kernel(x, y)
     h = polynomial_kernel(x, x) + polynomial_kernel(y, y) - across - across.T
-    rows = (h.sum(1) - np.diag(h)) / (len(h) - 1)
+    rows = _mean_with_others(h)
     return float(rows.mean()), 2 * rows
+
+
+def _mean_with_others(kernel: np.ndarray) -> np.ndarray:
+    """Mean of each row [n] of a set's kernel with itself [n, n], without the sample's own entry."""
+    return (kernel.sum(1) - np.diag(kernel)) / (len(kernel) - 1)
 
 
 def kernel_influences(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """`kernel_distance`, and the influences on it of the rows of x [n] and of y [m]."""
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    k_xx, k_yy, k_xy = polynomial_kernel(x, x), polynomial_kernel(y, y), polynomial_kernel(x, y)
-    within_x, within_y = ((k.sum(1) - np.diag(k)) / (len(k) - 1) for k in (k_xx, k_yy))
+    x = np.asarray(x, np.float64)
+    y = np.asarray(y, np.float64)
+    within_x = _mean_with_others(polynomial_kernel(x, x))
+    within_y = _mean_with_others(polynomial_kernel(y, y))
+    k_xy = polynomial_kernel(x, y)
     distance = within_x.mean() + within_y.mean() - 2 * k_xy.mean()
     return float(distance), 2 * (within_x - k_xy.mean(1)), 2 * (within_y - k_xy.mean(0))
 
 
-def difference(one: tuple[Any, ...], other: tuple[Any, ...]) -> Estimate:
+def difference(one: tuple, other: tuple) -> Estimate:
     """One kernel distance less another, with their influences, to the same y.
 
     Row i of both x is of one prompt and one seed, so what they share falls out: the interval is narrower than those of

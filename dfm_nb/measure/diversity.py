@@ -24,7 +24,8 @@ and as JPEG, had up to 0.019; a teddy bear with and without a bow tie 0.037, an 
 
 def pairwise(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Euclidean distances [n, m] of [n, D] and [m, D]."""
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    x = np.asarray(x, np.float64)
+    y = np.asarray(y, np.float64)
     squared = (x**2).sum(1)[:, None] + (y**2).sum(1)[None] - 2 * x @ y.T
     return np.sqrt(np.maximum(squared, 0))
 

@@ -26,15 +26,19 @@ class Features:
             from efficientnet_lite_pytorch import EfficientNet
         except ImportError:
             raise ValueError("distances need two more packages; pip install 'dfm_nb[metrics]'") from None
-        network, path = EfficientNet.from_name("efficientnet-lite0"), EfficientnetLite0ModelFile.get_model_file_path()
+        network = EfficientNet.from_name("efficientnet-lite0")
+        path = EfficientnetLite0ModelFile.get_model_file_path()
         network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        self.network, self.device = _fused(network.eval()).requires_grad_(False).to(device), torch.device(device)
+        self.network = _fused(network.eval()).requires_grad_(False).to(device)
+        self.device = device
 
     @torch.inference_mode()
     def __call__(self, frames: np.ndarray, batch_size: int = 4, progress: bool = False) -> np.ndarray:
         """uint8 [N, H, W, 3] -> float32 [N, D]. Small batches are faster on a CPU: activations stay in its cache."""
-        rows, starts = [], range(0, len(frames), batch_size)
-        for start in tqdm(starts, desc=f"{NAME} features", unit="batch", disable=not progress):
+        rows = []
+        for start in tqdm(
+            range(0, len(frames), batch_size), desc=f"{NAME} features", unit="batch", disable=not progress
+        ):
             x = torch.from_numpy(np.ascontiguousarray(frames[start : start + batch_size])).to(self.device)
             x = x.permute(0, 3, 1, 2).float() / 255
             x = F.interpolate(x, (SIZE_PX, SIZE_PX), mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
@@ -44,11 +48,12 @@ class Features:
 
 def _fused(network: nn.Module) -> nn.Module:
     """`network` (in eval mode) with each batch normalisation folded into the convolution registered before it."""
-    convolution = "", nn.Conv2d(1, 1, 1)
+    convolution = ""
     for name, module in list(network.named_modules()):
         if isinstance(module, nn.Conv2d):
-            convolution = name, module
+            convolution = name
         elif isinstance(module, nn.BatchNorm2d):
-            network.set_submodule(convolution[0], fuse_conv_bn_eval(convolution[1], module))
+            fused = fuse_conv_bn_eval(network.get_submodule(convolution), module)  # type: ignore[type-var]
+            network.set_submodule(convolution, fused)
             network.set_submodule(name, nn.Identity())
     return network

@@ -8,20 +8,17 @@ are not unseen.
 
 import contextlib
 import functools
-import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable
 
 import numpy as np
 import torch
 
 from dfm_nb.base import geometry, plugins, video
 from dfm_nb.base.progress import tqdm
-from dfm_nb.base.records import EncodedClip, SampleError
+from dfm_nb.base.records import EncodedClip, SampleError, Source
 from dfm_nb.data.growing import owner_of
-from dfm_nb.data.shard_plan import SPLITS
 from dfm_nb.data.shards import how_to_adopt, read_record
 from dfm_nb.data.stores import ShardStore, has_split
 from dfm_nb.measure.diversity import SAME, thumbnails
@@ -30,6 +27,9 @@ MOST_COMPARED = 5_000
 """Training samples among which captions, pictures and copies are looked for."""
 SEEN = ("seen_caption", "seen_picture")
 """Reasons for which a held-out sample is not unseen."""
+
+Decode = Callable[[torch.Tensor], np.ndarray]
+"""A stored latent float32 [C, T, H, W] -> frames uint8 [T', H', W', 3]."""
 
 
 @dataclass
@@ -58,22 +58,24 @@ def form_of(real: Sequence[Real]) -> str:
     decoded = sum(one.original is None for one in real)
     if not decoded:
         return "as they are"
-    lacking = f"{decoded} of {len(real)}, whose files are not here or have changed, "
-    return (lacking if decoded < len(real) else "") + "after crop and tokenizer"
+    if decoded == len(real):
+        return "after crop and tokenizer"
+    return f"{decoded} of {len(real)}, whose files are not here or have changed, after crop and tokenizer"
 
 
 def _uncropped(frames: np.ndarray, like: np.ndarray) -> np.ndarray:
     """All of these frames, so large that `like` was cut from them."""
-    frames, (height, width) = frames[: len(like)], frames.shape[1:3]
+    _, height, width, _ = frames.shape
     scale = max(like.shape[1] / height, like.shape[2] / width)
-    return video.resize(frames, max(1, round(height * scale)), max(1, round(width * scale)))
+    return video.resize(frames[: len(like)], max(1, round(height * scale)), max(1, round(width * scale)))
 
 
 class Originals:
     """What the samples of a prepared folder were made of, by the manifest and the shards' records."""
 
     def __init__(self, store: ShardStore):
-        self.store, self.items = store, dict[str, int]()
+        self.store = store
+        self.items: dict[str, int] = {}
         self.record = functools.cache(functools.partial(read_record, store.folder))
         arguments = store.manifest.get("arguments") or {}
         name, spec = plugins.source_and_spec(str(arguments.get("source")))
@@ -89,12 +91,14 @@ class Originals:
         """A sample's, uint8 [T, H, W, 3] with the T of `like`; None where the file is not here or has other content."""
         entry = self.store.entry(index)
         owner = owner_of(entry.key, self.items)
-        held, item = (self.record(entry.shard.name) or {}).get("contents", {}).get(owner), self.items.get(owner)
-        if not held or item is None:
+        record = self.record(entry.shard.name) or {}
+        stored = record.get("contents", {}).get(owner)
+        if not stored or owner not in self.items:
             return None
+        item = self.items[owner]
         with contextlib.suppress(SampleError, OSError):
             content = self.source.content(item)
-            if content and content.sha256 == held[0]:
+            if content and content.sha256 == stored[0]:
                 for clip in self.source.read(item):
                     if clip.key == entry.key:
                         return _uncropped(clip.video, like)
@@ -104,8 +108,10 @@ class Originals:
 class Training:
     """What training samples show: captions, and thumbnails of pictures and of the first frames of clips."""
 
-    def __init__(self, store: ShardStore, decode: Callable[[torch.Tensor], np.ndarray]):
-        self.captions, self.keys, frames = dict[str, str](), list[str](), list[np.ndarray]()
+    def __init__(self, store: ShardStore, decode: Decode):
+        self.captions: dict[str, str] = {}
+        self.keys: list[str] = []
+        frames = []
         for index in tqdm(range(min(len(store), MOST_COMPARED)), "training samples", unit="sample", leave=False):
             try:
                 clip = store.read(index)
@@ -124,9 +130,10 @@ class Training:
 
     def check(self, clip: EncodedClip, frames: np.ndarray) -> None:
         """SampleError if training has this held-out sample's caption or picture."""
-        twin = next((self.captions[text] for text in self.texts(clip) if text in self.captions), None)
-        if twin and not clip.given:  # "make it red" beside another picture is another request
-            raise SampleError("seen_caption", f"{clip.key} has a caption of {twin}")
+        if not clip.given:  # "make it red" beside another picture is another request
+            for text in self.texts(clip):
+                if text in self.captions:
+                    raise SampleError("seen_caption", f"{clip.key} has a caption of {self.captions[text]}")
         distances = np.linalg.norm(self.thumbnails - thumbnails([frames]), axis=1)
         if distances.min() <= SAME:
             raise SampleError("seen_picture", f"{clip.key} has the picture of {self.keys[distances.argmin()]}")
@@ -141,8 +148,10 @@ class ShardReference:
         its own.
     """
 
-    def __init__(self, folder: str, split: str, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict):
-        self.store, self.decode, self.split = ShardStore(folder, split), decode, split
+    def __init__(self, folder: str, split: str, decode: Decode, tokenizer: dict):
+        self.store = ShardStore(folder, split)
+        self.split = split
+        self.decode = decode
         self.originals = Originals(self.store)
         own = self.store.manifest["tokenizer"]
         if any(own.get(k) != tokenizer.get(k) for k in ("name", "sha256")):
@@ -150,8 +159,9 @@ class ShardReference:
                 f"--dataset {folder} was encoded by the tokenizer {own['name']}, not by the checkpoint's "
                 f"{tokenizer['name']}; give the source instead, or prepare it with that tokenizer"
             )
-        others = split != "train" and has_split(folder, "train")
-        self.training = Training(ShardStore(folder, "train"), decode) if others else None
+        self.training = None
+        if split != "train" and has_split(folder, "train"):
+            self.training = Training(ShardStore(folder, "train"), decode)
 
     def __len__(self) -> int:
         return len(self.store)
@@ -162,25 +172,25 @@ class ShardReference:
 
     def read(self, index: int) -> Real:
         clip = self.store.read(index)
-        meta = clip.meta
-        if not isinstance(meta.get("caption"), str):
+        caption = clip.meta.get("caption")
+        if not isinstance(caption, str):
             raise ValueError(f"{clip.key} of {self.store.folder} must have a caption; give --dataset the source")
         frames = self.decode(clip.latent[0])
         if self.training:
             self.training.check(clip, frames)
         given = [self.decode(z[0]) for z in clip.given]
         original = self.originals.read(index, frames)
-        return Real(frames, meta["caption"], clip.fps, meta.get("attributes") or {}, given, original)
+        return Real(frames, caption, clip.fps, clip.meta.get("attributes") or {}, given, original)
 
 
+@dataclass
 class SourceReference:
     """Samples of a source, brought to `short_side` px."""
 
-    split, training = "", None
-
-    def __init__(self, spec: str, short_side: int):
-        name, rest = plugins.source_and_spec(spec)
-        self.source, self.short_side = plugins.load("sources", name).build(rest or None), short_side
+    source: Source
+    short_side: int
+    split = ""
+    training = None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -194,18 +204,20 @@ class SourceReference:
             raise SampleError("empty", f"item {self.source.item_key(index)} gave nothing")
         frames = clip.video[: geometry.floor_frames(len(clip.video))]
         _, height, width, _ = frames.shape
-        height, width = video.fit_size(height, width, self.short_side, upscale=True)
-        fitted = video.resize(frames, height, width)
+        fitted = video.resize(frames, *video.fit_size(height, width, self.short_side, upscale=True))
         return Real(fitted, clip.caption, clip.fps, clip.attributes, clip.given, _uncropped(frames, fitted))
 
 
 def held_out(folder: str) -> str:
     """The split to measure: val, else test, else train."""
-    return next((split for split in (*SPLITS[1:], SPLITS[0]) if has_split(folder, split)), SPLITS[1])
+    for split in ("val", "test", "train"):
+        if has_split(folder, split):
+            return split
+    return "val"
 
 
 def open_reference(
-    spec: str, split: str | None, decode: Callable[[torch.Tensor], np.ndarray], tokenizer: dict, short_side: int
+    spec: str, split: str | None, decode: Decode, tokenizer: dict, short_side: int
 ) -> ShardReference | SourceReference:
     """The samples that `--dataset` names; ValueError or FileNotFoundError says what is wrong with it.
 
@@ -213,12 +225,13 @@ def open_reference(
     """
     if (Path(spec) / ".nv-meta").is_dir():
         return ShardReference(spec, split or held_out(spec), decode, tokenizer)
-    name = plugins.source_and_spec(spec)[0]
-    if name in plugins.names("sources") or plugins.is_module_name(name):
-        return SourceReference(spec, short_side)
+    name, rest = plugins.source_and_spec(spec)
+    sources = plugins.names("sources")
+    if name in sources or plugins.is_module_name(name):
+        return SourceReference(plugins.load("sources", name).build(rest or None), short_side)
     raise FileNotFoundError(
         f"--dataset {spec} is neither a prepared folder (it has no .nv-meta) nor one of the sources "
-        f"{', '.join(plugins.names('sources'))}; if shards of another writer are there, {how_to_adopt(spec)}"
+        f"{', '.join(sources)}; if shards of another writer are there, {how_to_adopt(spec)}"
     )
 
 
@@ -229,25 +242,30 @@ def choose(
 
     The seed decides which, and their order.
     """
-    left, failed = {False: images, True: clips}, list[SampleError]()  # by whether they are clips
-    found: dict[bool, list[Real]] = {False: [], True: []}
-    order = torch.randperm(len(reference), generator=torch.Generator().manual_seed(seed)).tolist()
+    left = {False: images, True: clips}  # by whether they are clips
+    chosen: dict[bool, list[Real]] = {False: [], True: []}
+    faults = []
+    most_frames = max_frames and geometry.floor_frames(max_frames)
+    generator = torch.Generator().manual_seed(seed)
     with tqdm(total=min(images + clips, len(reference)), desc="real samples", unit="sample") as bar:
-        for index in itertools.takewhile(lambda _: any(left.values()), order):
+        for index in torch.randperm(len(reference), generator=generator).tolist():
+            if not any(left.values()):
+                break
             known = reference.is_clip(index)
             if known is not None and not left[known]:
                 continue
             try:
                 real = reference.read(index)
             except SampleError as error:
-                failed.append(error)
+                faults.append(error)
                 continue
             is_clip = len(real.frames) > 1
             if left[is_clip]:
-                real.frames = real.frames[: max_frames and geometry.floor_frames(max_frames)]
-                real.original = None if real.original is None else real.original[: len(real.frames)]
-                found[is_clip].append(real)
+                real.frames = real.frames[:most_frames]
+                if real.original is not None:
+                    real.original = real.original[: len(real.frames)]
+                chosen[is_clip].append(real)
                 left[is_clip] -= 1
                 bar.update()
         bar.total = bar.n  # all there are; a notebook shows a bar that is left before its end as a failure
-    return found[False], found[True], failed
+    return chosen[False], chosen[True], faults

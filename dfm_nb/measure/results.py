@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-ESTIMATE = ("value", "low", "high", "real")
 MEASURES = {
     "kernel_distance": ("kernel distance x 1000", 1000, ".1f"),
     "retrieval": ("nearest to the picture of its caption, of {ways} (chance {chance:.0%})", 1, ".1%"),
@@ -38,18 +37,21 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     renders through the tokenizer. For a distance, `real` is the one between real samples. Rows of a checkpoint have its
     `iteration`.
     """
-    found = [
-        {"kind": "unseen " * r.get("unseen", 0) + kind, "samples": r["samples"], **row}
-        for kind, r in _kinds(result)
-        for row in _rows_of(r)
-    ]
-    for c in result.get("checkpoints", []):
-        for key in (k for k in CHECKPOINTS if k in c):
-            real = result["verdict"]["real"].get(key, {}).get("value")
-            found.append({"kind": "checkpoint", "iteration": c["iteration"], "measure": key, **c[key], "real": real})
-    for form, w in result.get("wordings", {}).items():
-        found.append({"kind": "wordings", "samples": w["samples"], "measure": form, **_shares(w)})
-    return found
+    out = []
+    for kind, measures in _kinds(result):
+        if measures.get("unseen"):
+            kind = f"unseen {kind}"
+        for row in _rows_of(measures):
+            out.append({"kind": kind, "samples": measures["samples"], **row})
+    for checkpoint in result.get("checkpoints", []):
+        for key in CHECKPOINTS:
+            if key in checkpoint:
+                real = result["verdict"]["real"].get(key, {}).get("value")
+                row = {"kind": "checkpoint", "iteration": checkpoint["iteration"], "measure": key}
+                out.append(row | checkpoint[key] | {"real": real})
+    for form, measure in result.get("wordings", {}).items():
+        out.append({"kind": "wordings", "samples": measure["samples"], "measure": form, **_shares(measure)})
+    return out
 
 
 def _kinds(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -57,65 +59,89 @@ def _kinds(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return [(kind, r) for kind, r in result.items() if isinstance(r, Mapping) and "samples" in r]
 
 
-def _rows_of(r: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for name in _having(r, "chance"):
-        real, bound = (r["real_renders"][k][name]["sure"]["share"] for k in ("as_drawn", "decoded"))
-        yield {"measure": name, **_shares(r[name]), "chance": r[name]["chance"], "real": real, "upper_bound": bound}
-    for name in (n for n in ("pairs", "triples") if n in r):
-        ends = {key: r[name][key] for key in ("samples", "low", "high")}
-        yield {"measure": f"all three, unseen {name}", "value": r[name]["share"], **ends}
-    for name in _having(r, *ESTIMATE):
-        yield {"measure": name, **r[name]}
-    for network, d in r.get("distances", {}).items():
+def _rows_of(measures: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for name in _having(measures, "chance"):
+        yield {
+            "measure": name,
+            **_shares(measures[name]),
+            "chance": measures[name]["chance"],
+            "real": measures["real_renders"]["as_drawn"][name]["sure"]["share"],
+            "upper_bound": measures["real_renders"]["decoded"][name]["sure"]["share"],
+        }
+    for name in ("pairs", "triples"):
+        if name in measures:
+            row = dict(measures[name])
+            yield {"measure": f"all three, unseen {name}", "value": row.pop("share"), **row}
+    for name in _having(measures, "value", "low", "high", "real"):
+        yield {"measure": name, **measures[name]}
+    for network, d in measures.get("distances", {}).items():
         for key in ("kernel_distance", "recall"):
-            compared = {"real": d[f"{key}_as_drawn"], "upper_bound": d[f"{key}_decoded"]}
-            ends = {end: d[end] for end in ("low", "high") if key == "kernel_distance"}
-            yield {"measure": f"{key} {network}", "value": d[key], **ends, **compared}
-    if m := r.get("scatter"):
-        yield {"measure": "scatter", "value": m["mean"], "real": m["real"]}
-    if m := r.get("wing_motion"):
-        yield {"measure": "wing_motion", "value": m["mean"], "real": m["real_clips"]}
+            row = {"measure": f"{key} {network}", "value": d[key]}
+            if key == "kernel_distance":
+                row |= {"low": d["low"], "high": d["high"]}
+            yield row | {"real": d[f"{key}_as_drawn"], "upper_bound": d[f"{key}_decoded"]}
+    for name, real in (("scatter", "real"), ("wing_motion", "real_clips")):
+        if name in measures:
+            yield {"measure": name, "value": measures[name]["mean"], "real": measures[name][real]}
 
 
-def _having(r: Mapping[str, Any], *keys: str) -> list[str]:
+def _having(measures: Mapping[str, Any], *keys: str) -> list[str]:
     """The measures with these keys; attributes that a judge names, and sets of them, have the "chance" of a guess."""
-    return [name for name, measured in r.items() if isinstance(measured, Mapping) and {*keys} <= measured.keys()]
+    return [name for name, measure in measures.items() if isinstance(measure, Mapping) and {*keys} <= measure.keys()]
 
 
-def _shares(found: Mapping[str, Any]) -> dict[str, float]:
-    sure = found["sure"]
-    value = {"value": sure["share"], "low": sure["low"], "high": sure["high"]}
-    return value | {"argmax": found["argmax"]["share"], "wrong": found["wrong"]}
+def _shares(measure: Mapping[str, Any]) -> dict[str, float]:
+    sure = measure["sure"]
+    return {
+        "value": sure["share"],
+        "low": sure["low"],
+        "high": sure["high"],
+        "argmax": measure["argmax"]["share"],
+        "wrong": measure["wrong"],
+    }
 
 
 def table(result: Mapping[str, Any]) -> str:
     """Every measure, with what real samples and guesses give; notes; the checkpoints of a run."""
-    found = [r for r in rows(result) if r["kind"] != "checkpoint"]
-    columns = [name for name in COLUMNS if any(name in r for r in found)]
+    measured = [row for row in rows(result) if row["kind"] != "checkpoint"]
+    known = set().union(*measured)
+    columns = [name for name in COLUMNS if name in known]
     cells = []
-    for r in found:
-        key, _, _network = r["measure"].partition(" ")
-        title, factor, form = MEASURES.get(key, (r["measure"].replace("_", " "), 1, ".1%"))
-        title = title.format(ways=(ways := r.get("ways", 0)), chance=1 / (ways or 1))
-        told: dict[str, str] = {c: format(factor * r[c], form) for c in ("real", "upper_bound") if c in r}
-        told |= {c: f"{r[c]:.1%}" for c in ("argmax", "wrong", "chance") if c in r}
-        own = [f"{r['samples']} {r['kind']}", title, _estimate(r, factor, form)]
-        cells.append([*own, *(told.get(name, "") for name in columns)])
+    for row in measured:
+        measure = row["measure"]
+        key = measure.partition(" ")[0]
+        title, factor, form = MEASURES.get(key, (measure.replace("_", " "), 1, ".1%"))
+        ways = row.get("ways", 1)
+        title = title.format(ways=ways, chance=1 / ways)
+        line = [f"{row['samples']} {row['kind']}", title, _estimate(row, factor, form)]
+        for name in columns:
+            if name not in row:
+                line.append("")
+            elif name in ("real", "upper_bound"):
+                line.append(format(factor * row[name], form))
+            else:
+                line.append(f"{row[name]:.1%}")
+        cells.append(line)
     head = ["samples", "measure", "result (95 % interval)", *(COLUMNS[name] for name in columns)]
-    parts = _markdown(head, cells), _notes(result), _verdict(result)
+    parts = (_markdown(head, cells), _notes(result), _verdict(result))
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
 def _estimate(e: Mapping[str, float] | None, factor: float, form: str) -> str:
     """`12 (8 - 17)`, or `12` without an interval; nothing where it was not measured."""
-    value, *ends = [format(factor * e[k], form) for k in ("value", "low", "high") if k in e] if e else [""]
-    return value + (f" ({' - '.join(ends)})" if ends else "")
+    if not e:
+        return ""
+    interval = f" ({factor * e['low']:{form}} - {factor * e['high']:{form}})" if "low" in e else ""
+    return format(factor * e["value"], form) + interval
 
 
 def _markdown(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table; none without rows."""
+    if not cells:
+        return []
     lines = ["| " + " | ".join(row) + " |" for row in (head, *cells)]
-    return [lines[0], "|---" * len(head) + "|", *lines[1:]] if cells else []
+    lines.insert(1, "|---" * len(head) + "|")
+    return lines
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:
@@ -123,11 +149,14 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
     measured, and why.
     """
     lines = [f"{note}." for note in result.get("dataset", {}).get("notes", ())]
-    for kind, r in ((kind.capitalize(), r) for kind, r in _kinds(result)):
-        for name in (n for n in _having(r, "found") if r[n]["argmax"]["share"] < 1):
-            asked = (f"{value} {saw.get(value, 0)} of {sum(saw.values())}" for value, saw in r[name]["found"].items())
-            lines.append(f"{kind}, {name} by argmax: {', '.join(asked)}.")
-        lines += [f"{kind}: not measured: {why}." for why in r.get("not_measured", {}).values()]
+    for kind, measures in _kinds(result):
+        kind = kind.capitalize()
+        for name in _having(measures, "found"):
+            if measures[name]["argmax"]["share"] < 1:
+                found = measures[name]["found"].items()
+                counts = [f"{value} {names.get(value, 0)} of {sum(names.values())}" for value, names in found]
+                lines.append(f"{kind}, {name} by argmax: {', '.join(counts)}.")
+        lines += [f"{kind}: not measured: {why}." for why in measures.get("not_measured", {}).values()]
     return lines
 
 
@@ -135,12 +164,13 @@ def _verdict(result: Mapping[str, Any]) -> list[str]:
     """The figures of each checkpoint and of real pictures, and which one to take."""
     if "verdict" not in result:
         return []
-    verdict, checkpoints = result["verdict"], result["checkpoints"]
-    keys = [k for k in CHECKPOINTS if k in checkpoints[0]]
+    verdict = result["verdict"]
+    keys = [key for key in CHECKPOINTS if key in result["checkpoints"][0]]
     cells = []
-    for c in [*checkpoints, {"iteration": "real pictures", **verdict["real"]}]:
-        loss = "" if c.get("val_loss") is None else f"{c['val_loss']:.4f}"
-        cells.append([str(c["iteration"]), *(_estimate(c.get(k), *CHECKPOINTS[k][1:]) for k in keys), loss])
+    for row in [*result["checkpoints"], {"iteration": "real pictures", **verdict["real"]}]:
+        loss = row.get("val_loss")
+        estimates = [_estimate(row.get(key), *CHECKPOINTS[key][1:]) for key in keys]
+        cells.append([str(row["iteration"]), *estimates, "" if loss is None else f"{loss:.4f}"])
     chance = f"Nearest of {verdict['ways']}, so chance is {1 / verdict['ways']:.0%}."
-    head = ["iteration", *(CHECKPOINTS[k][0] for k in keys), "validation loss"]
+    head = ["iteration", *(CHECKPOINTS[key][0] for key in keys), "validation loss"]
     return [*_markdown(head, cells), "", f"Verdict: {verdict['sentence']}. {chance}"]

@@ -20,7 +20,9 @@ FEWEST_WAYS = 4
 
 def similarities(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Cosines [n, m] of [n, D] and [m, D] about the mean of y, which all pictures share and which tells nothing."""
-    x, y = (np.asarray(v, np.float64) - np.asarray(y, np.float64).mean(0) for v in (x, y))
+    mean = y.astype(np.float64).mean(0)
+    x = x - mean
+    y = y - mean
     lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(y, axis=1)[None]
     return x @ y.T / np.maximum(lengths, 1e-12)
 

@@ -8,6 +8,7 @@ import functools
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from dfm_nb.measure.retrieval import FEWEST_WAYS
 MOST_PICTURES = 1_000
 """Held-out samples that a verdict holds in memory."""
 DRIFT_SAMPLES = 16
-ASKED, TRAINING_ASKED = (500, 500), (64, 16)
+ASKED = (500, 500)
+TRAINING_ASKED = (64, 16)
 """Images and clips that are generated for the captions of the data, and for training captions beside unseen ones."""
 MOST = f"all held-out ones of --dataset up to {ASKED[0]}"
 SHOWN = {"images": 12, "clips": 3}
@@ -62,23 +64,25 @@ class MeasurementOptions(Sampling, ModelOptions):
 
     def amounts(self, images: int, clips: int) -> tuple[int, int]:
         """Numbers of images and clips; those given are the default."""
-        return images if self.num_prompts is None else self.num_prompts, (
-            clips if self.num_clips is None else self.num_clips
+        return (
+            images if self.num_prompts is None else self.num_prompts,
+            clips if self.num_clips is None else self.num_clips,
         )
 
     def side_px(self, pipe: Pipeline) -> int:
         """`size_px`, or the short side that the checkpoint recommends."""
         return self.size_px or min(pipe.recommended.get(side, 64) for side in ("height", "width"))
 
-    def generated(self, pipe: Pipeline, wanted: Iterable[dict[str, Any]]) -> list[Generated]:
+    def generated(self, pipe: Pipeline, wanted: Iterable[dict]) -> list[Generated]:
         """A sample for each of these fields of `Request`; the i-th depends on the seed, i and these alone."""
-        common = {name: value for name, value in self.chosen.items() if name in (*Sampling.model_fields, "seed")}
+        names = (*Sampling.model_fields, "seed")
+        common = {name: value for name, value in self.chosen.items() if name in names}
         requests = [Request(**{"index": i, **common, **one}) for i, one in enumerate(wanted)]
         # Enough to fill a batch of small pictures (not measured); results depend on it only by rounding.
         done = dict(pipe.run(requests, batch_size=32, progress=True))
-        return [done[i] for i in range(len(requests))]
+        return [done[i] for i in sorted(done)]
 
-    def frames(self, pipe: Pipeline, wanted: Iterable[dict[str, Any]]) -> list[np.ndarray]:
+    def frames(self, pipe: Pipeline, wanted: Iterable[dict]) -> list[np.ndarray]:
         """The same, uint8 [T, H, W, 3] each."""
         return [sample.frames for sample in self.generated(pipe, wanted)]
 
@@ -92,64 +96,82 @@ def over_data(
     measured a second time, with those. exam : opens the judge of samples with attributes, if there is one.
     """
     assert options.dataset is not None
-    result, asked, tokenizer = EvaluationResult(), list[Request](), pipe.manifest["tokenizer"]
+    tokenizer = pipe.manifest["tokenizer"]
     opened = reference.open_reference(
         options.dataset, options.split, pipe.decode_stored, tokenizer, options.side_px(pipe)
     )
     images, clips, faults = reference.choose(opened, *options.amounts(*ASKED), options.max_frames, options.seed)
-    sets, held_out = {"images": images, "clips": clips}, [r.frames for r in (*images, *clips)]
+    sets = {"images": images, "clips": clips}
+    nearest = None
     if opened.training:
+        held_out = [real.frames for real in images + clips]
+        if len(held_out) > 1:
+            nearest = nearness(thumbnails(held_out), opened.training.thumbnails)
         training = ShardReference(options.dataset, "train", pipe.decode_stored, tokenizer)
         amounts = options.amounts(*TRAINING_ASKED)
         images, clips, more = reference.choose(training, *amounts, options.max_frames, options.seed)
-        sets, faults = {"training images": images, "training clips": clips, **sets}, [*faults, *more]
-        if len(held_out) > 1:
-            near_real = nearness(thumbnails(held_out), opened.training.thumbnails)
-    if not any(sets.values()):
+        sets = {"training images": images, "training clips": clips, **sets}
+        faults += more
+    every = list(chain(*sets.values()))
+    if not every:
         raise ValueError(f"{options.dataset} has no such samples; raise --num-prompts or --num-clips")
-    judge = exam() if exam and any(r.attributes for real in sets.values() for r in real) else None
-    for name, real in ((name, real) for name, real in sets.items() if real):
-        kind, unseen = name.rpartition(" ")[2], bool(opened.training) and name in SHOWN
+    judge = exam() if exam and any(real.attributes for real in every) else None
+    result = EvaluationResult()
+    asked = []
+    for name, real in sets.items():
+        if not real:
+            continue
+        kind = name.rpartition(" ")[2]
+        unseen = bool(opened.training) and name in SHOWN
         usual = [asked_for(pipe, r, options.max_frames) | {"index": i} for i, r in enumerate(real)]
-        made = {name: (samples := options.generated(pipe, usual))}
-        asked += [s.request for s in samples]
-        shape = ("num_video_frames", "height", "width")
-        sizes = [{"fps": r.fps, **dict(zip(shape, r.frames.shape))} for r in real]
-        differ = [i for i, s in enumerate(samples) if sizes[i].items() - s.request.model_dump(include=sizes[i]).items()]
-        if differ:
-            again = dict(zip(differ, options.generated(pipe, [usual[i] | sizes[i] for i in differ])))
-            made[name + OWN] = [again.get(i, s) for i, s in enumerate(samples)]
-        others = sets[f"training {kind}"] if unseen else ()
-        of_real, of_others = ([network(r.shown) for r in some] for some in (real, others))
-        shown = {"as_drawn": [r.frames for r in real], "decoded": [pipe.round_trip(r.frames) for r in real]}
-        coded = [network(frames) for frames in shown["decoded"]]
+        samples = options.generated(pipe, usual)
+        asked += [sample.request for sample in samples]
+        made = {name: samples}
+        own = {}
+        for i, (r, sample) in enumerate(zip(real, samples)):
+            frames, height, width, _ = r.frames.shape
+            size = {"num_video_frames": frames, "height": height, "width": width, "fps": r.fps}
+            if sample.request.model_dump(include=set(size)) != size:
+                own[i] = usual[i] | size
+        if own:
+            again = dict(zip(own, options.generated(pipe, own.values())))
+            made[name + OWN] = [again.get(i, sample) for i, sample in enumerate(samples)]
+        drawn = [r.frames for r in real]
+        decoded = [pipe.round_trip(frames) for frames in drawn]
+        others = sets[f"training {kind}"] if unseen else []
+        of_real = [network(r.shown) for r in real]
+        of_decoded = list(map(network, decoded))
+        of_others = [network(r.shown) for r in others]
         for key, of_key in made.items():
-            found: dict[str, Any] = {"samples": len(real), "network": features.NAME, "unseen": unseen}
-            frames = [s.frames for s in of_key]
+            videos = [sample.frames for sample in of_key]
+            measures: dict = {"samples": len(real), "network": features.NAME, "unseen": unseen}
             if judge:
-                found |= judge.judged(kind, frames, [r.attributes for r in real], shown)
-            found |= compare([network(f) for f in frames], of_real, coded, of_others)
-            if opened.training and len(held_out) > 1:
-                near = nearness(thumbnails(frames), opened.training.thumbnails)
-                found["copies"] = asdict(copied(near, near_real)) | {"real": copied(near_real, near_real).value}
-            lacking = {m: why for m, why in NOT_MEASURED.items() if m not in found and key in SHOWN}
-            result.values[key] = found | {"not_measured": lacking}
-        beside = "what is given, " * any(r.given for r in real)
-        of_name = f"{'unseen ' * unseen}{name}: {beside}yours ({form_of(real)})"
-        title = f"{of_name}, and what dfm generate makes of the caption".capitalize()
+                attributes = [r.attributes for r in real]
+                measures |= judge.judged(kind, videos, attributes, {"as_drawn": drawn, "decoded": decoded})
+            measures |= compare(list(map(network, videos)), of_real, of_decoded, of_others)
+            if nearest is not None and opened.training:
+                near = nearness(thumbnails(videos), opened.training.thumbnails)
+                measures["copies"] = asdict(copied(near, nearest)) | {"real": copied(nearest, nearest).value}
+            lacking = {m: why for m, why in NOT_MEASURED.items() if key in SHOWN and m not in measures}
+            result.values[key] = measures | {"not_measured": lacking}
+        seen = "unseen " if unseen else ""
+        given = "what is given, " if any(r.given for r in real) else ""
+        title = f"{seen}{name}: {given}yours ({form_of(real)}), and what dfm generate makes of the caption"
         pairs = [([*r.given, r.shown, s.frames], r.caption) for r, s in zip(real, samples)]
-        result.samples[title] = pairs[: SHOWN[kind]]
-    result.values["dataset"] = about = _about(options, opened, faults, asked)
-    about["notes"].append(f"Compared with yours {form_of([r for real in sets.values() for r in real])}")
-    if opened.training and (said := _other_data(opened, pipe)):
-        about["notes"].append(said)
+        result.samples[title.capitalize()] = pairs[: SHOWN[kind]]
+    about = _about(options, opened, faults, asked)
+    about["notes"].append(f"Compared with yours {form_of(every)}")
+    if opened.training:
+        about["notes"] += _other_data(opened, pipe)
+    result.values["dataset"] = about
     return result
 
 
-def _other_data(opened: ShardReference, pipe: Pipeline) -> str:
-    """A sentence if a checkpoint was trained on other data than these; else empty."""
-    same = opened.store.manifest.get("latent_mean") == pipe.manifest.get("latent_mean")
-    return "" if same else "The checkpoint was trained on other data: `training` and `unseen` are splits of these"
+def _other_data(opened: ShardReference, pipe: Pipeline) -> list[str]:
+    """A sentence if a checkpoint was trained on other data than these."""
+    if opened.store.manifest.get("latent_mean") == pipe.manifest.get("latent_mean"):
+        return []
+    return ["The checkpoint was trained on other data: `training` and `unseen` are splits of these"]
 
 
 @functools.cache
@@ -158,17 +180,18 @@ def _scratch() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="dfm_nb-given-")
 
 
-def asked_for(pipe: Pipeline, real: Real, max_frames: int | None = None) -> dict[str, Any]:
+def asked_for(pipe: Pipeline, real: Real, max_frames: int | None = None) -> dict:
     """The prompt of a real sample and, for a model that takes them, what is given beside it.
 
     max_frames : what the user allows.
     """
-    asked: dict[str, Any] = {"prompt": real.caption}
+    settings: dict = {"prompt": real.caption}
     if pipe.config.generation.given:
-        asked["given"] = write_given(Path(tempfile.mkdtemp(dir=_scratch().name), "given"), real.given, real.fps)
-    if max_frames and Request(**asked).completed(pipe.config).num_video_frames > max_frames:
-        asked["num_video_frames"] = geometry.floor_frames(max_frames)
-    return asked
+        folder = tempfile.mkdtemp(dir=_scratch().name)
+        settings["given"] = write_given(Path(folder, "given"), real.given, real.fps)
+    if max_frames and Request(**settings).completed(pipe.config).num_video_frames > max_frames:
+        settings["num_video_frames"] = geometry.floor_frames(max_frames)
+    return settings
 
 
 def _about(
@@ -176,20 +199,29 @@ def _about(
     opened: ShardReference | reference.SourceReference,
     faults: Sequence[SampleError],
     asked: Sequence[Request],
-) -> dict[str, Any]:
+) -> dict:
     """What was measured against, what was left out, and how samples were asked for."""
-    seen = {reason: [fault.detail for fault in faults if fault.reason == reason] for reason in SEEN}
-    count, name = sum(map(len, seen.values())), options.dataset
+    seen: dict[str, list] = {reason: [] for reason in SEEN}
+    for fault in faults:
+        if fault.reason in seen:
+            seen[fault.reason].append(fault.detail)
+    details = list(chain(*seen.values()))
     notes = [f"Asked for as `dfm generate` does by default: {described(asked)}"]
     if opened.split == "train" and options.split is None:
         notes.append(
-            f"{name} has nothing held out (prepare holds some of 20 samples or more), so these are captions "
+            f"{options.dataset} has nothing held out (prepare holds some of 20 samples or more), so these are captions "
             "of training: they show what is memorised"
         )
-    if count:
-        told = "; ".join([detail for details in seen.values() for detail in details][:NAMED])
-        notes.append(f"{count} samples of {opened.split} are not unseen and were left out: {told}")
-    return {"name": name, "split": opened.split, "unreadable": len(faults) - count, **seen, "notes": notes}
+    if details:
+        left_out = f"{len(details)} samples of {opened.split} are not unseen and were left out"
+        notes.append(f"{left_out}: {'; '.join(details[:NAMED])}")
+    return {
+        "name": options.dataset,
+        "split": opened.split,
+        "unreadable": len(faults) - len(details),
+        **seen,
+        "notes": notes,
+    }
 
 
 def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
@@ -199,19 +231,25 @@ def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
     ------
     ValueError : no checkpoint can be read, or the data are not a prepared folder with held-out pictures.
     """
-    run, result = Path(options.checkpoint_path), EvaluationResult()
-    if not (folders := checkpoints_of(run)):
+    run = Path(options.checkpoint_path)
+    folders = checkpoints_of(run)
+    if not folders:
         raise ValueError(f"--all-checkpoints needs a run folder with checkpoints; {run} has none; train first")
-    prepared = bool(options.dataset) and (Path(str(options.dataset)) / ".nv-meta").is_dir()
-    split = options.split or (reference.held_out(str(options.dataset)) if prepared else None)
-    if not prepared or split in (None, "train"):
+    dataset = options.dataset or ""
+    split = options.split
+    prepared = bool(dataset) and Path(dataset, ".nv-meta").is_dir()
+    if prepared and split is None:
+        split = reference.held_out(dataset)
+    if not prepared or split is None or split == "train":
         raise ValueError(
-            f"--all-checkpoints needs --dataset, a prepared folder, and a --split that is held out (val or test); got "
+            "--all-checkpoints needs --dataset, a prepared folder, and a --split that is held out (val or test); got "
             f"{options.dataset} and {split}"
         )
     records = read_metrics(run)
-    losses = dict(zip(*series(records, compared_loss({key for record in records for key in record}))))
-    rows, judge, base = list[dict[str, Any]](), None, None
+    losses = dict(zip(*series(records, compared_loss(set().union(*records)))))
+    result = EvaluationResult()
+    rows = []
+    judge = None
     for folder in folders:
         try:
             pipe = options.open(folder)
@@ -219,31 +257,42 @@ def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
             log.warning("%s; it is skipped", error)
             continue
         if judge is None:
-            read = pipe.decode_stored, pipe.manifest["tokenizer"]
-            opened = [ShardReference(str(options.dataset), name, *read) for name in (split, "train")]
-            training = opened[0].training
-            assert training
-            if said := _other_data(opened[0], pipe):
-                log.warning("%s, and so are copies and the verdict", said)
-            chosen, faults = zip(*(_pictures(one, options.seed) for one in opened))
+            tokenizer = pipe.manifest["tokenizer"]
+            opened = ShardReference(dataset, split, pipe.decode_stored, tokenizer)
+            training = ShardReference(dataset, "train", pipe.decode_stored, tokenizer)
+            assert opened.training
+            for sentence in _other_data(opened, pipe):
+                log.warning("%s, and so are copies and the verdict", sentence)
+            every, faults = _pictures(opened, options.seed)
+            trained, more = _pictures(training, options.seed)
+            faults += more
             half = options.amounts(64, 0)[0] // 2
-            pictures = [list({r.caption: r for r in real}.values())[:half] for real in chosen]
-            held_out, train, every = ([r.frames for r in real] for real in (*pictures, chosen[0]))
-            network = features.Features(parallel.device())
-            judge = verdict.Judge(held_out, train, every, training.thumbnails, network, pipe.round_trip)
+            unseen = list({real.caption: real for real in every}.values())[:half]
+            seen = list({real.caption: real for real in trained}.values())[:half]
+            judge = verdict.Judge(
+                [real.frames for real in unseen],
+                [real.frames for real in seen],
+                [real.frames for real in every],
+                opened.training.thumbnails,
+                features.Features(parallel.device()),
+                pipe.round_trip,
+            )
             base = base_samples(options, pipe)
-        asked = options.generated(pipe, [asked_for(pipe, r) for real in pictures for r in real])
-        made, half, iteration = [sample.frames for sample in asked], len(pictures[0]), iteration_of(folder)
-        row = judge.figures(iteration, made[:half], made[half:]) | {"val_loss": losses.get(iteration)}
+        asked = options.generated(pipe, [asked_for(pipe, real) for real in unseen + seen])
+        made = [sample.frames for sample in asked]
+        of_training = made[len(unseen) :]
+        iteration = iteration_of(folder)
+        row = judge.figures(iteration, made[: len(unseen)], of_training)
+        row["val_loss"] = losses.get(iteration)
         if base:
             row["drift"] = judge.drift(base[1], options.frames(pipe, base[0]))
-        for title, videos, real in (("training", made[half:], pictures[1]), ("unseen", made, pictures[0])):
-            pairs = [([r.frames, m[:1]], r.caption) for m, r in zip(videos, real)]
+        for title, videos, real in (("training", of_training, seen), ("unseen", made, unseen)):
+            pairs = [([r.frames, frames[:1]], r.caption) for frames, r in zip(videos, real)]
             result.samples[f"Iteration {iteration:,}: {title} captions"] = pairs[: SHOWN["images"] // 2]
         rows.append(row)
     if judge is None:
         raise ValueError(f"all {len(folders)} checkpoints of {run} are damaged; take another run")
-    about = _about(options, opened[0], [fault for some in faults for fault in some], [s.request for s in asked])
+    about = _about(options, opened, faults, [sample.request for sample in asked])
     about["notes"].append("Compared with yours after crop and tokenizer")
     result.values |= {"dataset": about, "checkpoints": rows, "verdict": judge.verdict(rows)}
     if (run / "config.yaml").is_file():
@@ -260,19 +309,19 @@ def _pictures(opened: ShardReference, seed: int) -> tuple[list[Real], list[Sampl
     return images, faults
 
 
-def base_samples(options: MeasurementOptions, pipe: Pipeline) -> tuple[list[dict[str, Any]], list[np.ndarray]] | None:
+def base_samples(options: MeasurementOptions, pipe: Pipeline) -> tuple[list[dict], list[np.ndarray]] | None:
     """For a fine-tuned run: requests for its base's validation prompts, and the base's samples of them."""
     path = pipe.config.checkpoint.pretrained
     record = pipe.source.base if pipe.source else None
-    place = record or path
-    if not place:
+    if not (record or path):
         return None
     try:
-        base = options.open(recorded(place, path) if isinstance(place, dict) else place)
+        base = options.open(recorded(record, path) if record else str(path))
     except FileNotFoundError as error:
         log.warning("%s; drift from checkpoint.pretrained is not measured", error)
         return None
-    if not (prompts := base.config.validation.prompts):
+    prompts = base.config.validation.prompts
+    if not prompts:
         return None
     requests = [{"prompt": prompts[i % len(prompts)], "num_video_frames": 1} for i in range(DRIFT_SAMPLES)]
     return requests, options.frames(base, requests)

@@ -13,7 +13,7 @@ Validation loss does not decide: it is lowest early, when samples are still far 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ from dfm_nb.measure.retrieval import WAYS, retrieval
 FEW = 32
 """Captions of a split with which the rule was measured (`benchmarks/results/verdict.md`)."""
 
+Pictures = Sequence[np.ndarray]
+"""uint8 [1, H, W, 3] each."""
+
 
 class Judge:
     """Real pictures, whose features are taken once, and what samples are against them.
@@ -43,9 +46,9 @@ class Judge:
 
     def __init__(
         self,
-        held_out: Sequence[np.ndarray],
-        train: Sequence[np.ndarray],
-        all_held_out: Sequence[np.ndarray],
+        held_out: Pictures,
+        train: Pictures,
+        all_held_out: Pictures,
         training: np.ndarray,
         network: Features,
         round_trip: Callable[[np.ndarray], np.ndarray],
@@ -56,39 +59,45 @@ class Judge:
                 f"{len(held_out)} whose caption and picture training has not; raise --num-prompts, or prepare with a "
                 "larger --val-fraction"
             )
-        self.network, self.training = network, training
-        self.held_out, self.train = self.features(held_out), self.features(train)
+        self.network = network
+        self.training = training
+        self.held_out = self.features(held_out)
+        self.train = self.features(train)
         self.ways = min(WAYS, len(held_out), len(train))
         self.nearest = nearness(thumbnails(all_held_out), training)
         self.level = max(LEVEL, 1 / (len(self.nearest) + 1))
-        coded = (self.features([round_trip(f) for f in some]) for some in (held_out, train))
-        real = self.retrievals(*coded) | {
-            "kernel_distance": distance.kernel_estimate(self.train, self.held_out),
-            "copies": copied(self.nearest, self.nearest),
-        }
-        self.real = {name: asdict(one) for name, one in real.items()}
-        self.influences: dict[int, tuple[float, np.ndarray]] = {}
+        coded = self.features(map(round_trip, held_out))
+        self.real = self.retrievals(coded, self.features(map(round_trip, train)))
+        self.real["kernel_distance"] = asdict(distance.kernel_estimate(self.train, self.held_out))
+        self.real["copies"] = asdict(copied(self.nearest, self.nearest))
+        self.influences: dict[int, tuple] = {}
 
-    def features(self, frames: Sequence[np.ndarray]) -> np.ndarray:
+    def features(self, frames: Iterable[np.ndarray]) -> np.ndarray:
         """Of first frames, which may differ in size: float32 [N, D]."""
         return np.concatenate([self.network(f[:1]) for f in frames])
 
-    def retrievals(self, held_out: np.ndarray, train: np.ndarray) -> dict[str, distance.Estimate]:
-        sets = {"held_out": (held_out, self.held_out), "train": (train, self.train)}
-        return {f"retrieval_{name}": retrieval(*x, self.ways) for name, x in sets.items()}
+    def retrievals(self, held_out: np.ndarray, train: np.ndarray) -> dict[str, dict[str, float]]:
+        return {
+            "retrieval_held_out": asdict(retrieval(held_out, self.held_out, self.ways)),
+            "retrieval_train": asdict(retrieval(train, self.train, self.ways)),
+        }
 
-    def figures(self, iteration: int, held_out: Sequence[np.ndarray], train: Sequence[np.ndarray]) -> dict[str, Any]:
+    def figures(self, iteration: int, held_out: Pictures, train: Pictures) -> dict[str, Any]:
         """Of one checkpoint's samples for the captions of both, uint8 [1, H, W, 3]."""
         made = self.features(held_out)
         self.influences[iteration] = distance.paired_kernel_influences(made, self.held_out)
-        found = {"kernel_distance": distance.estimate(*self.influences[iteration])}
-        found |= self.retrievals(made, self.features(train))
-        found["copies"] = copied(nearness(thumbnails(train), self.training), self.nearest)
-        return {"iteration": iteration, **{name: asdict(one) for name, one in found.items()}}
+        return {
+            "iteration": iteration,
+            "kernel_distance": asdict(distance.estimate(*self.influences[iteration])),
+            **self.retrievals(made, self.features(train)),
+            "copies": asdict(copied(nearness(thumbnails(train), self.training), self.nearest)),
+        }
 
-    def drift(self, base: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, float]:
+    def drift(self, base: Pictures, now: Pictures) -> dict[str, float]:
         """1 - cosine of the features of two samples of each prompt and seed: 0 is none."""
-        x, y = (f / np.linalg.norm(f, axis=1, keepdims=True) for f in map(self.features, (base, now)))
+        x, y = (self.features(frames) for frames in (base, now))
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        y /= np.linalg.norm(y, axis=1, keepdims=True)
         return asdict(distance.mean_estimate(1 - (x * y).sum(1)))
 
     def verdict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -96,33 +105,43 @@ class Judge:
 
         rows : `figures` of checkpoints by iteration.
         """
-        begin = next((i for i, r in enumerate(rows) if r["copies"]["low"] > self.level), len(rows))
+        begin = 0
+        while begin < len(rows) and rows[begin]["copies"]["low"] <= self.level:
+            begin += 1
         clean = rows[:begin] or rows[:1]
-        best = min(clean, key=lambda r: r["kernel_distance"]["value"])
-        mine = self.influences[best["iteration"]]
-        alike = [
-            r["iteration"]
-            for r in clean
-            if r is best or distance.difference(self.influences[r["iteration"]], mine).low <= 0
-        ]
-        said = f"take {best['iteration']:,}"
-        if others := ", ".join(f"{i:,}" for i in alike if i != best["iteration"]):
-            said += f" (it is nearest to held-out pictures; the figures do not tell it from {others})"
-        copies = rows[begin]["iteration"] if begin < len(rows) else None
-        said += f"; no copies up to {rows[-1]['iteration']:,}" if copies is None else f"; copies begin at {copies:,}"
-        said += "" if begin else ", the first checkpoint"
-        if (asked := min(len(self.held_out), len(self.train))) < FEW:
-            said += f"; {asked} captions of each split are too few to be sure: raise --num-prompts"
-            said += " or prepare's --val-fraction"
+        best = min(clean, key=lambda row: row["kernel_distance"]["value"])
+        take = best["iteration"]
+        alike = []
+        for row in clean:
+            iteration = row["iteration"]
+            difference = distance.difference(self.influences[iteration], self.influences[take])
+            if iteration == take or difference.low <= 0:
+                alike.append(iteration)
+        sentence = f"take {take:,}"
+        others = ", ".join(f"{iteration:,}" for iteration in alike if iteration != take)
+        if others:
+            sentence += f" (it is nearest to held-out pictures; the figures do not tell it from {others})"
+        copies_begin = None
+        if begin == len(rows):
+            sentence += f"; no copies up to {rows[-1]['iteration']:,}"
+        else:
+            copies_begin = rows[begin]["iteration"]
+            sentence += f"; copies begin at {copies_begin:,}"
+        if not begin:
+            sentence += ", the first checkpoint"
+        captions = min(len(self.held_out), len(self.train))
+        if captions < FEW:
+            sentence += f"; {captions} captions of each split are too few to be sure: raise --num-prompts"
+            sentence += " or prepare's --val-fraction"
         return {
-            "take": best["iteration"],
-            "copies_begin": copies,
+            "take": take,
+            "copies_begin": copies_begin,
             "alike": alike,
             "threshold": float(np.quantile(self.nearest, LEVEL)),
             "level": self.level,
             "ways": self.ways,
             "training_pictures": len(self.training),
-            "sentence": said,
+            "sentence": sentence,
             "real": self.real,
         }
 
@@ -130,25 +149,31 @@ class Judge:
 @neutral()
 def plot(values: Mapping[str, Any], output: str | Path) -> None:
     """The figures over checkpoints as a PNG: with intervals, real pictures dashed, and a line at the one to take."""
-    rows, verdict = values["checkpoints"], values["verdict"]
-    keys = [key for key in CHECKPOINTS if key in rows[0]]
-    shown = [*keys, *(["val_loss"] if any(r["val_loss"] is not None for r in rows) else [])]
-    drawn = blank(8.4, 0.3 + 2.1 * math.ceil(len(shown) / 3))
-    drawn.suptitle(verdict["sentence"], fontsize=9, wrap=True)
-    drawn.supxlabel("iteration (dashed: real pictures; shaded: 95 % intervals; vertical: the one to take)", fontsize=7)
+    rows = values["checkpoints"]
+    verdict = values["verdict"]
+    shown = [key for key in CHECKPOINTS if key in rows[0]]
+    if any(row["val_loss"] is not None for row in rows):
+        shown.append("val_loss")
+    lines = math.ceil(len(shown) / 3)
+    figure = blank(8.4, 0.3 + 2.1 * lines)
+    figure.suptitle(verdict["sentence"], fontsize=9, wrap=True)
+    figure.supxlabel("iteration (dashed: real pictures; shaded: 95 % intervals; vertical: the one to take)", fontsize=7)
     for i, key in enumerate(shown):
-        axes = drawn.add_subplot(math.ceil(len(shown) / 3), 3, i + 1)
+        axes = figure.add_subplot(lines, 3, i + 1)
         title, factor, _ = CHECKPOINTS.get(key, ("validation loss", 1, ""))
-        x = [r["iteration"] for r in rows if r[key] is not None]
-        found = [r[key] if key in keys else {"value": r[key]} for r in rows if r[key] is not None]
-        axes.plot(x, [factor * e["value"] for e in found], "o-", color=PALETTE[0], markersize=3.5, linewidth=1.4)
-        if key in keys:
-            low, high = ([factor * e[end] for e in found] for end in ("low", "high"))
+        measured = [row for row in rows if row[key] is not None]
+        x = [row["iteration"] for row in measured]
+        y = [row[key] for row in measured]
+        if key in CHECKPOINTS:
+            low = [factor * e["low"] for e in y]
+            high = [factor * e["high"] for e in y]
             axes.fill_between(x, low, high, color=PALETTE[0], alpha=0.2, linewidth=0)
+            y = [factor * e["value"] for e in y]
+        axes.plot(x, y, "o-", color=PALETTE[0], markersize=3.5, linewidth=1.4)
         if key in verdict["real"]:
             axes.axhline(factor * verdict["real"][key]["value"], color="#666666", linestyle="--", linewidth=1)
         axes.axvline(verdict["take"], color=PALETTE[1], linewidth=1)
         axes.set_title(title, fontsize=8)
         axes.tick_params(labelsize=7)
         plain(axes)
-    save(drawn, output)
+    save(figure, output)

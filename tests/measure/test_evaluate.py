@@ -190,7 +190,7 @@ def test_what_cannot_be_measured_is_one_sentence(run_and_data, tiny_checkpoint, 
 
 
 def test_a_source_is_drawn_from_by_the_seed_alone():
-    source = reference.SourceReference("synthetic", 32)
+    source = reference.open_reference("synthetic", None, lambda latent: latent, {}, 32)
     drawn = [reference.choose(source, 3, 1, 5, seed) for seed in (4, 4, 5)]
     captions = [[r.caption for r in images + clips] for images, clips, failed in drawn]
     assert captions[0] == captions[1] != captions[2] and not any(failed for *_, failed in drawn)
