@@ -99,8 +99,10 @@ def load(thing: Any) -> Item:
         raise ValueError(f"a gallery shows paths, generated clips or uint8 [T, H, W, 3]; got {type(thing).__name__}")
     settings = {"name": getattr(thing, "caption", "clip")} if request is None else request.model_dump()
     if hasattr(thing, "encoded"):
-        return Item(*thing.encoded(), settings)
-    return Item(*video.compressed(frames, float(settings.get("fps", 12.0))), settings)
+        media_type, data = thing.encoded()
+    else:
+        media_type, data = video.compressed(frames, float(settings.get("fps", 12.0)))
+    return Item(media_type, data, settings)
 
 
 def _from_file(path: Path) -> Item:
@@ -217,7 +219,7 @@ def grid(pipe: Any, prompt: str | Sequence[str], **settings: Any) -> Gallery:
     across = lists[0]
     down = lists[-1]  # the same one if there is one list: then each column is one clip
     labels = [f"{across} {path_of(value) if hasattr(value, 'source') else value}" for value in values[across]]
-    clips = {}
+    clips: dict[str, list[Any]] = {}
     for i, (label, column) in enumerate(zip(labels, values[across]), 1):
         if labels.count(label) > 1:
             label += f" ({i})"
