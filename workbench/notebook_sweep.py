@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dfm_nb.base import process
 from dfm_nb.base.files import write_atomically
@@ -28,16 +28,19 @@ def points(
     notebook: Path, grid: Mapping[str, Sequence[str]], fixed: Mapping[str, str], output_dir: Path
 ) -> dict[str, dict[str, str]]:
     """The values of every combination, checked against the notebook's parameters; `{lr}` in one is that of `lr`."""
-    known, out = runs.parameters(notebook), dict[str, dict[str, str]]()
-    if both := sorted(set(grid) & set(fixed)):
-        raise ValueError(f"{both[0]!r} is given by --grid and by -p; keep one of the two")
+    known = runs.parameters(notebook)
+    both = set(grid) & set(fixed)
+    if both:
+        raise ValueError(f"{min(both)!r} is given by --grid and by -p; keep one of the two")
+    combinations = {}
     for i, chosen in enumerate(itertools.product(*grid.values())):
-        name, values = f"{i:03d}", {**fixed, **dict(zip(grid, chosen))}
+        name = f"{i:03d}"
+        values = {**fixed, **dict(zip(grid, chosen))}
         if OWN in known:
             values.setdefault(OWN, str(output_dir / name))
-        out[name] = {key: _filled(value, values) for key, value in values.items()}
-        runs.convert(out[name], known, notebook)
-    return out
+        combinations[name] = {key: _filled(value, values) for key, value in values.items()}
+        runs.convert(combinations[name], known, notebook)
+    return combinations
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
@@ -64,22 +67,21 @@ def sweep(
 
     source = runs.existing(notebook)
     folder = Path(output_dir).expanduser()
-    given = points(source, grid, fixed or {}, folder)
     commands = {}
+    labels = {}
+    rows: dict[str, dict[str, Any]] = {}
+    for name, values in points(source, grid, fixed or {}, folder).items():
+        command = [*process.python_module("dfm_nb"), "notebook", "run", source, "--overwrite"]
+        command += ["--output", folder / f"{name}.ipynb"]
+        if not report:
+            command.append("--no-report")
+        for parameter, text in values.items():
+            command += ["-p", parameter, text]
+        commands[name] = command
+        of_grid = {key: values[key] for key in grid}
+        labels[name] = ", ".join(f"{key}={text}" for key, text in of_grid.items())
+        rows[name] = {"run": name, **of_grid, "state": "waiting", "duration_s": 0.0, "error": ""}
     folder.mkdir(parents=True, exist_ok=True)
-    for name, values in given.items():
-        words = [w for parameter, text in values.items() for w in ("-p", parameter, text)]
-        command = [*process.python_module("dfm_nb"), "notebook", "run", source, *words]
-        commands[name] = [
-            *command,
-            "--output",
-            folder / f"{name}.ipynb",
-            "--overwrite",
-            *["--no-report"] * (not report),
-        ]
-    labels = {name: ", ".join(f"{key}={values[key]}" for key in grid) for name, values in given.items()}
-    waiting = {"state": "waiting", "duration_s": 0.0, "error": ""}
-    rows = {name: {"run": name, **{key: values[key] for key in grid}, **waiting} for name, values in given.items()}
     for name, error, seconds in run_all(commands, folder, jobs, labels):
         ended = {"state": "failed" if error else "done", "duration_s": seconds, "error": error}
         # these columns first, whatever the notebook publishes by their names
