@@ -386,12 +386,12 @@ class Studio(Live):
     def _kept_clips(self) -> list[Generated]:
         """The newest clips of these weights in the folder, oldest first."""
         clips: list[Generated] = []
-        weights = self.pipe.made_by
+        weights = {key: value for key, value in self.pipe.made_by.items() if key in ("checkpoint", "ema")}
         paths = media_in(self.folder) if self.folder and self.folder.is_dir() else []
         for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
             with contextlib.suppress(Exception):  # a damaged file or another one: safetensors has its own error
                 clip = read_clip(path)
-                if all(clip.made_by.get(key) == weights.get(key) for key in ("checkpoint", "ema")):
+                if all(clip.made_by.get(key) == value for key, value in weights.items()):
                     clips.insert(0, clip)
             if len(clips) == HISTORY:
                 break
