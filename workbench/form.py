@@ -222,10 +222,10 @@ class ConfigForm(Form):
         # demo has 4 layers, DiT-B 12: when the size changes from one to the other, the control goes from 4 to 12, but
         # stays at 3 if it was set to 3
         if key == "model.size":
+            was = self._stood  # of the former size; a control that is set replaces it
             now = self.below(self.values())
             for other, control in self.controls.items():
-                was = self._stood[other]
-                if other != key and was != now[other] and control.value == was:
+                if other != key and was[other] != now[other] and control.value == was[other]:
                     control.value = now[other]
         self.validate()
 
