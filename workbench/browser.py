@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,29 @@ from workbench.controls import table_html
 from workbench.gallery import Gallery, Item
 from workbench.live import Live, fault_html
 
-PAGE, SIDE_PX, GAP_PX = 12, 160, 12
+PAGE = 12
+"""Samples a page."""
+SIDE_PX = 160
+GAP_PX = 12
 DROPS_SHOWN = 20
-KINDS = {"pictures": lambda frames: frames == 1, "clips": lambda frames: frames > 1}
+AUTO = {"width": "auto"}
+KINDS = ("pictures", "clips")
 LEGEND = "latent: channels x frames x height x width, which a model learns; text tokens: the caption as vectors"
 FOLLOWS = "From its next start, training skips samples that are set aside."
 NO_CAPTION = "<style>.dfm-browser textarea{font-size:12px}.widget-gridbox figcaption{display:none}</style>"
 """Where the caption is a field, the figure shows none."""
+
+
+def _menu(name: str, choices: Sequence[str]) -> Any:
+    """A filter of the samples; hidden where there is nothing to choose."""
+    options = [(f"any {name}", ""), *zip(choices, choices)]
+    layout = AUTO if len(choices) > 1 else {"display": "none"}
+    return w.Dropdown(options=options, tooltip=f"Only samples of this {name}", layout=layout)
+
+
+def kind_of(meta: dict[str, Any]) -> str:
+    """Picture or clip; a sample's .json may not say, and it counts as a picture."""
+    return "clips" if (meta.get("num_frames") or 1) > 1 else "pictures"
 
 
 class DatasetBrowser(Live):
@@ -59,14 +75,17 @@ class DatasetBrowser(Live):
         self._read(Path(data_dir).expanduser())
 
     def _read(self, place: Path) -> None:
-        self.found = InspectedShards(place)
-        self.manifest, self.entries = self.found.manifest, self.found.entries
+        self.shards = InspectedShards(place)
+        self.manifest = self.shards.manifest
+        self.entries = self.shards.entries
         # what a tokenizer can decode, known without reading a sample
         self.fits = Fits(LATENT_CHANNELS if self.manifest else None)
-        self.about = self.found.describe()
-        self.edits = read_edits(self.found.folder)
-        split_of = {s["name"]: s["split"] for s in (self.manifest or {}).get("shards", [])}
-        self.splits = [split_of.get(e.shard.name, "") for e in self.entries]
+        self.about = self.shards.describe()
+        self.edits = read_edits(self.shards.folder)
+        split_of = {}
+        if self.manifest:
+            split_of = {shard["name"]: shard["split"] for shard in self.manifest.get("shards", [])}
+        self.splits = [split_of.get(entry.shard.name, "") for entry in self.entries]
 
     # ---- edits ----------------------------------------------------------------------------------------------------
 
@@ -89,24 +108,35 @@ class DatasetBrowser(Live):
 
         caption : one line; "" for that of the source.
         """
-        entry, said = self.entries[index], " ".join(caption.split())
-        before = self.edits.get(entry.key) or Edit(key=entry.key)
-        as_it_was = said == entry.meta.get("caption") and before.caption is None
-        edit = Edit(key=entry.key, caption=None if as_it_was else said or None, left_out=set_aside)
-        write_edit(self.found.folder, edit)
-        self.edits = read_edits(self.found.folder)
+        entry = self.entries[index]
+        text = " ".join(caption.split()) or None
+        before = self.edits.get(entry.key)
+        if text == entry.meta.get("caption") and not (before and before.caption):
+            text = None  # as it was
+        write_edit(self.shards.folder, Edit(key=entry.key, caption=text, left_out=set_aside))
+        self.edits = read_edits(self.shards.folder)
 
     def edited(self) -> str:
         """The number of edits and what follows; "" without edits."""
-        captions = sum(edit.caption is not None for edit in self.edits.values())
-        aside = sum(edit.left_out for edit in self.edits.values())
-        new = f"; captions not yet encoded: {n}" if (n := self.pending()) else ""
-        return f"captions changed: {captions}; set aside: {aside} ({EDITS}){new}. {FOLLOWS}" if self.edits else ""
+        if not self.edits:
+            return ""
+        edits = self.edits.values()
+        captions = sum(edit.caption is not None for edit in edits)
+        aside = sum(edit.left_out for edit in edits)
+        text = f"captions changed: {captions}; set aside: {aside} ({EDITS})"
+        pending = self.pending()
+        if pending:
+            text += f"; captions not yet encoded: {pending}"
+        return f"{text}. {FOLLOWS}"
 
     def pending(self) -> int:
         """The number of changed captions that training does not read yet."""
-        edits = ((self.edits.get(e.key), e.meta.get("caption")) for e in self.entries)
-        return sum(edit is not None and edit.caption not in (None, caption) for edit, caption in edits)
+        count = 0
+        for entry in self.entries:
+            edit = self.edits.get(entry.key)
+            if edit and edit.caption not in (None, entry.meta.get("caption")):
+                count += 1
+        return count
 
     def encode_captions(self) -> None:
         """Encode the changed captions: `dfm prepare --texts-only` with the arguments that the shards were made with.
@@ -116,22 +146,25 @@ class DatasetBrowser(Live):
         ValueError, OSError : the source has gone; or the shards name a plug-in that is not installed, weights or a
             source elsewhere, which would run code or read what the user did not choose.
         """
-        made = dict((self.manifest or {}).get("arguments", {}))
-        named = {f"{kind}s": str(made.get(kind, "")) for kind in ("source", "tokenizer", "text_encoder")}
-        elsewhere = sorted({"tokenizer_path", "text_encoder_path", "allow_outside", "options"} & made.keys())
-        elsewhere += [named["sources"]] if "://" in named["sources"] else []
-        named["sources"] = plugins.source_and_spec(named["sources"])[0]
-        elsewhere += [name or f"no {kind[:-1]}" for kind, name in named.items() if name not in plugins.names(kind)]
+        arguments = dict((self.manifest or {}).get("arguments", {}))
+        elsewhere = sorted({"tokenizer_path", "text_encoder_path", "allow_outside", "options"} & arguments.keys())
+        for option in ("source", "tokenizer", "text_encoder"):
+            name = str(arguments.get(option, ""))
+            if option == "source":
+                if "://" in name:
+                    elsewhere.append(name)
+                name = plugins.source_and_spec(name)[0]
+            if name not in plugins.names(f"{option}s"):
+                elsewhere.append(name or f"no {option}")
         if elsewhere:
-            why = f"{self.found.place} names {', '.join(elsewhere)}: no plug-in here, or a path or server elsewhere"
+            why = f"{self.shards.place} names {', '.join(elsewhere)}: no plug-in here, or a path or server elsewhere"
             raise ValueError(f"{why}; run dfm prepare --texts-only with your arguments")
         # where and on what it runs is not the manifest's to say
-        planned = {name for name, field in fields(PrepareConfig).items() if "plan" in field.marks}
-        told = {
-            name: made[name] for name in {"source", "short_side", *planned, *plugins.flags("sources")} & made.keys()
-        }
-        prepare_dataset(**told, output_dir=self.found.folder, texts_only=True)
-        self._read(self.found.place)
+        allowed = {"source", "short_side", *plugins.flags("sources")}
+        allowed.update(name for name, field in fields(PrepareConfig).items() if "plan" in field.marks)
+        planned = {name: value for name, value in arguments.items() if name in allowed}
+        prepare_dataset(**planned, output_dir=self.shards.folder, texts_only=True)
+        self._read(self.shards.place)
 
     # ---- samples --------------------------------------------------------------------------------------------------
 
@@ -140,15 +173,17 @@ class DatasetBrowser(Live):
 
         split : "train", "val" or "test". kind : "pictures" or "clips". size : as in the summary, "9x64x64".
         """
-        wanted = words.lower().split()
-        return [
-            i
-            for i, e in enumerate(self.entries)
-            if all(word in " ".join([self.caption(i), e.key, *self.more_captions(i)]).lower() for word in wanted)
-            and split in ("", self.splits[i])
-            and (not kind or KINDS[kind](e.meta.get("num_frames") or 1))  # a .json may not say
-            and size in ("", size_of(e.meta))
-        ]
+        matching = []
+        for i, entry in enumerate(self.entries):
+            text = " ".join([self.caption(i), entry.key, *self.more_captions(i)]).lower()
+            if (
+                all(word in text for word in words.lower().split())
+                and split in ("", self.splits[i])
+                and (not kind or kind == kind_of(entry.meta))
+                and size in ("", size_of(entry.meta))
+            ):
+                matching.append(i)
+        return matching
 
     def figure(self, index: int, latent: bool = False) -> Html:
         """One sample as HTML: what is given, clip or picture, caption, sizes; or why it cannot be read.
@@ -160,32 +195,39 @@ class DatasetBrowser(Live):
             clip = entry.read(self.fits)
         except SampleError as error:
             return fault_html(str(error), what="Damaged")
-        shown = pictures(clip, None if latent else self._decoder[0])
-        caption, aside = self.caption(index) or entry.key, self.is_set_aside(index)
         shape = "x".join(map(str, clip.latent.shape[1:]))
-        about = f"{'set aside · ' * aside}{entry.key} · latent {shape} · {clip.text_emb.shape[1]} text tokens"
+        about = f"{entry.key} · latent {shape} · {clip.text_emb.shape[1]} text tokens"
+        opacity = "1"
+        if self.is_set_aside(index):
+            about = f"set aside · {about}"
+            opacity = "0.4"
         about = " · or: ".join([about, *self.more_captions(index)])
-        named = zip([*["given"] * len(clip.given), caption], shown)
-        items = [Item(*video.compressed(frames, clip.fps), {"name": name}) for name, frames in named]
-        side, (_, height, width, _) = SIDE_PX // len(items) - GAP_PX * (len(items) > 1), shown[-1].shape
-        width = round(side * min(1, width / height))  # the longer side fits its place
-        gallery = Gallery(items, width_px=width, details=False).html()
+        shown = pictures(clip, None if latent else self._decoder[0])
+        names = ["given"] * len(clip.given) + [self.caption(index) or entry.key]
+        items = [Item(*video.compressed(frames, clip.fps), {"name": name}) for name, frames in zip(names, shown)]
+        side = SIDE_PX
+        if len(items) > 1:
+            side = SIDE_PX // len(items) - GAP_PX
+        height, width = shown[-1].shape[1:3]
+        width_px = round(side * min(1, width / height))  # the longer side fits
+        gallery = Gallery(items, width_px, details=False).html()
         figure = '<div style="opacity:{}">{}<div style="font-size:11px;line-height:1.35;opacity:.75">{}</div></div>'
-        return fill(figure, 0.4 if aside else 1, gallery, about)
+        return fill(figure, opacity, gallery, about)
 
     @functools.cached_property
     def _decoder(self) -> tuple[Any, str]:
         """The tokenizer of the shards; or None, and why they are shown in false colours."""
         try:
-            tokenizer = self.found.tokenizer()
+            tokenizer = self.shards.tokenizer()
         except (FileNotFoundError, ValueError) as error:
             return None, f"in false colours: {error}"
-        return tokenizer, "" if tokenizer else f"in false colours: {how_to_adopt(self.found.folder)}"
+        return tokenizer, "" if tokenizer else f"in false colours: {how_to_adopt(self.shards.folder)}"
 
     def grid_html(self, figures: list[Html], latent: bool = False) -> Html:
         if not figures:
             return fill("no matching sample")
-        notes = [fill("{}<br>", note) for note in (not latent and self._decoder[1], LEGEND) if note]
+        note = "" if latent else self._decoder[1]
+        notes = [fill("{}<br>", text) for text in (note, LEGEND) if text]
         style = f"display:grid;grid-template-columns:repeat(auto-fill,{SIDE_PX}px);gap:12px;align-items:start"
         grid = '<div style="font-size:12px;opacity:.75">{}</div><div style="{}">{}</div>'
         return fill(grid, notes, style, figures)
@@ -197,21 +239,28 @@ class DatasetBrowser(Live):
         d = self.about
         size = f"{d['samples']:,} in {d['shards']} shards, {d['bytes'] / 2**20:.1f} MiB"
         rows = [("samples", size), *figures(d).items()]
-        rows += [(n.replace("_", " "), d[n]["name"]) for n in ("source", "tokenizer", "text_encoder") if n in d]
-        rows += [("changed by hand", said)] if (said := self.edited()) else []
-        return table_html([*rows, *(("fault", fault) for fault in self.found.faults)], caption=str(self.found.place))
+        for part in ("source", "tokenizer", "text_encoder"):
+            if part in d:
+                rows.append((part.replace("_", " "), d[part]["name"]))
+        if self.edits:
+            rows.append(("changed by hand", self.edited()))
+        for fault in self.shards.faults:
+            rows.append(("fault", fault))
+        return table_html(rows, caption=str(self.shards.place))
 
     def drops_html(self) -> Html:
         """Every reason with its count, and the first keys."""
         if not self.manifest:
             return fill("<p>There is no manifest, so drops are unknown.</p>")
         drops = self.about.get("drops", [])
-        counted = ", ".join(f"{reason} ({n})" for reason, n in Counter(d["reason"] for d in drops).most_common())
-        heads = ("key", "reason", "detail")
-        table = table_html(([str(d.get(h, "")) for h in heads] for d in drops[:DROPS_SHOWN]), heads) if drops else ""
+        if not drops:
+            return fill("<p>0 dropped</p><p></p>")
+        reasons = Counter(drop["reason"] for drop in drops)
+        counted = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common())
+        rows = [(drop.get("key", ""), drop["reason"], drop.get("detail", "")) for drop in drops[:DROPS_SHOWN]]
+        table = table_html(rows, ("key", "reason", "detail"))
         more = f"and {len(drops) - DROPS_SHOWN} more in manifest.json" if len(drops) > DROPS_SHOWN else ""
-        said = f"{len(drops)} dropped{f': {counted}' if drops else ''}"
-        return fill("<p>{}</p>{}<p>{}</p>", said, table, more)
+        return fill("<p>{}</p>{}<p>{}</p>", f"{len(drops)} dropped: {counted}", table, more)
 
     def kept_html(self) -> str:
         if "widget" in vars(self):
@@ -220,48 +269,46 @@ class DatasetBrowser(Live):
         return fill("{}{}{}", self.summary_html(), self.grid_html(figures), self.drops_html())
 
     def __repr__(self) -> str:
-        return f"DatasetBrowser({str(self.found.place)!r}, {len(self.entries):,} samples)"
+        return f"DatasetBrowser({str(self.shards.place)!r}, {len(self.entries):,} samples)"
 
     @functools.cached_property
     def widget(self) -> Any:
         """Tabs: samples with pages and search; summary; drops."""
-        auto, flow = w.Layout(width="auto"), w.Layout(flex_flow="row wrap", overflow="visible")
+        flow = {"flex_flow": "row wrap", "overflow": "visible"}
         words = "words of the caption"
         self._search = w.Text(placeholder=words, tooltip=words, continuous_update=False)
-        self._filters = {}
-        sizes = dict.fromkeys(size_of(e.meta) for e in self.entries)
-        for name, found in {"split": sorted({*self.splits} - {""}), "kind": KINDS, "size": sizes}.items():
-            options, tip = [(f"any {name}", ""), *((c, c) for c in found)], f"Only samples of this {name}"
-            place = w.Layout(width="auto", display="" if len(found) > 1 else "none")
-            self._filters[name] = w.Dropdown(options=options, tooltip=tip, layout=place)
+        self._filters = {
+            "split": _menu("split", sorted({*self.splits} - {""})),
+            "kind": _menu("kind", KINDS),
+            "size": _menu("size", list(dict.fromkeys(size_of(entry.meta) for entry in self.entries))),
+        }
         tips = ["What the tokenizer makes of the latent", "The latent itself, its 16 channels in false colours"]
         looks = [("decoded", False), ("latent", True)]
         self._looks = w.ToggleButtons(options=looks, tooltips=tips, style={"button_width": "auto"})
-        self._page = w.BoundedIntText(value=1, min=1, tooltip="Page", layout=w.Layout(width="5em"))
-        self._back = w.Button(icon="arrow-left", tooltip="Previous page", layout=auto)
-        self._on = w.Button(icon="arrow-right", tooltip="Next page", layout=auto)
-        self._back.on_click(lambda _b: self._turn(-1))
-        self._on.on_click(lambda _b: self._turn(1))
-        self._status, self._told, self._samples = w.HTML(), w.HTML(), w.HTML()
+        self._page = w.BoundedIntText(value=1, min=1, tooltip="Page", layout={"width": "5em"})
+        self._back = w.Button(icon="arrow-left", tooltip="Previous page", layout=AUTO)
+        self._back.on_click(lambda _button: self._turn(-1))
+        self._on = w.Button(icon="arrow-right", tooltip="Next page", layout=AUTO)
+        self._on.on_click(lambda _button: self._turn(1))
+        self._status = w.HTML()
+        self._told = w.HTML()
+        self._samples = w.HTML()
         tip = "Change captions, set samples aside"
-        self._editing = w.ToggleButton(description="edit", icon="pencil", tooltip=tip, layout=auto)
+        self._editing = w.ToggleButton(description="edit", icon="pencil", tooltip=tip, layout=AUTO)
         tip = "dfm prepare --texts-only: training reads changed captions after it"
-        self._encode = w.Button(description="encode changed captions", tooltip=tip, layout=w.Layout(width="auto"))
-        self._encode.on_click(lambda _b: self._pressed_encode())
+        self._encode = w.Button(description="encode changed captions", tooltip=tip, layout=AUTO)
+        self._encode.on_click(lambda _button: self._pressed_encode())
         columns = f"repeat(auto-fill, {SIDE_PX + 8}px)"  # margins
-        self._cells = w.GridBox(layout=w.Layout(grid_template_columns=columns, grid_gap="12px"))
+        self._cells = w.GridBox(layout={"grid_template_columns": columns, "grid_gap": "12px"})
         for control in (self._page, self._looks, self._editing):
-            control.observe(lambda _c: self._paint(), names="value")
+            control.observe(lambda _change: self._paint(), names="value")
         for control in (self._search, *self._filters.values()):
-            control.observe(lambda _c: self._searched(), names="value")
+            control.observe(lambda _change: self._searched(), names="value")
         looking = w.HBox([self._search, *self._filters.values(), self._looks, self._editing], layout=flow)
         paging = w.HBox([self._back, self._page, self._on, self._status], layout=flow)
-        pages = {
-            "Samples": w.VBox([looking, paging, self._told, self._encode, self._samples, self._cells]),
-            "Summary": w.HTML(self.summary_html()),
-            "Drops": w.HTML(self.drops_html()),
-        }
-        box = w.Tab([*pages.values()], titles=[*pages], selected_index=0)
+        samples = w.VBox([looking, paging, self._told, self._encode, self._samples, self._cells])
+        pages = [samples, w.HTML(self.summary_html()), w.HTML(self.drops_html())]
+        box = w.Tab(pages, titles=["Samples", "Summary", "Drops"], selected_index=0)
         box.add_class("dfm-browser")
         self._searched()
         return box
@@ -270,25 +317,30 @@ class DatasetBrowser(Live):
         self._page.value += by  # stays within its bounds
 
     def _searched(self) -> None:
-        self._found = self.find(self._search.value, **{name: f.value for name, f in self._filters.items()})
-        self._page.max = max(1, math.ceil(len(self._found) / PAGE))
+        chosen = {name: menu.value for name, menu in self._filters.items()}
+        self._matching = self.find(self._search.value, **chosen)
+        self._page.max = max(1, math.ceil(len(self._matching) / PAGE))
         if self._page.value == 1:
             self._paint()
         else:
             self._page.value = 1  # paints
 
     def _paint(self) -> None:
-        page, last = self._page.value, self._page.max
-        self._back.disabled, self._on.disabled = page == 1, page == last
-        shown = self._found[(page - 1) * PAGE : page * PAGE]
-        self._figures = [self.figure(i, self._looks.value) for i in shown]
-        self._cells.children = [self._cell(*c) for c in enumerate(shown)] if self._editing.value else []
+        page = self._page.value
+        self._back.disabled = page == 1
+        self._on.disabled = page == self._page.max
+        shown = self._matching[(page - 1) * PAGE : page * PAGE]
+        self._figures = [self.figure(index, self._looks.value) for index in shown]
+        cells = []
+        if self._editing.value:
+            cells = [self._cell(position, index) for position, index in enumerate(shown)]
+        self._cells.children = cells
         self._samples.layout.display = "none" if self._editing.value else ""
         self._show()
 
     def _show(self, fault: str = "") -> None:
-        said = f"of {self._page.max:,} pages; {len(self._found):,} samples"
-        self._status.value = fill('<span role="status">{}</span>', said)
+        counts = f"of {self._page.max:,} pages; {len(self._matching):,} samples"
+        self._status.value = fill('<span role="status">{}</span>', counts)
         self._told.value = fault_html(fault, what="Not kept") or fill("<small>{}</small>", self.edited())
         self._encode.layout.display = "" if self.pending() else "none"
         self._samples.value = self.grid_html(self._figures, self._looks.value)
@@ -311,19 +363,19 @@ class DatasetBrowser(Live):
         self._paint()
         self._show(fault)
 
-    def _cell(self, place: int, index: int) -> Any:
+    def _cell(self, position: int, index: int) -> Any:
         """A figure of the page with its caption to change, and a box to set it aside."""
-        wide = w.Layout(width="auto")
         tip = "Caption; empty: that of the source"
-        caption = w.Textarea(self.caption(index), tooltip=tip, continuous_update=False, rows=3, layout=wide)
-        aside = w.Checkbox(self.is_set_aside(index), description="set aside", indent=False, layout=wide)
-        picture = w.HTML(NO_CAPTION + self._figures[place])
+        caption = w.Textarea(self.caption(index), tooltip=tip, continuous_update=False, rows=3, layout=AUTO)
+        aside = w.Checkbox(self.is_set_aside(index), description="set aside", indent=False, layout=AUTO)
+        picture = w.HTML(NO_CAPTION + self._figures[position])
 
         def changed(_change: Any) -> None:
             fault = self._try(lambda: self.edit(index, caption.value, aside.value))
-            caption.value, aside.value = self.caption(index), self.is_set_aside(index)
-            self._figures[place] = self.figure(index, self._looks.value)
-            picture.value = NO_CAPTION + self._figures[place]
+            caption.value = self.caption(index)
+            aside.value = self.is_set_aside(index)
+            self._figures[position] = self.figure(index, self._looks.value)
+            picture.value = NO_CAPTION + self._figures[position]
             self._show(fault)
 
         for control in (caption, aside):

@@ -44,17 +44,23 @@ class Control:
     """
 
     def __init__(self, field: Field, value: Any):
-        self.key, self.fault = field.key, ""
-        help = field.help if "choices" in field.limits else f"{field.help} ({cfg.describe_limits(field)})"
+        self.key = field.key
+        self.fault = ""
+        help = field.help
+        if "choices" not in field.limits:
+            help += f" ({cfg.describe_limits(field)})"
         self.widget, self._parse, self._show = _widget(field, value)
-        self.widget.description, self.widget.tooltip = field.key.rpartition(".")[2], help
-        self.widget.style, self.widget.layout = {"description_width": "15em"}, w.Layout(width="min(44em, 100%)")
-        self._fault, self._below = w.HTML(), value
-        self.reset = w.Button(icon="undo", layout=w.Layout(width="auto", display="none"))
+        self.widget.description = field.key.rpartition(".")[2]
+        self.widget.tooltip = help
+        self.widget.style = {"description_width": "15em"}
+        self.widget.layout = {"width": "min(44em, 100%)"}
+        self._fault = w.HTML()
+        self._below = value
+        self.reset = w.Button(icon="undo", layout={"width": "auto", "display": "none"})
         self.reset.on_click(lambda _button: setattr(self, "value", self._below))
-        row = w.HBox([self.widget, self.reset], layout=w.Layout(flex_flow="row wrap"))
+        row = w.HBox([self.widget, self.reset], layout={"flex_flow": "row wrap"})
         shown = w.HTML(fill('<div style="{};opacity:.75">{}</div>', INDENT, help))
-        self.box = w.VBox([row, shown, self._fault], layout=w.Layout(margin="0 0 4px 0", width="100%"))
+        self.box = w.VBox([row, shown, self._fault], layout={"margin": "0 0 4px 0", "width": "100%"})
 
     @property
     def value(self) -> Any:
@@ -71,11 +77,13 @@ class Control:
         """Offer the value of the layer below, where the value differs from it."""
         self._below = below
         text = "none" if below is None else notation.write_value(below)
-        self.reset.description, self.reset.tooltip = text, f"back to {text}"
+        self.reset.description = text
+        self.reset.tooltip = f"back to {text}"
         self.reset.layout.display = "" if changed else "none"
 
     def set_fault(self, text: str) -> None:
-        self.fault, self._fault.value = text, fault_html(text, INDENT)  # sent only if it differs
+        self.fault = text
+        self._fault.value = fault_html(text, INDENT)  # sent only if it differs
 
 
 class Slider(anywidget.AnyWidget):
@@ -113,14 +121,21 @@ def _widget(field: Field, value: Any) -> tuple[Any, Callable[[Any], Any], Callab
         return value
 
     if "choices" in field.limits:
-        choices = [("(none)", None)] * field.optional + [(c, c) for c in field.limits["choices"]]
+        choices = list(zip(field.limits["choices"], field.limits["choices"]))
+        if field.optional:
+            choices.insert(0, ("(none)", None))
         return w.Dropdown(options=choices, value=value), same, same
     if field.type is bool and not field.optional:
         return w.Checkbox(value=bool(value), indent=True), bool, bool
-    low, high = field.limits.get("ge", -math.inf), field.limits.get("le", math.inf)
-    few = high - low <= SLIDER_SPAN if field.type is int else math.isfinite(high - low)
-    if few and not field.optional:
-        step = field.limits.get("multiple_of", 1) if field.type is int else (high - low) / 100
+    low = field.limits.get("ge", -math.inf)
+    high = field.limits.get("le", math.inf)
+    if field.type is int:
+        bounded = high - low <= SLIDER_SPAN
+        step = field.limits.get("multiple_of", 1)
+    else:
+        bounded = math.isfinite(high - low)
+        step = (high - low) / 100
+    if bounded and not field.optional:
         label = field.key.rpartition(".")[2]
         return Slider(label=label, value=value, min=low, max=high, step=step), field.type, same
     box = w.Text(value=_written(value), placeholder="none", continuous_update=False)
@@ -148,9 +163,10 @@ def _written(value: Any) -> str:
 def faults_of(error: Exception, known: Collection[str], elsewhere: str) -> dict[str, str]:
     """An error's messages by control: the option's, else that of the first flag in the message, else `elsewhere`."""
     faults: dict[str, str] = {}
-    for name, said in getattr(error, "faults", {"": str(error)}).items():
-        named = [name, *(flag.replace("-", "_") for flag in re.findall("--([a-z-]+)", said))]
-        faults.setdefault(next((n for n in named if n in known), elsewhere), said)
+    for name, text in getattr(error, "faults", {"": str(error)}).items():
+        flags = re.findall("--([a-z-]+)", text)
+        keys = [flag.replace("-", "_") for flag in (name, *flags)]
+        faults.setdefault(next((key for key in keys if key in known), elsewhere), text)
     return faults
 
 
@@ -164,11 +180,11 @@ def copied(label: str, text: str) -> Html:
 def table_html(
     rows: Iterable[Sequence[str]], heads: Sequence[str] = (), caption: str = "", tints: Sequence[str] = ()
 ) -> Html:
-    """A table of text with row headers in the first column. tints : colour of a square before each."""
-    lines = [[fill(HEAD, text) for text in heads]]
-    for (name, *cells), tint in zip(rows, itertools.chain(tints, itertools.repeat(""))):
+    """A table of text with row headers in the first column. tints : colour of a square before each, if any."""
+    body = [fill("<tr>{}</tr>", [fill(HEAD, text) for text in heads])]
+    for (name, *cells), tint in zip(rows, tints or itertools.repeat("")):
         first = fill(TINTED, tint, name) if tint else fill(NAME, name)
-        lines.append([first, *(fill(CELL, text) for text in cells)])
-    said = fill('<caption style="text-align:left;padding:2px 12px 2px 0">{}</caption>', caption) if caption else ""
-    body = [fill("<tr>{}</tr>", line) for line in lines]
-    return fill('<div style="overflow:auto"><table>{}{}</table></div>', said, body)
+        body.append(fill("<tr>{}{}</tr>", first, [fill(CELL, text) for text in cells]))
+    if caption:
+        body.insert(0, fill('<caption style="text-align:left;padding:2px 12px 2px 0">{}</caption>', caption))
+    return fill('<div style="overflow:auto"><table>{}</table></div>', body)

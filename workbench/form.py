@@ -44,25 +44,32 @@ class Form(Live):
     """
 
     def __init__(self, known: Mapping[str, Field], shown: Iterable[str], given: Mapping[str, Any]):
-        self.known, shown = known, list(shown)
+        self.known = known
+        shown = list(shown)
         for name in (*shown, *given):
             if name not in known:
-                near = nearest(name, [*known, *(key.partition(".")[0] for key in known)])
-                raise ValueError(f"a form knows no option {name!r}" + (f"; did you mean {near!r}?" if near else ""))
+                groups = [key.partition(".")[0] for key in known]
+                near = nearest(name, [*known, *groups])
+                hint = f"; did you mean {near!r}?" if near else ""
+                raise ValueError(f"a form knows no option {name!r}{hint}")
         self._hidden = {key: value for key, value in given.items() if key not in shown}
         start = self.below(given) | dict(given)
         self.controls = {key: Control(known[key], start[key]) for key in shown}
         for key, control in self.controls.items():
             control.observe(functools.partial(self._changed, key))
-        self._message, self._summary, self._copy = w.HTML(), w.HTML(), w.HTML()
+        self._message = w.HTML()
+        self._summary = w.HTML()
+        self._copy = w.HTML()
         boxes: dict[str, list[Any]] = {}
         for key, control in self.controls.items():
             boxes.setdefault(key.rpartition(".")[0], []).append(control.box)
-        alone = boxes.pop("", [])
-        parts = {group: w.VBox(inside) for group, inside in boxes.items()}
-        self._sections = {group: Section(part, opened=group == next(iter(parts))) for group, part in parts.items()}
-        folded = [widget for group in parts for widget in (self._sections[group], parts[group])]
-        self.widget = w.VBox([*alone, *folded, self._message, self._summary, self._copy])
+        widgets = boxes.pop("", [])
+        self._sections: dict[str, Section] = {}
+        for group, inside in boxes.items():
+            below = w.VBox(inside)
+            self._sections[group] = Section(below, opened=not self._sections)  # the first one
+            widgets += [self._sections[group], below]
+        self.widget = w.VBox([*widgets, self._message, self._summary, self._copy])
         self.widget.add_class("dfm-form")
         self.validate()
 
@@ -112,12 +119,16 @@ class Form(Live):
 
     def validate(self) -> dict[str, str]:
         """Run the checks of the command line, and show each fault at its control; returns `faults`."""
-        self.error, self.faults, doubt, note = None, dict[str, str](), "", ""
+        self.error: Exception | None = None
+        self.faults: dict[str, str] = {}
+        doubt = note = ""
         try:
             doubt, note = self.checked()
         except (ValueError, OSError) as error:
-            self.error, self.faults = error, self.placed(error)
-        self._stood, changed = self.below(self.values()), self.changed()
+            self.error = error
+            self.faults = self.placed(error)
+        self._stood = self.below(self.values())
+        changed = self.changed()
         for key, control in self.controls.items():
             control.set_fault(self.faults.get(key, ""))
             control.mark(self._stood[key], key in changed)
@@ -142,18 +153,22 @@ class Form(Live):
         wrong = Counter(key.rpartition(".")[0] for key in self.faults)
         changed = Counter(key.rpartition(".")[0] for key in self.changed())
         for group, section in self._sections.items():
-            marks = [f"✖ {wrong[group]} to correct"] * bool(wrong[group])
-            marks += [f"{changed[group]} changed"] * bool(changed[group])
-            section.title = " · ".join([group, *marks])
-            section.display = "" if wrong[group] else section.display
+            title = group
+            if wrong[group]:
+                title += f" · ✖ {wrong[group]} to correct"
+                section.display = ""
+            if changed[group]:
+                title += f" · {changed[group]} changed"
+            section.title = title
 
     def __repr__(self) -> str:
-        wrong = "".join(f"\nmust be corrected: {said}" for said in self.faults.values())
-        return f"{type(self).__name__}: {self.command()}{wrong}"
+        command = f"{type(self).__name__}: {self.command()}"
+        return "\nmust be corrected: ".join([command, *self.faults.values()])
 
 
 def _call(function: str, keywords: Mapping[str, Any]) -> str:
-    return f"{function}({', '.join(f'{k}={v!r}' for k, v in keywords.items() if v is not None)})"
+    arguments = [f"{name}={value!r}" for name, value in keywords.items() if value is not None]
+    return f"{function}({', '.join(arguments)})"
 
 
 class ConfigForm(Form):
@@ -181,7 +196,9 @@ class ConfigForm(Form):
         nproc: int | None = None,
         run_dir: str | None = None,
     ):
-        self.recipe, self.nproc, self.run_dir = recipe, nproc, run_dir
+        self.recipe = recipe
+        self.nproc = nproc
+        self.run_dir = run_dir
         self._base = cfg.resolve(recipe)
         listed = replace(cfg.FIELDS["model.size"], limits={"choices": tuple(sizes.SIZES)})
         known = cfg.FIELDS | {"model.size": listed}
@@ -192,17 +209,21 @@ class ConfigForm(Form):
 
     def below(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The recipe's settings, with those of the chosen size; null where the resolver derives the value."""
-        own = {k: None if v.startswith(cfg.DERIVED) else self._base.get(k) for k, v in self._base.provenance.items()}
+        settings = {}
+        for key, origin in self._base.provenance.items():
+            settings[key] = None if origin.startswith(cfg.DERIVED) else self._base.get(key)
         size = values.get("model.size")
-        if size in sizes.SIZES and size != own["model.size"]:
-            own |= {f"model.{name}": value for name, value in sizes.SIZES[size].items()}
-        return own
+        if size in sizes.SIZES and size != settings["model.size"]:
+            for name, value in sizes.SIZES[size].items():
+                settings[f"model.{name}"] = value
+        return settings
 
     def _changed(self, key: str) -> None:
         # demo has 4 layers, DiT-B 12: when the size changes from one to the other, the control goes from 4 to 12, but
         # stays at 3 if it was set to 3
         if key == "model.size":
-            was, now = self._stood, self.below(self.values())
+            was = self._stood  # of the former size; a control that is set replaces it
+            now = self.below(self.values())
             for other, control in self.controls.items():
                 if other != key and was[other] != now[other] and control.value == was[other]:
                     control.value = now[other]
@@ -215,29 +236,35 @@ class ConfigForm(Form):
 
     def command(self) -> str:
         words = ["dfm", "pretrain", "--recipe", self.recipe]
-        words += ["--nproc-per-node", str(self.nproc)] if self.nproc else []
-        words += ["--run-dir", self.run_dir] if self.run_dir else []
-        return shlex.join([*words, *self.overrides()])
+        if self.nproc:
+            words += ["--nproc-per-node", str(self.nproc)]
+        if self.run_dir:
+            words += ["--run-dir", self.run_dir]
+        return shlex.join(words + self.overrides())
 
     def python(self) -> str:
-        given = {"recipe": self.recipe, "run_dir": self.run_dir, "num_processes": self.nproc}
-        return _call("train_model", {**given, "overrides": self.overrides() or None})
+        keywords = {"recipe": self.recipe, "run_dir": self.run_dir, "num_processes": self.nproc}
+        return _call("train_model", {**keywords, "overrides": self.overrides() or None})
 
     def checked(self) -> tuple[str, str]:
         """Parameters and memory."""
         resolved = cfg.resolve(self.recipe, overrides=self.overrides(), world_size=self.nproc)
-        processes, there = self.nproc or 1, psutil.virtual_memory().total
-        parameters, held = training_cost(resolved, processes)
-        doubt = f"⚠ this needs more memory than this machine has ({_short(there / GIB)} GiB)"
-        note = f"{_short(parameters / 1e6)} M parameters, {_short(held / GIB)} GiB a process"
-        return doubt * (held * processes > there), note
+        processes = self.nproc or 1
+        memory = psutil.virtual_memory().total
+        parameters, bytes_each = training_cost(resolved, processes)
+        doubt = ""
+        if bytes_each * processes > memory:
+            doubt = f"⚠ this needs more memory than this machine has ({_short(memory / GIB)} GiB)"
+        return doubt, f"{_short(parameters / 1e6)} M parameters, {_short(bytes_each / GIB)} GiB a process"
 
     def placed(self, error: cfg.ConfigError) -> dict[str, str]:
-        said: dict[str, list[str]] = {}
+        faults: dict[str, str] = {}
         for fault in error.faults:
-            at = next((key for key in (fault.key, *fault.also) if fault.key and key in self.controls), "")
-            said.setdefault(at, []).append(str(replace(fault, key="" if fault.key == at else fault.key, origin="")))
-        return {at: "; ".join(texts) for at, texts in said.items()}
+            keys = (fault.key, *fault.also) if fault.key else ()
+            at = next((key for key in keys if key in self.controls), "")
+            text = str(replace(fault, key="" if fault.key == at else fault.key, origin=""))
+            faults[at] = f"{faults[at]}; {text}" if at in faults else text
+        return faults
 
 
 def _short(value: float) -> str:
@@ -266,29 +293,33 @@ class PrepareForm(Form):
     def __init__(self, output_dir: str, defaults: Mapping[str, Any] | None = None):
         from dfm_nb import prepare  # which imports torch
 
-        self.output_dir, self._prepare, self._opened = str(output_dir), prepare, ""
-        known, order, self._menu_of = dict(options.fields(prepare.PrepareConfig)), list[str](), dict[str, str]()
+        self.output_dir = str(output_dir)
+        self._prepare = prepare
+        self._opened = ""
+        self._menu_of: dict[str, str] = {}
+        known = dict(options.fields(prepare.PrepareConfig))
         known[self.SPEC.key] = self.SPEC
-        for menu, kind in self.MENUS.items():
-            modules = plugins.load_all(kind)
-            about = [(inspect.getdoc(m) or "").partition("\n\n")[0].replace("`", "") for m in modules.values()]
-            limits = {"choices": tuple(modules)}
-            known[menu] = replace(known[menu], help=" ".join(about), limits=limits, optional=False)
-            known |= plugins.flags(kind)
-            self._menu_of |= dict.fromkeys(plugins.flags(kind), menu)
-            order += [menu, self.SPEC.key if menu == "source" else f"{menu}_path", *plugins.flags(kind)]
         given = dict(defaults or {})
         source, _, spec = given.get("source", "synthetic").partition(":")
         given |= {"source": source, self.SPEC.key: spec or None}
+        shown: list[str] = []
         for menu, kind in self.MENUS.items():
+            modules = plugins.load_all(kind)
+            about = [(inspect.getdoc(module) or "").partition("\n\n")[0] for module in modules.values()]
+            help = " ".join(about).replace("`", "")
             plugins.load(kind, given.get(menu) or known[menu].default or "general")  # ValueError with the closest name
-        super().__init__(known, [*order, *self.FIELDS], given)
+            known[menu] = replace(known[menu], help=help, limits={"choices": tuple(modules)}, optional=False)
+            flags = plugins.flags(kind)
+            known |= flags
+            self._menu_of |= dict.fromkeys(flags, menu)
+            shown += [menu, self.SPEC.key if menu == "source" else f"{menu}_path", *flags]
+        super().__init__(known, [*shown, *self.FIELDS], given)
 
     def below(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        of = {"output_dir": self.output_dir, "source": values.get("source", "synthetic")}
-        of["overwrite"] = bool(values.get("overwrite"))
-        usual = self._prepare.PrepareConfig.model_construct(**of).tokenizer_name
-        return {key: field.default for key, field in self.known.items()} | {"tokenizer": usual}
+        defaults = {key: field.default for key, field in self.known.items()}
+        chosen = {"source": values.get("source", "synthetic"), "overwrite": bool(values.get("overwrite"))}
+        config = self._prepare.PrepareConfig.model_construct(output_dir=self.output_dir, **chosen)
+        return defaults | {"tokenizer": config.tokenizer_name}
 
     def applies(self, key: str) -> bool:
         """Whether a flag applies to the chosen source, tokenizer and text encoder."""
@@ -309,16 +340,17 @@ class PrepareForm(Form):
 
     def _settings(self) -> dict[str, Any]:
         """Keywords of `prepare_dataset` that differ from their defaults."""
-        given = {"output_dir": self.output_dir, **self.changed()}
-        if spec := given.pop(self.SPEC.key, None):
-            given["source"] = f"{self.controls['source'].value}:{spec}"
-        return given
+        settings = {"output_dir": self.output_dir, **self.changed()}
+        spec = settings.pop(self.SPEC.key, None)
+        if spec:
+            settings["source"] = f"{self.controls['source'].value}:{spec}"
+        return settings
 
     def argv(self) -> list[str]:
         """Arguments for `dfm prepare`; flags at their default are left out."""
-        given = self._settings()
-        own = {name: given.pop(name) for name in self._menu_of if name in given}
-        return self._prepare.PrepareConfig.model_construct(options=own, **given).words()
+        settings = self._settings()
+        own = {name: settings.pop(name) for name in self._menu_of if name in settings}
+        return self._prepare.PrepareConfig.model_construct(options=own, **settings).words()
 
     def command(self) -> str:
         return shlex.join(["dfm", "prepare", *self.argv()])
@@ -329,10 +361,11 @@ class PrepareForm(Form):
     def checked(self) -> tuple[str, str]:
         """Opens the source, as the command does before any work; a source that needs a download is not opened."""
         config = self._prepare.PrepareConfig.parse(self.argv())
-        asked = repr((config.source, config.options, config.side_px))
-        if asked != self._opened and not getattr(config.source_module, "FETCHES", False) and "://" not in config.source:
+        source = repr((config.source, config.options, config.side_px))
+        remote = getattr(config.source_module, "FETCHES", False) or "://" in config.source
+        if source != self._opened and not remote:
             config.open_source()
-            self._opened = asked
+            self._opened = source
         return "", ""
 
     def placed(self, error: Any) -> dict[str, str]:

@@ -72,11 +72,13 @@ class Item:
 
     def describe(self) -> str:
         """`seed 1, guidance 2, 18 steps, heun`."""
-        keys = [k for k in DESCRIBED if self.settings.get(k) is not None]
-        if not self.media_type.startswith("video/"):
-            keys = [k for k in keys if k != "fps"]
-        values = {k: f"{v:g}" if isinstance(v := self.settings[k], float) else v for k in keys}
-        return ", ".join(DESCRIBED[k].format(value) for k, value in values.items())
+        words = []
+        for key, template in DESCRIBED.items():
+            value = self.settings.get(key)
+            if value is None or (key == "fps" and not self.media_type.startswith("video/")):
+                continue
+            words.append(template.format(f"{value:g}" if isinstance(value, float) else value))
+        return ", ".join(words)
 
 
 def load(thing: Any) -> Item:
@@ -97,9 +99,10 @@ def load(thing: Any) -> Item:
     if frames.ndim != 4 or frames.dtype != np.uint8 or frames.shape[-1] != 3:
         raise ValueError(f"a gallery shows paths, generated clips or uint8 [T, H, W, 3]; got {type(thing).__name__}")
     settings = {"name": getattr(thing, "caption", "clip")} if request is None else request.model_dump()
-    media_type, data = (
-        thing.encoded() if hasattr(thing, "encoded") else video.compressed(frames, float(settings.get("fps", 12.0)))
-    )
+    if hasattr(thing, "encoded"):
+        media_type, data = thing.encoded()
+    else:
+        media_type, data = video.compressed(frames, float(settings.get("fps", 12.0)))
     return Item(media_type, data, settings)
 
 
@@ -134,13 +137,16 @@ class Gallery:
 
     def __init__(self, clips: Any, width_px: int = 192, details: bool = True, title: str = ""):
         columns = clips if isinstance(clips, Mapping) else {"": clips}
-        self.columns = {str(label): [load(c) for c in _listed(things)] for label, things in columns.items()}
+        self.columns = {str(label): list(map(load, _listed(things))) for label, things in columns.items()}
         if not any(self.columns.values()):
             raise ValueError("there is nothing to show: give paths, a folder with clips, or generated clips")
-        self.width_px, self.details, self.title = width_px, details, title
+        self.width_px = width_px
+        self.details = details
+        self.title = title
 
     def __repr__(self) -> str:
-        return f"Gallery({'; '.join(f'{len(clips)} clips {label}'.strip() for label, clips in self.columns.items())})"
+        counts = [f"{len(clips)} clips {label}".strip() for label, clips in self.columns.items()]
+        return f"Gallery({'; '.join(counts)})"
 
     def html(self) -> Html:
         """Self-contained HTML, built from `display.media_html`."""
@@ -151,31 +157,30 @@ class Gallery:
         labels = [fill(HEAD, label) for label in self.columns]
         body = []
         for row in itertools.zip_longest(*self.columns.values()):
-            shown = [self._figure(item, label) if item else "" for label, item in zip(self.columns, row)]
-            body.append(fill("<tr>{}</tr>", [fill(CELL, figure) for figure in shown]))
+            cells = [fill(CELL, self._figure(item, label) if item else "") for label, item in zip(self.columns, row)]
+            body.append(fill("<tr>{}</tr>", cells))
         return fill(TABLE, head, labels, body)
 
     def _figure(self, item: Item, column: str = "") -> Html:
+        width_px = self.width_px
         detail = item.describe() if self.details else ""
-        said = ", ".join(filter(None, (item.prompt, column, detail)))
+        text = ", ".join(filter(None, (item.prompt, column, detail)))
         together = TOGETHER if column else ""
-        media = display.media_html(item.media_type, item.data, said, self.width_px, item.begins, together)
+        media = display.media_html(item.media_type, item.data, text, width_px, item.begins, together)
         if item.real:
-            yours = display.media_html(item.real.media_type, item.real.data, f"yours: {item.prompt}", self.width_px)
+            yours = display.media_html(item.real.media_type, item.real.data, f"yours: {item.prompt}", width_px)
             media = fill('<div style="display:flex;gap:2px;align-items:flex-end">{}{}</div>', yours, media)
-            detail = ", ".join(
-                filter(None, ("left: yours", CAPTIONS_OF.get(item.settings.get("caption_of", "")), detail))
-            )
-        width = self.width_px * (2 if item.real else 1)
-        return fill(FIGURE, width, media, item.prompt, detail, download(item))
+            caption_of = CAPTIONS_OF.get(item.settings.get("caption_of", ""))
+            detail = ", ".join(filter(None, ("left: yours", caption_of, detail)))
+            width_px *= 2
+        return fill(FIGURE, width_px, media, item.prompt, detail, download(item))
 
     _repr_html_ = html
 
     def _repr_png_(self) -> bytes:
-        shown = {
-            label: [([item.begins[0]], item.prompt) for item in items if item.begins]
-            for label, items in self.columns.items()
-        }
+        shown = {}
+        for label, items in self.columns.items():
+            shown[label] = [([item.begins[0]], item.prompt) for item in items if item.begins]
         return display.small_png(display.contact_sheet(shown))
 
 
@@ -186,10 +191,12 @@ def file_stem(prompt: str) -> str:
 
 def download(item: Item) -> Html:
     """A link that saves the clip shown in the same figure, without a second copy of its bytes in the page."""
+    name = file_stem(item.prompt)
+    if "seed" in item.settings:
+        name += f"-seed{item.settings['seed']}"
     suffix = next(suffix for suffix, kind in MEDIA.items() if kind == item.media_type)
-    name = file_stem(item.prompt) + (f"-seed{item.settings['seed']}" if "seed" in item.settings else "") + suffix
     link = '<a href="#" download="{}" style="color:inherit;text-decoration:underline" onclick="{}">download</a>'
-    return fill(link, name, DOWNLOAD)
+    return fill(link, name + suffix, DOWNLOAD)
 
 
 def grid(pipe: Any, prompt: str | Sequence[str], **settings: Any) -> Gallery:
@@ -207,18 +214,23 @@ def grid(pipe: Any, prompt: str | Sequence[str], **settings: Any) -> Gallery:
 
     load_once = functools.cache(Pipeline.from_pretrained)
     values = {"checkpoint": pipe, "prompt": prompt, **settings}
-    listed = {name: value for name, value in values.items() if isinstance(value, list)}
-    if not 1 <= len(listed) <= 2:
-        raise ValueError(f"a grid needs a list of values for one or two settings; got {', '.join(listed) or 'none'}")
-    (across, columns), (down, rows) = [*listed.items(), ("", [None])][:2]
-    labels = [f"{across} {path_of(value) if hasattr(value, 'source') else value}" for value in columns]
-    labels = [label if labels.count(label) == 1 else f"{label} ({i})" for i, label in enumerate(labels, 1)]
-    clips: dict[str, list[Any]] = {label: [] for label in labels}
-    for (label, column), row in itertools.product(zip(labels, columns), rows):
-        chosen = {name: v for name, v in (values | {across: column, down: row}).items() if name}
-        model = chosen.pop("checkpoint")
-        model = model if hasattr(model, "run") else load_once(model)
-        clips[label].append(model(chosen.pop("prompt"), **chosen)[0])
+    lists = [name for name, value in values.items() if isinstance(value, list)]
+    if not 1 <= len(lists) <= 2:
+        raise ValueError(f"a grid needs a list of values for one or two settings; got {', '.join(lists) or 'none'}")
+    across = lists[0]
+    down = lists[-1]  # the same one if there is one list: then each column is one clip
+    labels = [f"{across} {path_of(value) if hasattr(value, 'source') else value}" for value in values[across]]
+    clips: dict[str, list[Any]] = {}
+    for i, (label, column) in enumerate(zip(labels, values[across]), 1):
+        if labels.count(label) > 1:
+            label += f" ({i})"
+        clips[label] = []
+        for row in values[down] if len(lists) == 2 else [column]:
+            chosen = values | {across: column, down: row}
+            model = chosen.pop("checkpoint")
+            if not hasattr(model, "run"):
+                model = load_once(model)
+            clips[label].append(model(chosen.pop("prompt"), **chosen)[0])
     return Gallery(clips)
 
 
@@ -232,7 +244,7 @@ def _listed(things: Any) -> list[Any]:
     if isinstance(things, (str, Path)):
         path = Path(things).expanduser()
         if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in MEDIA and not p.name.startswith("."))
-            return [p for p in found if is_plain(p, path)]
+            media = [file for file in path.rglob("[!.]*") if file.suffix.lower() in MEDIA and is_plain(file, path)]
+            return sorted(media)
         return [path]
     return list(things) if isinstance(things, Iterable) else [things]

@@ -10,6 +10,7 @@ Any process can recreate a `Job` from the folder alone. The command survives the
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -67,7 +68,8 @@ class RunEnded(RuntimeError):
     """A run that did not finish; a notebook shows it without a traceback and without the log, which the panel has."""
 
     def _render_traceback_(self) -> list[str]:
-        return [": ".join([type(self).__name__, *(s for s in str(self).split("\n") if not s.startswith("    "))])]
+        own = [line for line in str(self).split("\n") if not line.startswith("    ")]
+        return [": ".join([type(self).__name__, *own])]
 
 
 class RunFailed(RunEnded):
@@ -93,12 +95,14 @@ class Job:
         ------
         FileExistsError : a command already runs in this folder, or it is a file, or another's.
         """
-        folder, log = self.folder, self.log
+        folder = self.folder
+        log = self.log
         with self._turn():
             theirs = log.exists() and not (folder / RECORD).exists()
             if theirs or log.is_symlink() or Run(folder).is_foreign(RECORD):
                 raise FileExistsError(f"{log} must be that of a run of yours; choose another run folder, or move it")
-            if running := self.pid:
+            running = self.pid
+            if running:
                 raise FileExistsError(f"process {running} runs in {folder}; stop it, or choose another run folder")
             if aside and len(os.listdir(folder)) > 1:  # not our lock alone: another may have moved it just now
                 folder.rename(aside())
@@ -116,14 +120,14 @@ class Job:
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """Hold the lock in the folder, which another starter may move away after we made it."""
-        with contextlib.ExitStack() as held:
-            for left in reversed(range(20)):
+        with contextlib.ExitStack() as lock:
+            for tries_left in reversed(range(20)):
                 try:
                     self.folder.mkdir(parents=True, exist_ok=True)
-                    held.enter_context(turn(self.folder / LOCK, f"another process starts a command in {self.folder}"))
+                    lock.enter_context(turn(self.folder / LOCK, f"another process starts a command in {self.folder}"))
                     break
                 except (FileExistsError, FileNotFoundError):  # moved just now, or it cannot be made
-                    if not left:
+                    if not tries_left:
                         raise
             yield
 
@@ -149,11 +153,13 @@ class Job:
     @property
     def pid(self) -> int | None:
         """Pid of the live main process; None if there is none."""
-        return top.pid if (top := self._top) else None
+        top = self._top
+        return top.pid if top else None
 
     def processes(self) -> list[psutil.Process]:
         """The live main process and its descendants."""
-        return process.tree(top) if (top := self._top) else []
+        top = self._top
+        return process.tree(top) if top else []
 
     @property
     def state(self) -> State:
@@ -163,7 +169,11 @@ class Job:
         if not record:
             return "not started"
         code = record.get("exit_code")
-        return "lost" if code is None else "stopped" if record.get("stopped") else "failed" if code else "finished"
+        if code is None:
+            return "lost"
+        if record.get("stopped"):
+            return "stopped"
+        return "failed" if code else "finished"
 
     def output(self) -> str:
         """Output of the last start (its last 256 KiB)."""
@@ -175,7 +185,9 @@ class Job:
             return b""
         with self.log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(begin if begin <= size else 0, size - most_bytes))
+            if begin > size:
+                begin = 0
+            file.seek(max(begin, size - most_bytes))
             return file.read()
 
     def tail(self, lines: int = 12) -> str:
@@ -190,15 +202,17 @@ class Job:
         return explain(self.output(), self.record["exit_code"] or 0) if state == "failed" else ""
 
     def ended(self) -> str:
-        """Date and time of the last line of the log."""
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.log.stat().st_mtime if self.log.exists() else None))
+        """Date and time of the last line of the log; without a log, now."""
+        seconds = self.log.stat().st_mtime if self.log.exists() else None
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
     def stop(self, grace_s: float = process.GRACE_S + process.MARGIN_S) -> None:
         """Ask the process tree to end, wait, and kill what is left; returns when no process is alive.
 
         grace_s : seconds to save and exit. The default is enough for a run that does not hang.
         """
-        if top := self._top:
+        top = self._top
+        if top:
             process.end(top, grace_s)
 
 
@@ -207,8 +221,12 @@ class Job:
 
 def clean_lines(text: str) -> list[str]:
     """Non-empty lines without colour codes; only the last state of a progress bar."""
-    lines = (line.rstrip("\r").rpartition("\r")[2].rstrip() for line in _ESCAPES.sub("", text).split("\n"))
-    return [line for line in lines if line.strip()]
+    lines = []
+    for line in _ESCAPES.sub("", text).split("\n"):
+        line = line.rstrip("\r").rpartition("\r")[2].rstrip()
+        if line:
+            lines.append(line)
+    return lines
 
 
 def explain(output: str, exit_code: int) -> str:
@@ -220,18 +238,22 @@ def explain(output: str, exit_code: int) -> str:
     >>> explain("[INFO] start\\nerror: --limit must be at least 1; got 0\\n", 2)
     '--limit must be at least 1; got 0'
     """
-    lines, first = clean_lines(output), _FIRST.search(output)
-    where = f" (rank {first[1]})" if first else ""
+    lines = clean_lines(output)
     for i, line in enumerate(lines):
         if line.startswith("error: "):
-            more = lines[i + 1 :]
-            indented = next((n for n, text in enumerate(more) if not text.startswith("  ")), len(more))
-            return "\n".join([line.removeprefix("error: "), *more[:indented]])
-    raised = [m[1] for line in lines if (m := _EXCEPTION.match(line))]
-    own = [r for r in raised if not any(s in r for s in _SECOND_HAND)]
-    if own:
-        return own[0] + where
+            more = itertools.takewhile(lambda text: text.startswith("  "), lines[i + 1 :])
+            return "\n".join([line.removeprefix("error: "), *more])
+    first = _FIRST.search(output)
+    where = f" (rank {first[1]})" if first else ""
+    last = lines[-1] if lines else f"no output, exit code {exit_code}"
+    for line in lines:
+        raised = _EXCEPTION.match(line)
+        if raised:
+            last = raised[1]
+            if not any(text in last for text in _SECOND_HAND):
+                return last + where
     if exit_code < 0:
         name = {s.value: s.name for s in signal.Signals}.get(-exit_code, f"signal {-exit_code}")
-        return f"a process was ended by {name}" + "; the machine may have run out of memory" * (name == "SIGKILL")
-    return (raised or lines or [f"no output, exit code {exit_code}"])[-1] + where
+        memory = "; the machine may have run out of memory" if name == "SIGKILL" else ""
+        return f"a process was ended by {name}{memory}"
+    return last + where

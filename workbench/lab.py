@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         raise NotADirectoryError(f"--dir must be a folder; got {folder}")
     port = free_port(args.port)
     place = working_copy(folder)
-    if copied := provide(place):
+    copied = provide(place)
+    if copied:
         print(f"copied {copied} notebooks to {place}", flush=True)
     notebook = args.notebook or f"{place.name}/{FIRST}"
     if not (folder / notebook).is_file():
@@ -68,7 +69,7 @@ def server_argv(port: int, notebook: str, browser: bool) -> list[str]:
         raise ValueError("JupyterLab is not installed; pip install 'dfm_nb[notebook]'")
     import zmq
 
-    return [
+    command = [
         *python_module("jupyterlab"),
         f"--ServerApp.ip={HOST}",
         f"--ServerApp.port={port}",
@@ -79,7 +80,10 @@ def server_argv(port: int, notebook: str, browser: bool) -> list[str]:
         "--ServerApp.log_level=WARN",
         # keys for the sockets between server and kernel, where ZeroMQ was built with them
         f"--KernelManager.transport_encryption={'auto' if zmq.has('curve') else 'disabled'}",
-    ] + (["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else [])
+    ]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")
+    return command
 
 
 def free_port(wanted: int | None) -> int:
@@ -101,8 +105,9 @@ def shipped() -> Path | None:
 
     They are next to the source tree, under the environment's share/, or (pip --target) next to the package.
     """
-    bases = (sysconfig.get_path("data"), site.getuserbase(), Path(__file__).parents[1])
-    for folder in (Path(__file__).parents[1] / "notebooks", *(Path(base, SHARE) for base in bases)):
+    top = Path(__file__).parents[1]
+    user = Path(site.getuserbase())
+    for folder in (top / "notebooks", Path(sysconfig.get_path("data")) / SHARE, user / SHARE, top / SHARE):
         if (folder / FIRST).is_file():
             return folder
     return None

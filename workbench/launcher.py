@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
-import itertools
 import math
 import os
 import shlex
@@ -28,7 +27,8 @@ from workbench.launcher_panel import LOOK_S, Panel
 from workbench.live import Live
 from workbench.supervisor import RECORD
 
-TRAINER, PREPARE = "dfm_nb.train", "dfm_nb.prepare"
+TRAINER = "dfm_nb.train"
+PREPARE = "dfm_nb.prepare"
 DRIVERS = (TRAINER, PREPARE, "dfm_nb.generate", "dfm_nb.evaluate")
 ELSEWHERE = ("checkpoint.checkpoint_dir=", "checkpoint.load=", "checkpoint.load_checkpoint=")
 """Settings that start a run from something outside its folder."""
@@ -71,7 +71,9 @@ class Launcher(Live):
         if isinstance(argv, str):
             raise ValueError(f"argv must be a list of arguments; got the text {argv!r}; write argv={argv.split()!r}")
         self.run_dir = local(run_dir).resolve()
-        self.argv, self.nproc, self.program = [str(a) for a in argv], nproc, program
+        self.argv = list(map(str, argv))
+        self.nproc = nproc
+        self.program = program
         self.cwd = Path(cwd or ".").absolute()
         self.job = Job(self.run_dir)
         self._panel: Panel | None = None
@@ -92,15 +94,17 @@ class Launcher(Live):
         FileNotFoundError : nothing was started in this folder.
         """
         folder = Path(run_dir).expanduser().resolve()
-        job, config = Job(folder), Run(folder).config_file
+        job = Job(folder)
         record = job.record
+        config = Run(folder).config_file
         if not record and job.pid is None and not config.exists():
             raise FileNotFoundError(f"nothing was started in {folder}; Launcher(run_dir, argv=[...]).start() does")
         # dfm pretrain in a terminal leaves no record: its settings are in the run folder
-        told: dict[str, Any] = {"argv": ["--config-file", str(config)], **record}
-        out = cls(folder, **{name: told[name] for name in ("argv", "nproc", "program", "cwd") if name in told})
-        out._attached = True
-        return out
+        argv = record.get("argv", ["--config-file", str(config)])
+        nproc = record.get("nproc", 1)
+        launcher = cls(folder, argv, nproc, program=record.get("program", TRAINER), cwd=record.get("cwd"))
+        launcher._attached = True
+        return launcher
 
     @property
     def doubt(self) -> str:
@@ -117,8 +121,10 @@ class Launcher(Live):
         return self._command(self.argv)
 
     def _command(self, argv: Sequence[str]) -> list[str]:
-        place = ["--run-dir", str(self.run_dir)] if self.program == TRAINER else []
-        return torchrun_argv(self.program, [*argv, *place], self.nproc)
+        words = list(argv)
+        if self.program == TRAINER:
+            words += ["--run-dir", str(self.run_dir)]
+        return torchrun_argv(self.program, words, self.nproc)
 
     @property
     def state(self) -> State:
@@ -128,13 +134,16 @@ class Launcher(Live):
 
     def difference(self) -> str:
         """How this command differs from the folder's last one, as a sentence; "" if it does not."""
-        record, config = self.job.record, Run(self.run_dir).config_file
+        record = self.job.record
         if not record:
-            strange = self.program == TRAINER and config.exists() and str(config) not in self.argv
-            return "this folder holds a run that was started in a terminal" if strange else ""
+            config = Run(self.run_dir).config_file
+            if self.program == TRAINER and config.exists() and str(config) not in self.argv:
+                return "this folder holds a run that was started in a terminal"
+            return ""
         changes = _changes(record.get("argv", []), self.argv)
-        if (before := record.get("nproc", 1)) != self.nproc:
-            changes.append(f"processes {before} -> {self.nproc}")
+        nproc = record.get("nproc", 1)
+        if nproc != self.nproc:
+            changes.append(f"processes {nproc} -> {self.nproc}")
         return f"this folder holds a run with other settings: {', '.join(changes)}" if changes else ""
 
     def offers(self) -> dict[str, str]:
@@ -144,21 +153,28 @@ class Launcher(Live):
         Continue, unless it has finished and no setting changes. Prepared data belong to one command: for other
         settings they must be prepared again.
         """
-        state, trains = self.state, self.program == TRAINER
+        state = self.state
         if state == "running":
+            trains = self.program == TRAINER
             return {"Stop": "saves a checkpoint first" if trains else "ends all processes of the run"}
         if not self.can_resume:
             return {"Start": "runs in the background, also when this page is closed"}
-        changed, last = bool(self.difference()), self._checkpointed()
         elsewhere = next((word.partition("=")[0] for word in self.argv if word.startswith(ELSEWHERE)), "")
-        how = f"resumes after iteration {last}" if last else "starts at iteration 1, because there is no checkpoint"
-        if not trains:
+        last = self._checkpointed()
+        if self.program != TRAINER:
             how = "runs the same command again"
         elif elsewhere:
             how = f"resumes from {elsewhere}"
+        elif last:
+            how = f"resumes after iteration {last}"
+        else:
+            how = "starts at iteration 1, because there is no checkpoint"
         offers = {}
-        if self.program != PREPARE if changed else state != "finished":
-            offers["Continue"] = f"{how}, with the new settings" if changed else how
+        if not self.difference():
+            if state != "finished":
+                offers["Continue"] = how
+        elif self.program != PREPARE:
+            offers["Continue"] = f"{how}, with the new settings"
         if self.program == PREPARE:
             offers["Start over"] = "deletes the prepared data and prepares them again"
         elif not elsewhere:
@@ -167,11 +183,16 @@ class Launcher(Live):
 
     def _checkpointed(self) -> int:
         """The newest checkpoint's iteration, 0 if there is none."""
-        return next((i for i, _ in reversed(iteration_folders(Run(self.run_dir).checkpoints))), 0)
+        folders = iteration_folders(Run(self.run_dir).checkpoints)
+        return folders[-1][0] if folders else 0
 
     def _aside(self) -> Path:
-        names = (self.run_dir.with_name(f"{self.run_dir.name}-before-{n}") for n in itertools.count(1))
-        return next(path for path in names if not path.exists())
+        n = 0
+        while True:
+            n += 1
+            path = self.run_dir.with_name(f"{self.run_dir.name}-before-{n}")
+            if not path.exists():
+                return path
 
     def start(self, confirm: bool = False) -> Launcher:
         """Start the run in the background, or resume it if the folder holds a run of the same command.
@@ -212,7 +233,8 @@ class Launcher(Live):
         Parameters, errors : as `start`.
         """
         if self.program == PREPARE:
-            return self._launch([a for a in self.argv if a != "--resume"] + ["--overwrite"], confirm)
+            argv = [word for word in self.argv if word != "--resume"]
+            return self._launch([*argv, "--overwrite"], confirm)
         return self._launch(self.argv, confirm, aside=True)
 
     def _launch(self, argv: Sequence[str], confirm: bool, aside: bool = False) -> Launcher:
@@ -221,9 +243,15 @@ class Launcher(Live):
             doubt = f"{self.run_dir} names a program that is not one of {', '.join(DRIVERS)}"
         if doubt and not confirm:
             raise NotOurs(f"{doubt}; if you trust it, confirm that this may run: {shlex.join(self.command)}")
-        told: Record = {"argv": self.argv, "nproc": self.nproc, "program": self.program, "cwd": str(self.cwd)}
-        told |= {"command": self._command(argv), "parent": os.getpid() if is_headless() else None}
-        self.job.start(told, self._aside if aside and self.run_dir.exists() else None)
+        record: Record = {
+            "argv": self.argv,
+            "nproc": self.nproc,
+            "program": self.program,
+            "cwd": str(self.cwd),
+            "command": self._command(argv),
+            "parent": os.getpid() if is_headless() else None,
+        }
+        self.job.start(record, self._aside if aside and self.run_dir.exists() else None)
         self.followed = True
         self._refresh()
         return self
@@ -239,9 +267,11 @@ class Launcher(Live):
         ----------
         confirm : also end the process that the record of another's folder names. Errors : `NotOurs` without.
         """
-        if not confirm and (doubt := self.doubt) and (running := self.job.processes()):
-            told = f"{running[0].pid} {shlex.join(running[0].cmdline())}"
-            raise NotOurs(f"{doubt}; confirm that this process may be ended: {told}")
+        doubt = "" if confirm else self.doubt
+        running = self.job.processes() if doubt else []
+        if running:
+            process = f"{running[0].pid} {shlex.join(running[0].cmdline())}"
+            raise NotOurs(f"{doubt}; confirm that this process may be ended: {process}")
         self.job.stop()
         self._refresh()
         return self
@@ -277,7 +307,8 @@ class Launcher(Live):
         try:
             await self._end(until, start_in_s, offset, headless)
         finally:
-            self.waits, self.starts_at = False, math.inf
+            self.waits = False
+            self.starts_at = math.inf
             self._refresh()
 
     async def _end(self, until: Callable[[], bool], start_in_s: float, offset: int, headless: bool) -> None:
@@ -322,14 +353,17 @@ class Launcher(Live):
         """What a cell that waits asks for; "" if none does."""
         if not self.waits or self.state == "running":
             return ""
-        by_itself = self.starts_at < math.inf
-        left = f", or wait {max(0.0, self.starts_at - time.monotonic()):.0f} s; Stop ends the countdown"
-        return f"A cell waits: press {' or '.join(self.offers())}" + left * by_itself
+        text = f"A cell waits: press {' or '.join(self.offers())}"
+        if self.starts_at < math.inf:
+            left_s = max(0.0, self.starts_at - time.monotonic())
+            text += f", or wait {left_s:.0f} s; Stop ends the countdown"
+        return text
 
     def _print_lines(self, offset: int, to_the_end: bool) -> int:
         """Print the complete lines of the log after `offset`; returns their size in bytes."""
         text = self.job.written(offset, MOST_BYTES)
-        text = text if to_the_end else text[: text.rfind(b"\n") + 1]
+        if not to_the_end:
+            text = text[: text.rfind(b"\n") + 1]
         for line in clean_lines(text.decode(errors="replace")):
             print(line, flush=True)
         return len(text)
@@ -342,15 +376,16 @@ class Launcher(Live):
         if self.state in ("failed", "lost", "not started"):  # the last: nothing was written
             raise RunFailed(self.failure())
         if self.state == "stopped":
-            at = f" after iteration {last}" if (last := self._checkpointed()) else ""
+            last = self._checkpointed()
+            at = f" after iteration {last}" if last else ""
             raise RunStopped(f"the run in {self.run_dir} was stopped{at}; press Continue, and run this cell again")
 
     def failure(self) -> str:
         """The last log lines and, as the last line, the cause."""
         job = self.job
-        tail = "".join(f"\n    {line}" for line in job.tail(15).splitlines())
-        code = job.record.get("exit_code")
-        return f"the run in {job.folder} ended with exit code {code} (see {job.log}){tail}\n{job.cause()}"
+        end = f"the run in {job.folder} ended with exit code {job.record.get('exit_code')} (see {job.log})"
+        tail = "\n    ".join([end, *job.tail(15).splitlines()])
+        return f"{tail}\n{job.cause()}"
 
     # ---- the widget -----------------------------------------------------------------------------------------------
 
@@ -378,11 +413,15 @@ def _changes(before: Sequence[str], now: Sequence[str]) -> list[str]:
     >>> _changes(["--limit", "5", "a.b=1"], ["--limit", "7", "a.b=1", "--mock"])
     ['--limit 5 -> 7', 'nothing -> --mock']
     """
-    old, new = ([word for word in argv if word not in HOW] for argv in (before, now))
+    old = [word for word in before if word not in HOW]
+    new = [word for word in now if word not in HOW]
     changes = []
     for what, i, i_end, j, j_end in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        if what != "equal":
-            flag = old[i - 1 : i] if what == "replace" and i and old[i - 1].startswith("--") else []
-            was, will_be = old[i:i_end] or ["nothing"], new[j:j_end] or ["nothing"]
-            changes.append(" ".join([*flag, *was, "->", *will_be]))
+        if what == "equal":
+            continue
+        was = old[i:i_end] or ["nothing"]
+        will_be = new[j:j_end] or ["nothing"]
+        if what == "replace" and i and old[i - 1].startswith("--"):
+            was.insert(0, old[i - 1])
+        changes.append(" ".join([*was, "->", *will_be]))
     return changes

@@ -65,16 +65,23 @@ class Panel:
     def __init__(self, launcher: Any):
         import ipywidgets as w
 
-        self.launcher, self.message, self.note, self.stopping, self.asked = launcher, "", "", False, ""
+        self.launcher = launcher
+        self.message = ""
+        self.note = ""
+        self.stopping = False
+        self.last_press = ""
         self._follower: threading.Thread | None = None
         self.buttons = {}
         for name, (icon, style) in self.LOOKS.items():
-            made = w.Button(description=name, icon=icon, button_style=style, layout=w.Layout(width="auto"))
-            made.on_click(functools.partial(self._press, name))
-            self.buttons[name] = made
-        self.status, self.says, self.alert, self.log = w.HTML(), w.HTML(), w.HTML(), w.HTML()
+            button = w.Button(description=name, icon=icon, button_style=style, layout={"width": "auto"})
+            button.on_click(functools.partial(self._press, name))
+            self.buttons[name] = button
+        self.status = w.HTML()
+        self.says = w.HTML()
+        self.alert = w.HTML()
+        self.log = w.HTML()
         self.attention = Attention()
-        row = w.HBox([*self.buttons.values(), self.status], layout=w.Layout(flex_flow="row wrap"))
+        row = w.HBox([*self.buttons.values(), self.status], layout={"flex_flow": "row wrap"})
         self.box = w.VBox([self.attention, row, self.says, self.alert, self.log])
         self.box.add_class("dfm-launcher")
         _NEWEST[launcher.run_dir] = self
@@ -87,18 +94,19 @@ class Panel:
         run.starts_at = math.inf  # the user is here
         if name == "Stop" and run.state != "running":
             return self.refresh()
-        asked, self.asked = self.asked, name  # the first press shows a foreign folder's command, a second one runs it
+        confirmed = self.last_press == name  # the first press shows a foreign folder's command, a second one runs it
+        self.last_press = name
         if name == "Stop":  # the first press leaves time to save; a second one kills
-            if asked != name and run.doubt:
+            if not confirmed and run.doubt:
                 return self._try(run.stop)
-            stop = functools.partial(self.launcher.job.stop, *[0.0] * self.stopping)
+            stop = functools.partial(run.job.stop, 0.0) if self.stopping else run.job.stop
             self.stopping = True
             threading.Thread(target=self._try, args=(stop,), daemon=True).start()
             return
         for other in self.buttons.values():
             other.disabled = True
         action = {"Start": run.start, "Continue": run.resume, "Start over": run.start_over}[name]
-        self._try(functools.partial(action, confirm=asked == name))
+        self._try(functools.partial(action, confirm=confirmed))
 
     def _try(self, action: Callable[[], object]) -> None:
         """Run a button's action and show its exception; that another starter was first is no fault."""
@@ -106,19 +114,24 @@ class Panel:
         try:
             action()
         except Exception as error:
-            first = isinstance(error, FileExistsError) and self.launcher.state == "running"
-            setattr(self, "note" if first else "message", str(error) or type(error).__name__)
+            text = str(error) or type(error).__name__
+            if isinstance(error, FileExistsError) and self.launcher.state == "running":
+                self.note = text
+            else:
+                self.message = text
         self.refresh()
 
     def _follow(self) -> None:
-        while (running := self.launcher.state == "running") or _NEWEST.get(self.launcher.run_dir) is self:
+        while True:
+            running = self.launcher.state == "running"
             self._show()
+            if not running and _NEWEST.get(self.launcher.run_dir) is not self:
+                break
             time.sleep(LOOK_S if running else IDLE_S)
-        self._show()
 
     def html(self) -> Html:
         """State, fault and log, without the buttons."""
-        return Html("".join(part.value for part in (self.status, self.alert, self.log)))
+        return Html(self.status.value + self.alert.value + self.log.value)
 
     def refresh(self) -> None:
         """Show the current state; a daemon thread keeps it up to date, of a folder's newest panel also while idle."""
@@ -128,32 +141,39 @@ class Panel:
             self._follower.start()
 
     def _show(self) -> None:
-        job, state = self.launcher.job, self.launcher.state
-        running, offers = state == "running", self.launcher.offers()
-        self.attention.text = self.launcher.asks()
+        run = self.launcher
+        job = run.job
+        state = run.state
+        running = state == "running"
+        offers = run.offers()
+        self.attention.text = run.asks()
         self.stopping = self.stopping and running
         for name, button in self.buttons.items():
-            counts = name == "Stop" and self.launcher.starts_at < math.inf
-            button.disabled, button.tooltip = not (counts or name in offers), offers.get(name, "")
+            ends_countdown = name == "Stop" and run.starts_at < math.inf
+            button.disabled = name not in offers and not ends_countdown
+            button.tooltip = offers.get(name, "")
         self.buttons["Stop"].description = "Stop now" if self.stopping else "Stop"
         pid = f" · process {job.pid}" if running else ""
-        pid += " · saving, then exiting" if self.stopping else ""
-        already = "already " if running and not self.launcher.followed else ""
+        if self.stopping:
+            pid += " · saving, then exiting"
+        already = "already " if running and not run.followed else ""
         colour = _COLOURS.get(state, "var(--jp-ui-font-color2, #777)")
         self.status.value = fill(_STATUS, colour, _MARKS[state], already, state, pid)
         notes: list[str] = [fill("<b>{}</b> {}.", *offer) for offer in offers.items()]
-        told = [text for text in (self.note if running else "", self.launcher.difference()) if text]
-        notes += [f"{text[0].upper()}{text[1:]}." for text in told]
-        cause, now = job.cause(), self.launcher.followed
-        if cause and not now:
+        for text in (self.note if running else "", run.difference()):
+            if text:
+                notes.append(f"{text[0].upper()}{text[1:]}.")
+        cause = job.cause()
+        alert = self.message
+        tail = ""
+        if cause and not run.followed:
             notes.append(f"The last run here {state} on {job.ended()}: {cause}")
-        self.says.value = fill("{}", [fill('<div style="font-size:12px;line-height:1.5">{}</div>', n) for n in notes])
-        self.alert.value = fault_html(self.message or (cause if now else ""), ALERT, "Failed")
-        tail = job.tail(14) if now or not cause else ""
-        self.log.value = _log_html(tail, bool(cause)) if tail else ""
-        self.launcher.keep()
-
-
-def _log_html(tail: str, failed: bool) -> Html:
-    """Lines of a log; the reversed column keeps the last line in view, however the lines wrap."""
-    return fill(_LOG, "24em" if failed else "8em", tail)
+        else:
+            alert = alert or cause
+            tail = job.tail(14)
+        lines = [fill('<div style="font-size:12px;line-height:1.5">{}</div>', note) for note in notes]
+        self.says.value = fill("{}", lines)
+        self.alert.value = fault_html(alert, ALERT, "Failed")
+        # the reversed column keeps the last line in view, however the lines wrap
+        self.log.value = fill(_LOG, "24em" if cause else "8em", tail) if tail else ""
+        run.keep()

@@ -55,7 +55,10 @@ class Live:
 
     def keep(self) -> None:
         """Update the copy."""
-        if self._kept is not None and (content := self._content()) != self._kept_content:
+        if self._kept is None:
+            return
+        content = self._content()
+        if content != self._kept_content:
             self._kept_content = content
             self._kept.update(self._bundle(*content), raw=True)
 
@@ -64,9 +67,12 @@ class Live:
 
     def _bundle(self, page: Html, text: str) -> dict[str, str]:
         if not is_headless():
-            page, now = page or fill("<pre>{}</pre>", text), time.strftime("%Y-%m-%d %H:%M")
-            page = fill(KEPT, Html(STYLE), self.widget.model_id, page, now)
-        return {"text/plain": text, **({"text/html": page} if page else {})}
+            page = page or fill("<pre>{}</pre>", text)
+            page = fill(KEPT, Html(STYLE), self.widget.model_id, page, time.strftime("%Y-%m-%d %H:%M"))
+        bundle = {"text/plain": text}
+        if page:
+            bundle["text/html"] = page
+        return bundle
 
     def _ipython_display_(self) -> None:
         from IPython.display import display

@@ -42,8 +42,11 @@ class MetricsReader:
         self._restart(0)
 
     def _restart(self, inode: int) -> None:
-        self._inode, self._offset, self.count = inode, 0, 0
-        self.fault, self.written_s = "", 0.0
+        self._inode = inode
+        self._offset = 0
+        self.count = 0
+        self.fault = ""
+        self.written_s = 0.0
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self.last: dict[str, float] = {}
         self.rounds: list[dict[str, Any]] = []
@@ -57,7 +60,9 @@ class MetricsReader:
         stat = self.path.stat()
         if stat.st_ino != self._inode or stat.st_size < self._offset:
             self._restart(stat.st_ino)
-        self.written_s, self.fault, before = stat.st_mtime, "", self.count
+        self.written_s = stat.st_mtime
+        self.fault = ""
+        before = self.count
         try:
             while self._offset < stat.st_size:
                 new, offset = tail_metrics(self.path, self._offset, CHUNK_BYTES)
@@ -67,7 +72,8 @@ class MetricsReader:
                 self._take(new)
         except DamagedMetrics as error:
             self._take(error.records)
-            self._offset, self.fault = error.offset, str(error)
+            self._offset = error.offset
+            self.fault = str(error)
         return self.count - before
 
     def _take(self, records: Sequence[dict[str, Any]]) -> None:
@@ -93,8 +99,10 @@ class MetricsReader:
 
     def points(self, key: str, over: str = "iteration") -> tuple[np.ndarray, np.ndarray]:
         """x and y, float64 [N] each. over : "iteration", "samples" or "elapsed_s"; in between it is interpolated."""
-        x, y = (np.array(column, float) for column in self._columns.get(key, ((), ())))
+        columns = self._columns.get(key, ((), ()))
+        x = np.array(columns[0], float)
+        y = np.array(columns[1], float)
         if over != "iteration" and len(x):
-            at, amount = (np.array(column, float) for column in self._columns.get(over, ((), ())))
+            at, amount = self._columns.get(over, ((), ()))
             x = np.interp(x, at, amount) if len(at) else np.full_like(x, np.nan)
         return x, y

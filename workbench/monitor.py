@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,11 @@ class Watched:
 
     def __init__(self, folder: str | Path, picked: Callable[[], None]):
         self.run = Run(Path(folder).expanduser().resolve())
-        self.job, self.reader = Job(self.run.path), MetricsReader(self.run.path)
+        self.job = Job(self.run.path)
+        self.reader = MetricsReader(self.run.path)
         self.settings: dict[str, Any] = {}
         self._config_mtime = 0.0
-        self.box = widgets.Checkbox(True, description=self.run.name, indent=False, layout=widgets.Layout(width="auto"))
+        self.box = widgets.Checkbox(True, description=self.run.name, indent=False, layout={"width": "auto"})
         self.box.observe(lambda _change: picked(), names="value")
 
     @property
@@ -85,7 +87,8 @@ class Watched:
         with contextlib.suppress(OSError):  # not there yet: progress without an end
             mtime = self.run.config_file.stat().st_mtime
             if mtime != self._config_mtime:
-                self.settings, self._config_mtime = settings_of(self.run.path), mtime
+                self.settings = settings_of(self.run.path)
+                self._config_mtime = mtime
         return self.reader.read()
 
     @property
@@ -102,25 +105,28 @@ class Watched:
     @property
     def eta_s(self) -> float | None:
         """Seconds left at the pace of the last fifty iterations; None if the pace is unknown."""
-        timed = [*zip(*series(self.reader.recent, "elapsed_s"))][-50:]
-        if not self.train_iters or len(timed) < 2:
+        iterations, elapsed_s = series(self.reader.recent, "elapsed_s")
+        if not self.train_iters or len(iterations) < 2:
             return None
-        (first, begin_s), (last, end_s) = timed[0], timed[-1]
-        if last == first or end_s <= begin_s:
+        steps = iterations[-1] - iterations[-50:][0]
+        seconds = elapsed_s[-1] - elapsed_s[-50:][0]
+        if steps == 0 or seconds <= 0:
             return None
-        return (end_s - begin_s) / (last - first) * (self.train_iters - self.reader.iteration)
+        return seconds / steps * (self.train_iters - self.reader.iteration)
 
     def best(self, over: str = "iteration") -> tuple[float, float, int] | None:
         """Iteration and loss of the best validation, and the number of later rounds; None before the second round."""
         x, y = self.reader.points(compared_loss(self.reader.keys()), over)
-        at = int(y.argmin()) if len(y) > 1 else None
-        return None if at is None else (float(x[at]), float(y[at]), len(y) - 1 - at)
+        if len(y) < 2:
+            return None
+        at = int(y.argmin())
+        return float(x[at]), float(y[at]), len(y) - 1 - at
 
     @property
     def verdict(self) -> str:
         """Which checkpoint to take, as `dfm evaluate --all-checkpoints` wrote it; "" without."""
-        told = read_json(self.run.path / "verdict.json").get("verdict")
-        return str(told.get("sentence", "")) if isinstance(told, dict) else ""
+        verdict = read_json(self.run.path / "verdict.json").get("verdict")
+        return str(verdict.get("sentence", "")) if isinstance(verdict, dict) else ""
 
     @property
     def state(self) -> str:
@@ -133,28 +139,44 @@ class Watched:
         """What a running run is doing, and for how long: `validating, 4 s`; else the state."""
         if self.state != "running":
             return self.state
-        told = read_json(self.run.pid_file)
-        since, name = told.get("since_s"), told.get("phase")
-        if not (isinstance(since, int | float) and abs(since) < 1e12 and isinstance(name, str)):
+        record = read_json(self.run.pid_file)
+        since = record.get("since_s")
+        phase = record.get("phase")
+        if not (isinstance(since, int | float) and abs(since) < 1e12 and isinstance(phase, str)):
             # torchrun and the imports, or their end
-            since, name = self.job.record.get("started_s"), "starting"
+            since = self.job.record.get("started_s")
+            phase = "starting"
             if since and self.reader.written_s > since:
-                since, name = self.reader.written_s, "ending"
-        return f"{name}, {duration(max(0, int(time.time() - since)))}" if since else name
+                since = self.reader.written_s
+                phase = "ending"
+        return f"{phase}, {duration(max(0, int(time.time() - since)))}" if since else phase
 
     def status(self) -> str:
         """One line: state, phase, iteration, losses, best validation, learning rate, tokens/s, verdict, time left."""
-        doing, of = self.doing, f"/{self.train_iters}" if self.train_iters else ""
+        doing = self.doing
         running = self.state == "running"
-        parts = ["running"] * running + [doing, f"iteration {self.reader.iteration}{of}"]
-        parts += [said.format(self.reader.last[key]) for key, said in FIGURES.items() if key in self.reader.last]
-        if best := self.best():
-            turned = f"; it has risen for {best[2]} rounds" if best[2] >= RISEN_ROUNDS else ""
-            parts.append(f"best validation at {best[0]:.0f}{turned}")
-        parts += [f"verdict: {said}"] if (said := self.verdict) else []
-        if running and not doing.startswith(PACELESS) and (eta := self.eta_s):
-            parts.append(f"about {duration(eta)} to go")
+        of = f"/{self.train_iters}" if self.train_iters else ""
+        parts = [doing, f"iteration {self.reader.iteration}{of}"]
+        if running:
+            parts.insert(0, "running")
+        for key, template in FIGURES.items():
+            if key in self.reader.last:
+                parts.append(template.format(self.reader.last[key]))
+        best = self.best()
+        if best:
+            iteration, _, rounds_since = best
+            turned = f"; it has risen for {rounds_since} rounds" if rounds_since >= RISEN_ROUNDS else ""
+            parts.append(f"best validation at {iteration:.0f}{turned}")
+        if self.verdict:
+            parts.append(f"verdict: {self.verdict}")
+        eta_s = self.eta_s
+        if running and eta_s and not doing.startswith(PACELESS):
+            parts.append(f"about {duration(eta_s)} to go")
         return " · ".join(parts)
+
+
+def _curve_by_sigma(name: str, record: dict[str, Any], colour: int) -> Series:
+    return Series(name, record["val_sigmas"], record["val_loss_by_sigma"], colour=colour)
 
 
 class Monitor(Live):
@@ -169,13 +191,11 @@ class Monitor(Live):
     """
 
     def __init__(self, run_dir: str | Path | Sequence[str | Path]):
-        alone = isinstance(run_dir, str | Path)
-        folders = [run_dir] if isinstance(run_dir, str | Path) else list(run_dir)
+        self._top = run_dir if isinstance(run_dir, str | Path) else None
+        folders = runs_below(run_dir) if isinstance(run_dir, str | Path) else list(run_dir)
         if not folders:
             raise ValueError("a monitor needs a run folder, a list of them, or a folder of runs")
-        self._top = folders[0] if alone else None
-        found = runs_below(folders[0]) if alone else folders
-        self.runs = [Watched(folder, self.paint) for folder in found]
+        self.runs = [Watched(folder, self.paint) for folder in folders]
         self.loss = LinePlot("Training loss", "iteration", "loss", height=250)
         self.validation = LinePlot("Validation loss", "iteration", "loss", height=250)
         self.by_sigma = LinePlot("Validation by noise level", "sigma", "loss", log_x=True)
@@ -190,7 +210,7 @@ class Monitor(Live):
             "gpu_memory_gib": LinePlot("GPU memory", "iteration", "GiB, the most so far"),
         }
         self.plots = [self.loss, self.validation, self.by_sigma, *self.rates.values()]
-        self.axis = widgets.Dropdown(options=AXES, description="x axis", layout=widgets.Layout(width="14em"))
+        self.axis = widgets.Dropdown(options=AXES, description="x axis", layout={"width": "14em"})
         self.smoothing = Slider(label="smoothing", max=0.2, step=0.005, value=SMOOTHING)
         self.when = Slider(label="samples", min=1, max=1, step=1, value=1)
         for control in (self.axis, self.smoothing, self.when):
@@ -209,107 +229,135 @@ class Monitor(Live):
         with self._lock:
             if self._top is not None and time.monotonic() - self._looked > LOOK_FOR_RUNS_S:
                 self._looked = time.monotonic()
-                here = {watched.run.path for watched in self.runs}
-                found = [folder.resolve() for folder in runs_below(self._top)]
-                self.runs = [watched for watched in self.runs if watched.run.path in found]
-                self.runs += [Watched(folder, self.paint) for folder in found if folder not in here]
+                known = {watched.run.path: watched for watched in self.runs}
+                folders = [folder.resolve() for folder in runs_below(self._top)]
+                self.runs = [watched for path, watched in known.items() if path in folders]
+                self.runs += [Watched(folder, self.paint) for folder in folders if folder not in known]
             new = sum([watched.read() for watched in self.runs])
             self._label()
             return new
 
     def _label(self) -> None:
         """Name the runs by what differs, where that is short and tells them apart, else by their folders."""
-        keys = differing([w.settings for w in self.runs])
-        if len(self.runs) > 1 and 0 < len(keys) <= 2:
-            labels = [", ".join(f"{k.rpartition('.')[2]} {w.settings.get(k)}" for k in keys) for w in self.runs]
-            if len(set(labels)) == len(labels) and max(map(len, labels)) <= 40:
-                for watched, label in zip(self.runs, labels):
-                    watched.box.description = label
-                return
-        top = os.path.commonpath([w.run.path.parent for w in self.runs])
+        keys = differing([watched.settings for watched in self.runs])
+        top = os.path.commonpath([watched.run.path.parent for watched in self.runs])
+        folders = []
+        labels = []
         for watched in self.runs:
-            watched.box.description = watched.run.path.relative_to(top).as_posix()
+            folders.append(watched.run.path.relative_to(top).as_posix())
+            words = [f"{key.rpartition('.')[2]} {watched.settings.get(key)}" for key in keys[:2]]
+            labels.append(", ".join(words))
+        short = 0 < len(keys) <= 2 and max(map(len, labels)) <= 40
+        if not short or len(set(labels)) < len(labels):
+            labels = folders
+        for watched, label in zip(self.runs, labels):
+            watched.box.description = label
 
     def status(self) -> str:
         """A line for one run; for several, the number in each state."""
         self.read()  # in a script nobody else does
         if len(self.runs) == 1:
             return self.runs[0].status()
-        states = [watched.state for watched in self.runs]
-        return f"{len(states)} runs: " + ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
+        states = Counter(watched.state for watched in self.runs)
+        return f"{len(self.runs)} runs: " + ", ".join(f"{n} {state}" for state, n in states.items())
 
     # ---- painting -------------------------------------------------------------------------------------------------
 
     def paint(self) -> None:
         """Redraw everything from what was read."""
         with self._lock:
-            picked = [(i, w) for i, w in enumerate(self.runs) if w.box.value]
-            one = len(self.runs) == 1
-            self.loss.update(self._losses(self.runs[0]) if one else self._curves(picked, "loss", self.smoothing.value))
-            self.validation.update([] if one else self._curves(picked, "val_loss"))
-            self.by_sigma.update(self._by_sigma(picked))
+            smoothing = self.smoothing.value
+            if len(self.runs) == 1:
+                self.loss.update(self._losses(self.runs[0]))
+                self.validation.update([])
+            else:
+                self.loss.update(self._curves("loss", smoothing))
+                self.validation.update(self._curves("val_loss"))
+            self.by_sigma.update(self._by_sigma())
             for key, plot in self.rates.items():
-                plot.update(self._curves(picked, key, 0.0 if key == "lr" else self.smoothing.value))
+                plot.update(self._curves(key, 0.0 if key == "lr" else smoothing))
             for plot in self.plots:
                 label = "s" if self.axis.value == "elapsed_s" else self.axis.value
                 if plot is not self.by_sigma and plot.x_label != label:
-                    plot.x_label, plot.zoom = label, []  # another axis has other ends
+                    plot.x_label = label
+                    plot.zoom = []  # another axis has other ends
                 plot.layout.display = "" if plot.data or plot is self.loss else "none"
             if "widget" in vars(self):
                 self._paint_box()
 
-    def _curves(self, picked: Sequence[tuple[int, Watched]], key: str, smoothing: float = 0.0) -> list[Series]:
-        """A curve a run, of the runs that have that key."""
-        return [
-            Series(w.label, *w.reader.points(key, self.axis.value), colour=i, smoothing=smoothing)
-            for i, w in picked
-            if key in w.reader.last
-        ]
+    def _curves(self, key: str, smoothing: float = 0.0) -> list[Series]:
+        """A curve a run, of the ticked runs that have that key."""
+        curves = []
+        for i, watched in enumerate(self.runs):
+            if watched.box.value and key in watched.reader.last:
+                x, y = watched.reader.points(key, self.axis.value)
+                curves.append(Series(watched.label, x, y, colour=i, smoothing=smoothing))
+        return curves
 
     def _losses(self, watched: Watched) -> list[Series]:
         """Every loss faintly, a running mean, and validation points, also of averaged weights."""
-        points, last = watched.reader.points, watched.reader.last
-        x, y = points("loss", self.axis.value)
-        smoothing = self.smoothing.value if len(y) * self.smoothing.value >= 2 else 0.0
-        out = [Series("each step", x, y, "faint")] if smoothing else []
-        if smoothing:
+        reader = watched.reader
+        over = self.axis.value
+        x, y = reader.points("loss", over)
+        curves = []
+        smoothing = self.smoothing.value
+        if len(y) * smoothing >= 2:
+            curves.append(Series("each step", x, y, "faint"))
             x, y = without_spikes(x, y)  # "each step" has them
-        out += [Series("training", x, y, smoothing=smoothing)] if len(y) else []
-        names = {k: f"averaged weights ({k[13:]})" for k in watched.reader.keys() if k.startswith("val_loss_ema_")}
-        for colour, (key, name) in enumerate({"val_loss": "validation", **names}.items(), 1):
-            out += [Series(name, *points(key, self.axis.value), "points", colour)] if key in last else []
-        if best := watched.best(self.axis.value):
-            out.append(Series("best validation", [best[0]], [best[1]], "points", len(names) + 2))
-        return out
-
-    def _by_sigma(self, picked: Sequence[tuple[int, Watched]]) -> list[Series]:
-        """Validation loss against sigma: of one run the first round and the newest, of several their newest."""
-        if len(self.runs) > 1:
-            rounds = [(w.label, w.reader.rounds[-1], i) for i, w in picked if w.reader.rounds]
         else:
-            found = self.runs[0].reader.rounds
-            rounds = [(f"iteration {r['iteration']}", r, 1 if r is found[-1] else 5) for r in found]
-        return [Series(name, r["val_sigmas"], r["val_loss_by_sigma"], colour=c) for name, r, c in rounds]
+            smoothing = 0.0
+        if len(y):
+            curves.append(Series("training", x, y, smoothing=smoothing))
+        names = {"val_loss": "validation"}
+        for key in reader.keys():
+            if key.startswith("val_loss_ema_"):
+                names[key] = f"averaged weights ({key.removeprefix('val_loss_ema_')})"
+        for colour, (key, name) in enumerate(names.items(), 1):
+            if key in reader.last:
+                curves.append(Series(name, *reader.points(key, over), "points", colour))
+        best = watched.best(over)
+        if best:
+            curves.append(Series("best validation", [best[0]], [best[1]], "points", len(names) + 1))
+        return curves
+
+    def _by_sigma(self) -> list[Series]:
+        """Validation loss against sigma: of one run the first round and the newest, of several their newest."""
+        curves = []
+        if len(self.runs) == 1:
+            rounds = self.runs[0].reader.rounds
+            for record in rounds:
+                colour = 1 if record is rounds[-1] else 5
+                curves.append(_curve_by_sigma(f"iteration {record['iteration']}", record, colour))
+            return curves
+        for i, watched in enumerate(self.runs):
+            if watched.box.value and watched.reader.rounds:
+                curves.append(_curve_by_sigma(watched.label, watched.reader.rounds[-1], i))
+        return curves
 
     def _paint_box(self) -> None:
         self._bar.value = sum(watched.progress for watched in self.runs) / len(self.runs)
         self._bar.bar_style = BAR_STYLES.get(self.runs[0].state, "") if len(self.runs) == 1 else ""
         faults = [fault_html(watched.reader.fault, what="Fault") for watched in self.runs]
         self._text.value = fill('<span role="status">{}</span>{}{}', self.status(), faults, self.table_html())
-        self._picker.children = [w.box for w in self.runs] if len(self.runs) > 1 else []
+        self._picker.children = [watched.box for watched in self.runs] if len(self.runs) > 1 else []
         self._paint_samples()
 
     def table_html(self) -> Html:
         """One row per run if there are several: state, progress, losses, and the settings that differ."""
         if len(self.runs) == 1:
             return Html()
-        keys = differing([w.settings for w in self.runs])
+        keys = differing([watched.settings for watched in self.runs])
         more = f"{len(keys) - SETTINGS_SHOWN} more settings differ" if len(keys) > SETTINGS_SHOWN else ""
-        keys, rows = keys[:SETTINGS_SHOWN], []
-        for w in self.runs:
-            of = f"{w.reader.iteration}/{w.train_iters}" if w.train_iters else str(w.reader.iteration)
-            losses = [f"{w.reader.last[k]:.4f}" if k in w.reader.last else "" for k in ("loss", "val_loss")]
-            rows.append([w.label, w.doing, of, *losses, *(str(w.settings.get(k, "")) for k in keys)])
+        keys = keys[:SETTINGS_SHOWN]
+        rows = []
+        for watched in self.runs:
+            last = watched.reader.last
+            iteration = str(watched.reader.iteration)
+            if watched.train_iters:
+                iteration += f"/{watched.train_iters}"
+            losses = [f"{last[key]:.4f}" if key in last else "" for key in ("loss", "val_loss")]
+            settings = [watched.settings.get(key, "") for key in keys]
+            rows.append([watched.label, watched.doing, iteration, *losses, *settings])
         tints = [PALETTE[i % len(PALETTE)] for i in range(len(rows))]
         table = table_html(rows, ["run", "state", "iteration", "loss", "validation", *keys], tints=tints)
         return fill('{}<div style="font-size:12px">{}</div>', table, more)
@@ -317,42 +365,60 @@ class Monitor(Live):
     def _paint_samples(self) -> None:
         """The samples of the iteration that the slider shows; while it is at its end, the newest."""
         picked = [watched for watched in self.runs if watched.box.value]
-        whole = max((newest[0] for w in picked if (newest := w.run.newest_samples())), default=0)  # others are written
-        iterations = sorted({i for w in picked for i, _ in w.run.rounds() if i <= whole})
+        rounds: set[int] = set()
+        whole = 0  # those after it are still being written
+        for watched in picked:
+            rounds.update(iteration for iteration, _ in watched.run.rounds())
+            newest = watched.run.newest_samples()
+            if newest:
+                whole = max(whole, newest[0])
+        iterations = sorted(iteration for iteration in rounds if iteration <= whole)
         if not iterations:
             return
-        last, at_end = len(iterations), self.when.value >= self.when.max
+        last = len(iterations)
+        at_end = self.when.value >= self.when.max
         self.when.max = last
-        self.when.value = last if at_end else self.when.value
+        if at_end:
+            self.when.value = last
         self.when.layout.display = "" if last > 1 else "none"
-        asked = iterations[min(int(self.when.value), last) - 1]
-        found = {w.label: w.run.newest_samples(asked) for w in picked}
-        shown = {f"{label}, iteration {of[0]}": of[1][:12] for label, of in found.items() if of}
-        key = asked, [(label, path, path.stat().st_mtime) for label, files in shown.items() for path in files]
-        if not shown or key == self._samples:
+        position = min(int(self.when.value), last)
+        chosen = iterations[position - 1]
+        shown: dict[str, list[Path]] = {}
+        state: list[Any] = [chosen]
+        for watched in picked:
+            samples = watched.run.newest_samples(chosen)
+            if samples:
+                label = f"{watched.label}, iteration {samples[0]}"
+                shown[label] = samples[1][:12]
+                for path in shown[label]:
+                    state.append((label, path, path.stat().st_mtime))
+        if not shown or state == self._samples:
             return
-        self._samples = key
-        head = f"Samples at iteration {asked} ({iterations.index(asked) + 1} of {last} rounds)"
+        self._samples = state
+        head = f"Samples at iteration {chosen} ({position} of {last} rounds)"
         clips: Any = shown if len(self.runs) > 1 else next(iter(shown.values()))
         self._media.value = Gallery(clips, width_px=144, details=False, title=head).html()
 
     @functools.cached_property
     def widget(self) -> Any:
         """The live view; reading starts when it is first asked for."""
-        flow = widgets.Layout(flex_flow="row wrap", overflow="visible", width="100%")
-        self._bar = widgets.FloatProgress(min=0, max=1, layout=widgets.Layout(width="auto", margin="0"))
-        self._text, self._media, self._picker = widgets.HTML(), widgets.HTML(), widgets.HBox(layout=flow)
-        self.smoothing.layout = widgets.Layout(flex="0 1 24em", overflow="visible")
-        self.when.layout = widgets.Layout(display="none", width="min(40em, 100%)")
+        flow = {"flex_flow": "row wrap", "overflow": "visible", "width": "100%"}
+        self._bar = widgets.FloatProgress(min=0, max=1, layout={"width": "auto", "margin": "0"})
+        self._text = widgets.HTML()
+        self._media = widgets.HTML()
+        self._picker = widgets.HBox(layout=flow)
+        self.smoothing.layout = {"flex": "0 1 24em", "overflow": "visible"}
+        self.when.layout = {"display": "none", "width": "min(40em, 100%)"}
         for plot in self.plots:  # two wide ones, and below them as many as have room
-            plot.layout = widgets.Layout(flex="1 1 420px", min_width="260px", overflow="visible")
-        small = widgets.Layout(grid_template_columns="repeat(auto-fill, minmax(300px, 1fr))", width="100%")
-        rows = [widgets.HBox(row, layout=flow) for row in ([self.axis, self.smoothing], self.plots[:2])]
-        rows.append(widgets.GridBox(self.plots[2:], layout=small))
+            plot.layout = {"flex": "1 1 420px", "min_width": "260px", "overflow": "visible"}
+        controls = widgets.HBox([self.axis, self.smoothing], layout=flow)
+        wide = widgets.HBox(self.plots[:2], layout=flow)
+        columns = "repeat(auto-fill, minmax(300px, 1fr))"
+        small = widgets.GridBox(self.plots[2:], layout={"grid_template_columns": columns, "width": "100%"})
         self.refresh()
         self._paint_box()
         self.watch()
-        box = widgets.VBox([self._bar, self._text, self._picker, *rows, self.when, self._media])
+        box = widgets.VBox([self._bar, self._text, self._picker, controls, wide, small, self.when, self._media])
         return box.add_class("dfm-monitor")
 
     def show(self) -> None:
@@ -377,25 +443,30 @@ class Monitor(Live):
                 self._thread.start()
 
     def _follow(self) -> None:
-        before, painted, ran, rounds, kept = None, None, False, None, time.monotonic()
+        doing_before = counts_before = rounds_kept = None
+        ran = False
+        kept_s = time.monotonic()
         while not self._closed.is_set():
             begun = time.thread_time()
             # before the files, so that the tail is never lost; a second of a phase is a change, too
-            doing = [(w.doing, w.verdict) for w in self.runs]
-            running = any(w.state == "running" for w in self.runs)
+            doing = [(watched.doing, watched.verdict) for watched in self.runs]
+            running = any(watched.state == "running" for watched in self.runs)
             self.read()
-            counts = [w.reader.count for w in self.runs]
-            if counts != painted:
+            counts = [watched.reader.count for watched in self.runs]
+            if counts != counts_before:
                 self.paint()
-            elif doing != before and "widget" in vars(self):  # the curves are unchanged
+            elif doing != doing_before and "widget" in vars(self):  # the curves are unchanged
                 with self._lock:
                     self._paint_box()
             rest = REST * (time.thread_time() - begun)
-            newest = [w.reader.rounds[-1:] for w in self.runs]
-            if ran and (not running or newest != rounds or time.monotonic() - kept > KEEP_S):
+            rounds = [watched.reader.rounds[-1:] for watched in self.runs]
+            if ran and (not running or rounds != rounds_kept or time.monotonic() - kept_s > KEEP_S):
                 self.keep()
-                rounds, kept = newest, time.monotonic()
-            before, painted, ran = doing, counts, running
+                rounds_kept = rounds
+                kept_s = time.monotonic()
+            doing_before = doing
+            counts_before = counts
+            ran = running
             self._closed.wait(max(REPAINT_S, rest))
 
     def refresh(self) -> None:
@@ -419,8 +490,8 @@ class Monitor(Live):
         if not any(watched.reader.count for watched in self.runs):
             return status
         page = '<img src="{}" alt="{}" style="max-width:100%"><p>{}</p>{}'
-        said = f"{status}. {self.loss.summary}"
-        return fill(page, data_url("image/png", self.png()), said, status, self.table_html())
+        picture = data_url("image/png", self.png())
+        return fill(page, picture, f"{status}. {self.loss.summary}", status, self.table_html())
 
     def __repr__(self) -> str:
         return f"Monitor: {self.status()}"

@@ -43,10 +43,12 @@ class BatchOptions(NotebookOptions):
     @property
     def values(self) -> dict[str, str]:
         """The parameters that `-p` sets."""
-        names = [name for name, _ in self.parameter]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"-p {twice[0]} is given twice; keep one of the two")
-        return dict(self.parameter)
+        values: dict[str, str] = {}
+        for name, value in self.parameter:
+            if name in values:
+                raise ValueError(f"-p {name} is given twice; keep one of the two")
+            values[name] = value
+        return values
 
 
 class RunOptions(BatchOptions, FileVerb):
@@ -89,8 +91,9 @@ class SweepOptions(BatchOptions):
         from workbench import notebook_run as runs
         from workbench import notebook_sweep as grids
 
-        known, report = runs.parameters(self.notebook), not self.no_report
+        known = runs.parameters(self.notebook)
         grid = parse_grid(self.grid, lambda name: name in known and known[name].kind is str)
+        report = not self.no_report
         return grids.sweep(self.notebook, grid, self.output_dir, fixed=self.values, jobs=self.jobs, report=report)
 
     def report(self, result: pd.DataFrame) -> Report:

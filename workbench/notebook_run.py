@@ -90,15 +90,16 @@ def parameters(notebook: str | Path) -> dict[str, Parameter]:
         raise ValueError("papermill is not installed; pip install 'dfm_nb[notebook]'") from None
     with _errors_of_libraries(path):
         read = papermill.iorw.load_notebook_node(str(path))
-        if odd := {cell.cell_type for cell in read.cells} - {"code", "markdown", "raw"}:  # it would not be run
-            raise ValueError(f"a cell must be code, markdown or raw; one is {min(odd)!r}")
+        unknown = {cell.cell_type for cell in read.cells} - {"code", "markdown", "raw"}
+        if unknown:  # it would not be run
+            raise ValueError(f"a cell must be code, markdown or raw; one is {min(unknown)!r}")
         tagged = [cell for cell in read.cells if "parameters" in cell.metadata.tags]
         if len(tagged) > 1:  # values are set after the first one, and the second sets its own again
             raise ValueError(f"one cell must be tagged parameters, {len(tagged)} are; remove the tag from the others")
         for cell in tagged:  # papermill knows no `|`
             cell.source = _OR_NONE.sub(r"\1Optional[\2]\3=", cell.source)
-        found = papermill.inspect_notebook(read)
-    return {name: Parameter(name, p["inferred_type_name"], p["default"], p["help"]) for name, p in found.items()}
+        listed = papermill.inspect_notebook(read)
+    return {name: Parameter(name, p["inferred_type_name"], p["default"], p["help"]) for name, p in listed.items()}
 
 
 @contextlib.contextmanager
@@ -117,9 +118,9 @@ def _errors_of_libraries(notebook: Path) -> Iterator[None]:
         fix = "choose one of `jupyter kernelspec list` in JupyterLab and save"
         raise ValueError(f"{notebook}: there is no kernel {error.name!r} on this machine; {fix}") from None
     except foreign as error:
-        said = first_fault(str(error)) or type(error).__name__
+        why = first_fault(str(error)) or type(error).__name__
         fix = "open it in JupyterLab, choose a kernel and save"
-        raise ValueError(f"{notebook} is not a notebook that can be run ({said}); {fix}") from None
+        raise ValueError(f"{notebook} is not a notebook that can be run ({why}); {fix}") from None
 
 
 def _literal(path: Path) -> str:
@@ -214,10 +215,17 @@ def execute(
 
 def _running(notebook: Path) -> str:
     """Which cell of a notebook ran when its kernel ended."""
-    cells = json.loads(notebook.read_text())["cells"] if notebook.exists() else []
-    code = [cell["metadata"].get("papermill", {}) for cell in cells if cell["cell_type"] == "code"]
-    begun = [number for number, told in enumerate(code, 1) if told.get("start_time")]
-    return f" in code cell {begun[-1]} of {len(code)}" if begun else ""
+    code = [cell for cell in _cells(notebook) if cell["cell_type"] == "code"]
+    last = 0
+    for number, cell in enumerate(code, 1):
+        if cell["metadata"].get("papermill", {}).get("start_time"):
+            last = number
+    return f" in code cell {last} of {len(code)}" if last else ""
+
+
+def _cells(notebook: Path) -> list[dict[str, Any]]:
+    """The cells of an executed notebook; [] if there is none."""
+    return json.loads(notebook.read_text())["cells"] if notebook.exists() else []
 
 
 def write_report(notebook: str | Path, pictures: Path | None = None) -> Path:
@@ -232,14 +240,15 @@ def write_report(notebook: str | Path, pictures: Path | None = None) -> Path:
     path = Path(notebook)
     executed = nbformat.read(path, as_version=4)
     executed.metadata.pop("widgets", None)
-    for shown in (output for cell in executed.cells for output in cell.get("outputs", [])):
-        if len(data := shown.get("data", {})) > 1:
-            data.pop("application/vnd.jupyter.widget-view+json", None)
+    for cell in executed.cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if len(data) > 1:
+                data.pop("application/vnd.jupyter.widget-view+json", None)
     own = Config({"CoalesceStreamsPreprocessor": {"enabled": True}})  # one line of a redrawn bar
     exporter = HTMLExporter(config=own, embed_images=True, require_js_url=_NO_SCRIPT, mathjax_url=_NO_SCRIPT)
-    body, _ = exporter.from_notebook_node(
-        executed, {"metadata": {"name": path.stem, "path": str(pictures or path.parent)}}
-    )
+    about = {"name": path.stem, "path": str(pictures or path.parent)}
+    body, _ = exporter.from_notebook_node(executed, {"metadata": about})
     page = path.with_suffix(".html")
     write_atomically(page, (body + MARK).encode())
     return page
@@ -251,16 +260,20 @@ def first_fault(message: str) -> str:
     >>> first_fault("log\\n2 faults in the configuration\\n  train_iters must be 1\\n  lr must be positive")
     'train_iters must be 1 (2 faults in the configuration)'
     """
-    lines = [line for line in message.splitlines() if line.strip()] or [""]
-    at = max((i for i, line in enumerate(lines) if not line.startswith("  ")), default=0)
-    return f"{lines[at + 1].strip()} ({lines[at].strip()})" if lines[at + 1 :] else lines[at].strip()
+    heading = entry = ""  # the last line that is not indented, and the first one below it
+    for line in filter(str.strip, message.splitlines()):
+        if not heading or not line.startswith("  "):
+            heading = line.strip()
+            entry = ""
+        elif not entry:
+            entry = line.strip()
+    return f"{entry} ({heading})" if entry else heading
 
 
 def published(notebook: str | Path) -> dict[str, Any]:
     """What an executed notebook published with `workbench.publish`; later values win."""
-    path = Path(notebook)
-    out: dict[str, Any] = {}
-    for cell in json.loads(path.read_text())["cells"] if path.exists() else []:
-        for shown in cell.get("outputs", []):
-            out |= shown.get("data", {}).get(RESULT_TYPE, {})
-    return out
+    results: dict[str, Any] = {}
+    for cell in _cells(Path(notebook)):
+        for output in cell.get("outputs", []):
+            results |= output.get("data", {}).get(RESULT_TYPE, {})
+    return results

@@ -27,16 +27,19 @@ def points(
     notebook: Path, grid: Mapping[str, Sequence[str]], fixed: Mapping[str, str], output_dir: Path
 ) -> dict[str, dict[str, str]]:
     """The values of every combination, checked against the notebook's parameters; `{lr}` in one is that of `lr`."""
-    known, out = runs.parameters(notebook), dict[str, dict[str, str]]()
-    if both := sorted(set(grid) & set(fixed)):
-        raise ValueError(f"{both[0]!r} is given by --grid and by -p; keep one of the two")
+    known = runs.parameters(notebook)
+    both = set(grid) & set(fixed)
+    if both:
+        raise ValueError(f"{min(both)!r} is given by --grid and by -p; keep one of the two")
+    combinations = {}
     for i, chosen in enumerate(itertools.product(*grid.values())):
-        name, values = f"{i:03d}", {**fixed, **dict(zip(grid, chosen))}
+        name = f"{i:03d}"
+        values = {**fixed, **dict(zip(grid, chosen))}
         if OWN in known:
             values.setdefault(OWN, str(output_dir / name))
-        out[name] = {key: _filled(value, values) for key, value in values.items()}
-        runs.convert(out[name], known, notebook)
-    return out
+        combinations[name] = {key: _filled(value, values) for key, value in values.items()}
+        runs.convert(combinations[name], known, notebook)
+    return combinations
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

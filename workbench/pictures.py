@@ -6,6 +6,7 @@ that it is readable on any page.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -43,9 +44,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH_IN, PX_PER_IN, DPI = 9.2, 96, 128
+WIDTH_IN = 9.2
+PX_PER_IN = 96
+DPI = 128
 CELL_IN = 1.0
-PACKS_DRAWN, PACKS_COUNTED = 4, 100
+PACKS_DRAWN = 4
+PACKS_COUNTED = 100
 INK = "#333333"
 PADDING: dict[str, Any] = {"facecolor": "#cccccc", "hatch": "////", "edgecolor": "white"}
 GLOW = np.array([1.0, 0.55, 0.15])
@@ -90,13 +94,15 @@ def _figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
 def _clean(pipe: Pipeline, clip: Clip | Generated) -> tuple[torch.Tensor, Request, np.ndarray]:
     """A clip's normalised latent, float64 [C, T, H, W], the request that has its prompt and size, and its frames."""
     if isinstance(clip, Generated):
-        frames, latent = clip.frames, clip.latent.double()
-        prompt, fps = clip.request.prompt, clip.request.fps
+        request = Request(clip.request.prompt, fps=clip.request.fps, guidance=1.0)
+        frames = clip.frames
+        latent = clip.latent.double()
     else:
-        frames, latent = clip.video, pipe.encode_pixels(clip.video)
-        prompt, fps = clip.caption, clip.fps
-    size = {"num_video_frames": len(frames), "height": frames.shape[1], "width": frames.shape[2]}
-    return latent, Request(prompt, **size, fps=fps, guidance=1.0), frames
+        request = Request(clip.caption, fps=clip.fps, guidance=1.0)
+        frames = clip.video
+        latent = pipe.encode_pixels(frames)
+    t, height, width = frames.shape[:3]
+    return latent, request.replace(num_video_frames=t, height=height, width=width), frames
 
 
 def _two_estimates(pipe: Pipeline, request: Request, x: torch.Tensor, sigma: float) -> torch.Tensor:
@@ -144,23 +150,24 @@ def tokenized(pipe: Pipeline, clip: Clip | Generated) -> Picture:
     """A clip through the tokenizer: its frames, the latent frames with all channels, and the decoded frames."""
     latent, _, frames = _clean(pipe, clip)
     decoded = pipe.decode(latent)
-    (channels, t, h, w), n = latent.shape, len(frames)
-    shown = {f"frame {i}": [frames[i], None, decoded[i]] for i in range(n)}
+    shown = {f"frame {i}": [frames[i], None, decoded[i]] for i in range(len(frames))}
     figure, grid = _table(("pixels", "latent", "decoded"), shown, CELL_IN)
-    places = grid[0, 0].get_gridspec()
+    cells = grid[0, 0].get_gridspec()
+    channels, t, h, w = latent.shape
     for i in range(t):  # the first frame is encoded alone, then four together
-        columns = slice(1 + FRAMES_PER_LATENT * (i - 1), 1 + FRAMES_PER_LATENT * i) if i else slice(0, 1)
+        end = 1 + FRAMES_PER_LATENT * i
+        cell = figure.add_subplot(cells[1, max(0, end - FRAMES_PER_LATENT) : end])
         apart_CHW = torch.nn.functional.pad(latent[:, i], (0, 1, 0, 1), value=math.nan)
         tiles = rearrange(apart_CHW, "(r c) h w -> (r h) (c w)", r=2 if i else 4).numpy()
-        _show(figure.add_subplot(places[1, columns]), tiles, cmap="RdBu_r", vmin=-1.5, vmax=1.5)
+        _show(cell, tiles, cmap="RdBu_r", vmin=-1.5, vmax=1.5)
     error = np.square(frames.astype(float) - decoded).mean()
     psnr = 10 * math.log10(255**2 / max(error, 1e-9))
-    before = f"{n} x {frames.shape[1]} x {frames.shape[2]} pixels of 3 colours are {frames.size:,} numbers"
+    before = "{} x {} x {} pixels of 3 colours are ".format(*frames.shape) + f"{frames.size:,} numbers"
     after = f"the latent's {channels} channels of {t} x {h} x {w} are {latent.numel():,}"
     fewer = f"{frames.size / latent.numel():.0f} times fewer"
     figure.suptitle(f"{before},\n{after}: {fewer}", fontsize=10, color=INK)
-    said = f"A clip, its latent and the decoded clip. {before}, {after}, {fewer}. Decoded: {psnr:.1f} dB."
-    return Picture(figure, said)
+    summary = f"A clip, its latent and the decoded clip. {before}, {after}, {fewer}. Decoded: {psnr:.1f} dB."
+    return Picture(figure, summary)
 
 
 @neutral()
@@ -182,26 +189,35 @@ def packs(data_dir: str | os.PathLike, capacity: int | None = None, recipe: str 
         usual = config.train.micro_batch_size * config.dataset.task_encoder_seq_length
         capacity = max(usual, max(samples)[0])
     order = PackOrder(store, settings, capacity, config.dataset.packing_buffer_size)
-    lengths = [sorted(samples[item.sample] for item in order.next()) for _ in range(PACKS_COUNTED)]
-    used = [sum(n for n, _ in pack) for pack in lengths]
-    packed = sum(used) / (len(used) * capacity)
-    padded = sum(used) / sum(len(pack) * pack[-1][0] for pack in lengths)
+    drawn = []
+    used = padded_size = 0
+    kinds: set[int] = set()
+    for _ in range(PACKS_COUNTED):
+        pack = sorted(samples[item.sample] for item in order.next())  # (tokens, latent frames) of each sample
+        drawn.append(pack)
+        used += sum(tokens for tokens, _ in pack)
+        padded_size += len(pack) * pack[-1][0]
+        kinds.update(t for _, t in pack)
+    packed = used / (PACKS_COUNTED * capacity)
+    padded = used / padded_size
 
-    kinds = sorted({t for pack in lengths for _, t in pack})
-    colours = {t: PALETTE[(0, 1, 2, 4, 3)[i % 5]] for i, t in enumerate(kinds)}
+    colours = {}
+    keys = []
+    for t, colour in zip(sorted(kinds), itertools.cycle((0, 1, 2, 4, 3))):
+        colours[t] = PALETTE[colour]
+        name = "stills" if t == 1 else f"clips of {1 + FRAMES_PER_LATENT * (t - 1)} frames"
+        keys.append(Rectangle((0, 0), 1, 1, color=colours[t], label=name))
+    keys.append(Rectangle((0, 0), 1, 1, **PADDING, label="padding"))
     figure = _figure(5.6)
     grid = figure.add_gridspec(2, 2, height_ratios=(PACKS_DRAWN + 2, 9), width_ratios=(3, 1.6))
     axes = figure.add_subplot(grid[0, :])
-    _bars(axes, lengths[:PACKS_DRAWN], capacity, colours)
+    _bars(axes, drawn[:PACKS_DRAWN], capacity, colours)
     axes.set(yticks=range(PACKS_DRAWN), yticklabels=[f"pack {i + 1}" for i in range(PACKS_DRAWN)])
     axes.xaxis.set_major_locator(MultipleLocator(capacity / 6))
     axes.set_title(f"Packed: {packed:.1%} of the tokens are samples", fontsize=11)
-    names = {t: "stills" if t == 1 else f"clips of {1 + FRAMES_PER_LATENT * (t - 1)} frames" for t in kinds}
-    keys = [Rectangle((0, 0), 1, 1, color=colours[t], label=names[t]) for t in kinds]
-    keys.append(Rectangle((0, 0), 1, 1, **PADDING, label="padding"))
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), frameon=False, fontsize=9)
 
-    first = lengths[0]
+    first = drawn[0]
     axes = figure.add_subplot(grid[1, 0])
     _bars(axes, [[sample] for sample in first], first[-1][0], colours)
     axes.set(yticks=[], ylabel=f"samples of pack 1 ({len(first)})")
@@ -216,8 +232,8 @@ def packs(data_dir: str | os.PathLike, capacity: int | None = None, recipe: str 
     axes.set(xlim=(0, capacity), ylim=(capacity, 0), aspect="equal")
     axes.set(xlabel="attends to token", ylabel="token of pack 1")
     axes.set_title("Each sample sees only itself", fontsize=11)
-    said = f"Of packs of {capacity} tokens, {packed:.1%} are samples; padded to the longest, {padded:.1%}."
-    return Picture(figure, said)
+    shares = f"{packed:.1%} are samples; padded to the longest, {padded:.1%}"
+    return Picture(figure, f"Of packs of {capacity} tokens, {shares}.")
 
 
 def _bars(axes: Axes, packs: Sequence[Sequence[tuple[int, int]]], length: int, colours: dict[int, str]) -> None:
@@ -243,7 +259,10 @@ def noising(pipe: Pipeline, clip: Clip | Generated, sigmas: Sequence[float] = (0
     The losses are EDM losses over the whole clip.
     """
     y, request, _ = _clean(pipe, clip)
-    middle, eps, losses = request.num_video_frames // 2, _noise(y, 0), []
+    middle = request.num_video_frames // 2
+    eps = _noise(y, 0)
+    losses = []
+    texts = []
 
     def seen(x: torch.Tensor, sigma: float) -> np.ndarray:
         """Three channels of the middle latent frame as colours, five standard deviations from black to white."""
@@ -254,14 +273,16 @@ def noising(pipe: Pipeline, clip: Clip | Generated, sigmas: Sequence[float] = (0
     for sigma in sigmas:
         x = y + sigma * eps
         estimates = _two_estimates(pipe, request, x, sigma)
-        losses.append([_edm_loss(D, y, sigma, pipe.sigma_data) for D in estimates])
-        columns[f"sigma {sigma:g}"] = [seen(x, sigma), *(pipe.decode(z)[middle] for z in (x, *estimates))]
+        losses += [_edm_loss(D, y, sigma, pipe.sigma_data) for D in estimates]
+        with_caption, without = losses[-2:]
+        texts.append(f"{with_caption:.2f} and {without:.2f} at {sigma:g}")
+        stills = [pipe.decode(z)[middle] for z in (x, *estimates)]
+        columns[f"sigma {sigma:g}"] = [seen(x, sigma), *stills]
     names = ("noisy latent\n(3 channels)", "decoded", "estimate,\nwith caption", "estimate,\nno caption")
     figure, grid = _table(names, columns, CELL_IN)
-    for cell, loss in zip(grid[2:, 1:].T.flat, np.ravel(losses)):
+    for cell, loss in zip(grid[2:, 1:].T.flat, losses):
         cell.set_xlabel(f"loss {loss:.2f}", fontsize=9, color=INK)
-    told = ", ".join(f"{a:.2f} and {b:.2f} at {sigma:g}" for sigma, (a, b) in zip(sigmas, losses))
-    return Picture(figure, f"{request.prompt} EDM loss with and without the caption by sigma: {told}.")
+    return Picture(figure, f"{request.prompt} EDM loss with and without the caption by sigma: {', '.join(texts)}.")
 
 
 @neutral()
@@ -269,14 +290,14 @@ def schedules(num_steps: int = 18, P_mean: float = _USUAL.P_mean, P_std: float =
     """The noise levels of every schedule, step by step, next to the distribution that training draws from."""
     figure = _figure(4.0)
     axes, side = figure.subplots(1, 2, width_ratios=(4, 1), sharey=True)
-    told = []
+    counts = []
     for i, (name, schedule) in enumerate(samplers.SCHEDULES.items()):
         levels = schedule(num_steps)[:-1]
         usual = name == Request.model_fields["schedule"].default
         label = f"{name} (default of every sampler)" if usual else name
         axes.semilogy(levels, "o-", color=PALETTE[i], label=label, linewidth=1 + usual, markersize=3 + usual)
         inside = (levels.log() - P_mean).abs() < 2 * P_std
-        told.append(f"{name} {int(inside.sum())}")
+        counts.append(f"{name} {int(inside.sum())}")
     axes.set(xlabel="step", ylabel="sigma", title=f"{num_steps} steps from noise to clip")
     axes.locator_params("x", integer=True)
     axes.yaxis.set_major_formatter("{x:g}")
@@ -291,8 +312,8 @@ def schedules(num_steps: int = 18, P_mean: float = _USUAL.P_mean, P_std: float =
     low, high = np.exp([P_mean - 2 * P_std, P_mean + 2 * P_std])
     for panel in (axes, side):
         panel.axhspan(low, high, color=PALETTE[5], alpha=0.14, linewidth=0)
-    said = f"Steps of {num_steps} where training draws 95 % of its noise, {low:.2g} to {high:.2g}"
-    return Picture(figure, f"{said}: {', '.join(told)}.")
+    bulk = f"Steps of {num_steps} where training draws 95 % of its noise, {low:.2g} to {high:.2g}"
+    return Picture(figure, f"{bulk}: {', '.join(counts)}.")
 
 
 def _density(sigmas: np.ndarray, P_mean: float, P_std: float) -> np.ndarray:
@@ -319,34 +340,41 @@ def loss_of_model(pipe: Pipeline, clips: Sequence[Clip | Generated], sigmas: Seq
 @neutral()
 def loss_of_run(run_dir: str | Path, rounds: int = 3) -> Picture:
     """A run's validation loss by noise level: first, last and some rounds between, over the noise of training."""
-    found = rounds_by_sigma(read_metrics(run_dir))
-    if not found:
+    records = rounds_by_sigma(read_metrics(run_dir))
+    if not records:
         raise ValueError(f"{run_dir} has no validation yet; lower train.eval_interval, or wait")
-    chosen = [found[i] for i in sorted({*np.linspace(0, len(found) - 1, rounds).round().astype(int)})]
-    model = cfg.from_yaml(Run(Path(run_dir)).config_file).config.model
-    curves = {f"iteration {r['iteration']}": (r["val_sigmas"], r["val_loss_by_sigma"]) for r in chosen}
-    return _losses(curves, model)
+    curves = {}
+    for i in np.linspace(0, len(records) - 1, rounds).round().astype(int):
+        record = records[i]
+        curves[f"iteration {record['iteration']}"] = (record["val_sigmas"], record["val_loss_by_sigma"])
+    return _losses(curves, cfg.from_yaml(Run(Path(run_dir)).config_file).config.model)
 
 
 def _losses(curves: dict[str, tuple[Sequence[float], Any]], model: ModelConfig) -> Picture:
-    P_mean, P_std = model.P_mean, model.P_std
+    P_mean = model.P_mean
+    P_std = model.P_std
     figure = _figure(4.1, 7.4)
     axes = figure.add_subplot()
-    ends = [s for sigmas, _ in curves.values() for s in sigmas] + [math.exp(P_mean + n * P_std) for n in (-3, 3)]
-    low, high = 0.9 * min(ends), max(ends) / 0.9
+    ends = [math.exp(P_mean - 3 * P_std), math.exp(P_mean + 3 * P_std)]
+    for sigmas, _ in curves.values():
+        ends.extend(sigmas)
+    low = 0.9 * min(ends)
+    high = max(ends) / 0.9
     grid = np.geomspace(low, high, 300)
-    drawn = _density(grid, P_mean, P_std)
-    axes.fill_between(grid, drawn, color=PALETTE[5], alpha=0.3, linewidth=0, label="how often training draws it")
+    density = _density(grid, P_mean, P_std)
+    axes.fill_between(grid, density, color=PALETTE[5], alpha=0.3, linewidth=0, label="how often training draws it")
     axes.axhline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), label="a network with output 0")
-    for i, (name, (sigmas, losses)) in enumerate(curves.items()):
-        axes.semilogx(sigmas, losses, "o-", color=PALETTE[(1, 0, 2, 3, 4)[i % 5]], markersize=4.5, label=name)
+    texts = []
+    for (name, (sigmas, losses)), colour in zip(curves.items(), itertools.cycle((1, 0, 2, 3, 4))):
+        axes.semilogx(sigmas, losses, "o-", color=PALETTE[colour], markersize=4.5, label=name)
+        points = ", ".join(f"{loss:.2f} at {sigma:.2g}" for sigma, loss in zip(sigmas, losses))
+        texts.append(f"{name} {points}")
     axes.set(xlabel="sigma", ylabel="EDM loss", ylim=(0, None), xlim=(low, high))
     plain_ticks(axes.xaxis)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     plain(axes)
-    told = [f"{name} {', '.join(f'{b:.2f} at {a:.2g}' for a, b in zip(*points))}" for name, points in curves.items()]
-    drawn_from = f"Training draws ln(sigma) from N({P_mean:g}, {P_std:g})."
-    return Picture(figure, f"EDM loss by sigma: {'; '.join(told)}. {drawn_from}")
+    noise = f"Training draws ln(sigma) from N({P_mean:g}, {P_std:g})."
+    return Picture(figure, f"EDM loss by sigma: {'; '.join(texts)}. {noise}")
 
 
 @neutral()
@@ -358,9 +386,8 @@ def toy(network: Callable[..., torch.Tensor], y: torch.Tensor, sigma_data: float
         level_N1 = torch.full((len(y), 1), sigma)
         x = y + sigma * _noise(y, sigma).float()
         with torch.no_grad():
-            D_x = edm.denoised(
-                network(edm.c_in(level_N1, sigma_data) * x, edm.c_noise(level_N1)), x, level_N1, sigma_data
-            )
+            F_x = network(edm.c_in(level_N1, sigma_data) * x, edm.c_noise(level_N1))
+            D_x = edm.denoised(F_x, x, level_N1, sigma_data)
         for points, colour, label in ((x, PALETTE[5], "noisy"), (y, "#bbbbbb", "clean"), (D_x, PALETTE[1], "estimate")):
             axes.plot(*points.T, ".", color=colour, markersize=2.5, label=label)
         axes.set(title=f"sigma {sigma:g}", xlim=(-1.7, 1.7), ylim=(-1.7, 1.7), aspect="equal")
@@ -374,12 +401,14 @@ def differences(losses: Mapping[str, Sequence[float]]) -> Picture:
     """Losses of runs by iteration, and how far each is from the first's."""
     figure = _figure(3.4)
     axes, apart = figure.subplots(1, 2)
-    first, worst = np.asarray(next(iter(losses.values()))), 0.0
+    first = np.asarray(next(iter(losses.values())))
+    iterations = range(1, len(first) + 1)
+    worst = 0.0
     for i, (name, values) in enumerate(losses.items()):
-        iterations, relative = range(1, len(first) + 1), np.abs(np.asarray(values) / first - 1)
         # each line is thinner than the one below it, which stays visible
         axes.plot(iterations, values, color=PALETTE[i], linewidth=6 - 2 * min(i, 2), label=name)
         if i:
+            relative = np.abs(np.asarray(values) / first - 1)
             apart.plot(iterations, relative, "o-", color=PALETTE[i], label=name, clip_on=False)
             worst = max(worst, relative.max())
     apart.axhline(torch.finfo(torch.float32).eps, color=INK, linestyle=(0, (4, 3)), label="float32's last digit")
@@ -406,9 +435,10 @@ def convergence(
     (reference,) = pipe(prompt, **usual | {"num_steps": reference_steps, "sampler": "heun", "schedule": "focused"})
     figure = _figure(5.0)
     top, below = figure.subfigures(2, 1, height_ratios=(2, 1.1))  # type: ignore[misc]  # an array of two
-    axes, names, told = top.subplots(), ("euler", "heun", "dpmpp_2m", "unipc_2"), []
+    axes = top.subplots()
+    texts = []
     clips = {f"{reference_steps} steps": reference}
-    for name, colour in zip(names, PALETTE):
+    for name, colour in zip(("euler", "heun", "dpmpp_2m", "unipc_2"), PALETTE):
         points = []
         for number in evaluations:
             steps = 1 + (number - 1) // samplers.find(name).evaluations_per_step
@@ -417,7 +447,8 @@ def convergence(
             relative = (distance / torch.linalg.vector_norm(reference.latent)).item()
             points.append((samplers.evaluations(name, steps), relative))
         axes.loglog(*zip(*points), "o-", color=colour, label=name)
-        told.append(f"{name} {', '.join(f'{d:.3g} after {n}' for n, d in points)}")
+        distances = ", ".join(f"{relative:.3g} after {count}" for count, relative in points)
+        texts.append(f"{name} {distances}")
     axes.set(xlabel="evaluations of the network", ylabel="distance from the reference")
     axes.set_xticks(evaluations, [str(number) for number in evaluations])
     axes.set_xticks([], minor=True)
@@ -426,7 +457,7 @@ def convergence(
     for still, (name, clip) in zip(below.subplots(1, len(clips)), clips.items()):
         _show(still, clip.frames[len(clip.frames) // 2])
         still.set_title(name, fontsize=10)
-    return Picture(figure, f"Relative distance of the latents from {reference_steps} Heun steps: {'; '.join(told)}.")
+    return Picture(figure, f"Relative distance of the latents from {reference_steps} Heun steps: {'; '.join(texts)}.")
 
 
 # ---- the network --------------------------------------------------------------------------------------------------
@@ -440,11 +471,13 @@ def rotary(side: int = 8, frames: int = 3, head_dim: int = 32) -> Picture:
     """
     angles = rotary_angles(grid_positions((frames, side, side)), head_dim)
     omega = rotary_angles(torch.eye(3), head_dim)  # [axis, pair], radians a frame or patch; each pair has one axis
-    axis_of, turns = omega.argmax(0), 2 * math.pi / omega.amax(0)
+    axis_of = omega.argmax(0)
+    turns = 2 * math.pi / omega.amax(0)
     own = [torch.nonzero(axis_of == i).flatten().tolist() for i in range(3)]
     figure = _figure(4.3)
     parts = figure.add_gridspec(1, 2, width_ratios=(2.3, 1))
-    left, right = figure.add_subfigure(parts[0]), figure.add_subfigure(parts[1])
+    left = figure.add_subfigure(parts[0])
+    right = figure.add_subfigure(parts[1])
     grid = left.add_gridspec(3, max(map(len, own)))
     maps = rearrange(angles.sin(), "(t h w) p -> p t h w", t=frames, h=side)
     for row, (name, colour) in enumerate(zip(("time", "height", "width"), PALETTE)):
@@ -454,7 +487,7 @@ def rotary(side: int = 8, frames: int = 3, head_dim: int = 32) -> Picture:
             _show(axes, rearrange(picture, "t h w -> h (t w)").numpy(), cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
             if column == 0:
                 axes.set_ylabel(name, fontsize=12, color=colour, fontweight="bold")
-            turn = f"{turns[pair]:.{0 if turns[pair] > 10 else 1}f}"
+            turn = f"{turns[pair]:.0f}" if turns[pair] > 10 else f"{turns[pair]:.1f}"
             axes.set_xlabel(f"{turn} {'patches' if row else 'frames'}", fontsize=9)
     title = "sin(angle) over a frame, one pair of channels a tile"
     left.suptitle(f"{title}\n(time: frames 0 to {frames - 1}; below: length of a full turn)", fontsize=11)
@@ -469,8 +502,8 @@ def rotary(side: int = 8, frames: int = 3, head_dim: int = 32) -> Picture:
         plain(panel)
     right.suptitle("q · k of equal vectors: the pairs\nof time, of height (thick: mean)", fontsize=11)
     counts = ", ".join(f"{len(pairs)} over {name}" for pairs, name in zip(own, ("time", "height", "width")))
-    said = f"{len(axis_of)} pairs of channels rotate: {counts}. The fastest make a quarter turn per patch or frame."
-    return Picture(figure, said)
+    rotate = f"{len(axis_of)} pairs of channels rotate: {counts}."
+    return Picture(figure, f"{rotate} The fastest make a quarter turn per patch or frame.")
 
 
 @neutral()
@@ -486,24 +519,26 @@ def attention(pipe: Pipeline, clip: Generated, words: Sequence[str], layer: int 
     ValueError : a word that is not in the prompt.
     """
     measured = word_attention(pipe, clip)
-    places = {word.lower(): maps.mean(0) if layer is None else maps[layer] for word, maps in reversed(measured)}
-    if missing := [word for word in words if word.lower() not in places]:
+    maps_of = {word.lower(): maps.mean(0) if layer is None else maps[layer] for word, maps in reversed(measured)}
+    missing = [word for word in words if word.lower() not in maps_of]
+    if missing:
         raise ValueError(f"the words must be in the prompt {clip.request.prompt!r}; got {', '.join(missing)}")
-    t = len(next(iter(places.values())))
+    t = len(next(iter(maps_of.values())))
     instants = [max(0, FRAMES_PER_LATENT * i - 1) for i in range(t)]  # in the middle of a latent frame's frames
     frames = clip.frames[instants]
     greys = 0.6 / 255 * frames.mean(-1, keepdims=True).repeat(3, -1)
-    columns, told = {"the clip\n": list(frames)}, []
+    columns = {"the clip\n": list(frames)}
+    texts = []
     for word in words:
-        shares_THW = places[word.lower()]
+        shares_THW = maps_of[word.lower()]
         size = [1, frames.shape[1] // shares_THW.shape[1], frames.shape[2] // shares_THW.shape[2]]
         weights = np.kron(shares_THW / shares_THW.max(), np.ones(size))[..., None]
         title = f"{word}\n{shares_THW.mean():.1%}, up to {shares_THW.max():.0%}"
         columns[title] = list(greys * (1 - weights) + GLOW * weights)
-        told.append(f"{word} {shares_THW.max():.1%} at most, {shares_THW.mean():.1%} on average")
+        texts.append(f"{word} {shares_THW.max():.1%} at most, {shares_THW.mean():.1%} on average")
     figure, _ = _table([f"frame {i}" for i in instants], columns)
     which = "the mean of all layers" if layer is None else f"layer {layer}"
-    return Picture(figure, f"Shares of the cross attention, {which}: {'; '.join(told)}.")
+    return Picture(figure, f"Shares of the cross attention, {which}: {'; '.join(texts)}.")
 
 
 @neutral()
@@ -512,16 +547,18 @@ def guidance(pipe: Pipeline, prompt: str, weights: Sequence[float] = (0, 1, 2, 4
 
     settings : as for `pipe(...)`, such as `num_steps`.
     """
-    sigma, seeds = 2.0, (1, 2)
+    sigma = 2.0
+    seeds = (1, 2)
     y, request, _ = _clean(pipe, pipe(prompt, guidance=1.0, seed=seeds[0], **settings)[0])
     D_cond, D_uncond = _two_estimates(pipe, request, y + sigma * _noise(y, 0), sigma)
-    columns, contrast = {}, []
+    columns = {}
+    contrasts = []
     for g in map(float, weights):
         estimate = pipe.decode(samplers.classifier_free(D_cond, D_uncond, g))
         stills = [pipe(prompt, guidance=g, seed=s, **settings)[0].frames for s in seeds]
         what = {0.0: "(caption unused)", 1.0: "(none)"}.get(g, "")
         columns[f"guidance {g:g}\n{what}"] = [frames[0] for frames in (estimate, *stills)]
-        contrast.append(np.mean([frames.std() for frames in stills]))
-    figure, _ = _table([f"estimate\nat sigma {sigma:g}", *(f"finished,\nseed {s}" for s in seeds)], columns)
-    told = ", ".join(f"{g:g}: {c:.0f}" for g, c in zip(weights, contrast))
-    return Picture(figure, f"{prompt} Standard deviation of the finished pixels by guidance: {told}.")
+        contrast = np.mean([frames.std() for frames in stills])
+        contrasts.append(f"{g:g}: {contrast:.0f}")
+    figure, _ = _table([f"estimate\nat sigma {sigma:g}", *(f"finished,\nseed {seed}" for seed in seeds)], columns)
+    return Picture(figure, f"{prompt} Standard deviation of the finished pixels by guidance: {', '.join(contrasts)}.")

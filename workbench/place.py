@@ -60,7 +60,15 @@ def publish(**values: Any) -> None:
     """
     from IPython.display import display
 
-    plain = {k: v if isinstance(v, (bool, int, str)) or v is None else float(v) for k, v in values.items()}
-    plain = {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()}
-    text = ", ".join(f"{k} = {v:.4g}" if isinstance(v, float) else f"{k} = {v}" for k, v in plain.items())
-    display({RESULT_TYPE: plain, "text/plain": text}, raw=True)
+    plain: dict[str, Any] = {}
+    words = []
+    for name, value in values.items():
+        shown = value
+        if value is not None and not isinstance(value, (bool, int, str)):
+            value = float(value)
+            shown = f"{value:.4g}"
+            if not math.isfinite(value):  # JSON has no such number
+                value = str(value)
+        plain[name] = value
+        words.append(f"{name} = {shown}")
+    display({RESULT_TYPE: plain, "text/plain": ", ".join(words)}, raw=True)

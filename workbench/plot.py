@@ -8,6 +8,7 @@ Why we wrote our own: docs/decisions/0010.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,10 +43,13 @@ class Series:
 
     def shown(self, zoom: Sequence[float] = ()) -> tuple[list[float], list[float]]:
         """At most `MAX_POINTS` points, of the visible range of x and one point beyond each end."""
-        x, y = np.asarray(self.x, float), np.asarray(self.y, float)
+        x = np.asarray(self.x, float)
+        y = np.asarray(self.y, float)
         if len(zoom):
-            low, high = max(0, np.searchsorted(x, zoom[0]) - 1), np.searchsorted(x, zoom[1], "right") + 1
-            x, y = x[low:high], y[low:high]
+            first = max(0, np.searchsorted(x, zoom[0]) - 1)
+            end = np.searchsorted(x, zoom[1], "right") + 1
+            x = x[first:end]
+            y = y[first:end]
         return averaged(x, y, self.smoothing) if self.smoothing else downsample(x, y)
 
     def sent(self, x: list[float], y: list[float], low: float, high: float) -> dict[str, Any]:
@@ -63,8 +67,10 @@ class Series:
 
 def downsample(x: Any, y: Any, limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
     """At most `limit` points: the first, the last, and the lowest and highest of each interval."""
-    x, y = np.asarray(x, float), np.asarray(y, float)
-    n, stretches = len(x), (limit - 2) // 2
+    x = np.asarray(x, float)
+    y = np.asarray(y, float)
+    n = len(x)
+    stretches = (limit - 2) // 2
     # 3,000 points: 249 intervals of 13 in the middle, the last ones padded; two points of each, and both ends
     if n > limit:
         size = math.ceil((n - 2) / stretches)
@@ -72,16 +78,17 @@ def downsample(x: Any, y: Any, limit: int = MAX_POINTS) -> tuple[list[float], li
         first = 1 + size * np.arange(stretches)
         at = np.concatenate([[0, n - 1], first + middle.argmin(1), first + middle.argmax(1)])
         at = np.unique(np.minimum(at, n - 1))  # the padding repeats the second-last point
-        x, y = x[at], y[at]
+        x = x[at]
+        y = y[at]
     return x.tolist(), y.tolist()
 
 
 def averaged(x: np.ndarray, y: np.ndarray, share: float, limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
     """A running mean over `share` of the points; for many points, over the means of at most `limit` intervals."""
     if len(x) > limit:
-        parts = np.array_split(x, limit), np.array_split(y, limit)
-        x = np.array([part[-1] for part in parts[0]])  # the end of each interval, so that the line ends with the run
-        y = np.array([part.mean() for part in parts[1]])
+        # the end of each interval, so that the line ends with the run
+        x = np.array([part[-1] for part in np.array_split(x, limit)])
+        y = np.array([part.mean() for part in np.array_split(y, limit)])
     return x.tolist(), smooth(y.tolist(), max(1, int(share * len(y))))
 
 
@@ -95,7 +102,8 @@ def without_spikes(x: np.ndarray, y: np.ndarray, block: int = 50) -> tuple[np.nd
 
 def finite(x: Any, y: Any, log_x: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """The points that can be plotted: finite, and positive on a log axis."""
-    x, y = np.asarray(x, float), np.asarray(y, float)  # None becomes NaN
+    x = np.asarray(x, float)  # None becomes NaN
+    y = np.asarray(y, float)
     good = np.isfinite(x) & np.isfinite(y) & ((x > 0) | (not log_x))
     return (x, y) if good.all() else (x[good], y[good])
 
@@ -105,12 +113,12 @@ def ends(drawn: Sequence[tuple[Series, list[float], list[float]]]) -> tuple[floa
 
     This way a few spikes do not flatten a long run.
     """
-    found = [0.0, 0.0] if not drawn else []
+    extremes: list[float] = []
     for s, _, y in drawn:
         low, high = np.percentile(y, [5, 95])  # of the extremes of each interval
         room = (high - low) / 2 if s.style == "faint" else math.inf
-        found += [max(min(y), low - room), min(max(y), high + room)]
-    return min(found), max(found)
+        extremes += [max(min(y), low - room), min(max(y), high + room)]
+    return min(extremes, default=0.0), max(extremes, default=0.0)
 
 
 class LinePlot(anywidget.AnyWidget):
@@ -140,7 +148,7 @@ class LinePlot(anywidget.AnyWidget):
         super().__init__(title=title, x_label=x_label, y_label=y_label, **settings)
         self.series: list[Series] = []
         self.observe(lambda _change: self._send_shown(), names="zoom")
-        self.on_msg(self._asked)
+        self.on_msg(self._on_message)
 
     def update(self, series: Sequence[Series]) -> None:
         """Replace the series."""
@@ -155,31 +163,36 @@ class LinePlot(anywidget.AnyWidget):
 
     def _send_shown(self) -> None:
         drawn = [(s, *s.shown(self.zoom)) for s in self.series if len(s.x)]
-        sent = [s.sent(x, y, *ends(drawn)) for s, x, y in drawn]
+        low, high = ends(drawn)
+        sent = [s.sent(x, y, low, high) for s, x, y in drawn]
         if sent != self.data:
             with self.hold_sync():
                 self.data = sent
-                whole = [(s, *s.shown()) for s, _, _ in drawn] if self.zoom else drawn
-                self.summary = self._summarise(whole)
+                if self.zoom:  # the summary is of the whole line
+                    drawn = [(s, *s.shown()) for s, _, _ in drawn]
+                self.summary = self._summarise(drawn)
 
     def _summarise(self, drawn: Sequence[tuple[Series, list[float], list[float]]]) -> str:
-        told = [d for d in drawn if d[0].style != "faint"]
-        parts = [f"{s.name} {y[-1]:.4g} at {x[-1]:.4g} (lowest {min(y):.4g})" for s, x, y in told]
-        return f"{self.title}: " + ("; ".join(parts) if parts else "no points yet")
+        parts = []
+        for s, x, y in drawn:
+            if s.style != "faint":
+                parts.append(f"{s.name} {y[-1]:.4g} at {x[-1]:.4g} (lowest {min(y):.4g})")
+        return f"{self.title}: {'; '.join(parts) or 'no points yet'}"
 
-    def _asked(self, _widget: Any, asked: Any, _buffers: Any) -> None:
-        if asked == "png":
-            name = "".join(c if c.isalnum() else "-" for c in self.title.lower()) or "plot"
+    def _on_message(self, _widget: Any, message: Any, _buffers: Any) -> None:
+        if message == "png":
+            name = re.sub(r"[\W_]", "-", self.title.lower()) or "plot"
             self.send({"name": f"{name}.png", "kind": "image/png"}, [draw_png([self])])
 
 
 @neutral()
 def draw_png(plots: Sequence[LinePlot]) -> bytes:
     """The plots in a row as one PNG."""
-    shown = [p for p in plots if any(len(s.x) for s in p.series)] or list(plots[:1])
+    shown = [plot for plot in plots if any(len(s.x) for s in plot.series)] or list(plots[:1])
     figure = blank(4.6 * len(shown) + 0.4, 3.1, dpi=110)
     for axes, plot in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown):
         drawn = [(s, *s.shown()) for s in plot.series if len(s.x)]
+        low, high = ends(drawn)
         for s, x, y in drawn:
             dash = (0, tuple(map(float, s.dash.split()))) if s.dash else "-"
             looks: dict[str, dict[str, Any]] = {
@@ -187,7 +200,7 @@ def draw_png(plots: Sequence[LinePlot]) -> bytes:
                 "faint": {"linewidth": 0.8, "alpha": 0.3},
                 "points": {"linestyle": "none", "marker": "o", "label": s.name},
             }
-            axes.plot(x, np.clip(y, *ends(drawn)), color=PALETTE[s.colour % len(PALETTE)], **looks[s.style])
+            axes.plot(x, np.clip(y, low, high), color=PALETTE[s.colour % len(PALETTE)], **looks[s.style])
         axes.set(xlabel=plot.x_label, ylabel=plot.y_label, title=plot.title)
         axes.set(xscale="log" if plot.log_x else "linear", yscale="log" if plot.log_y else "linear")
         if plot.log_x:

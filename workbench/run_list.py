@@ -71,13 +71,18 @@ class Runs(Live):
 
     def refresh(self) -> None:
         """Read the folder again."""
-        found = [path for path in runs_below(self.folder) if Run(path).metrics_file.exists() and path != self.folder]
-        self.paths = {legible(path.relative_to(self.folder).as_posix()): path for path in found}
-        self.table = compare(found).set_axis(pd.Index(self.paths, name="run")) if found else pd.DataFrame()
+        self.paths = {}
+        for path in runs_below(self.folder):
+            if path != self.folder and Run(path).metrics_file.exists():
+                self.paths[legible(path.relative_to(self.folder).as_posix())] = path
+        self.table = pd.DataFrame()
+        if self.paths:
+            self.table = compare(self.paths.values()).set_axis(pd.Index(self.paths, name="run"))
         for name, path in self.paths.items():
             row = self.table.loc[name]
-            sick = row["iterations"] is None or str(row["state"]).startswith("damaged")  # its state says why
-            if not sick and (state := Job(path).state) != "not started":  # which also knows failed and lost runs
+            state = Job(path).state  # which also knows failed and lost runs
+            damaged = row["iterations"] is None or str(row["state"]).startswith("damaged")  # the table says why
+            if not damaged and state != "not started":
                 self.table.loc[name, "state"] = state
         if "widget" in vars(self):
             self._paint()
@@ -113,15 +118,18 @@ class Runs(Live):
         FileExistsError : a live process uses it.
         """
         path = self._path(name)
-        run, found = Run(path), (entry for entry in path.rglob("*") if entry.is_symlink() or not entry.is_dir())
-        strange = sorted(n for e in found if (n := str(e.relative_to(path))) not in FILES and not BELOW.fullmatch(n))
+        run = Run(path)
+        files = [str(file.relative_to(path)) for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
+        strange = sorted(file for file in files if file not in FILES and not BELOW.fullmatch(file))
         if run.id is None or strange:
             why = f"it also holds {', '.join(strange[:3])}" if strange else "it has no record of a run"
             raise ValueError(f"only a run's own files are deleted; {path} is kept: {why}; delete it yourself")
         if not confirm:
-            told = f"{name} with {self.table['iterations'][name]} iterations and its checkpoints in {path}"
-            told += f" ({doubt})" if (doubt := run.doubt()) else ""
-            raise ValueError(f"this deletes {told} permanently; press Delete again, or delete({name!r}, confirm=True)")
+            what = f"{name} with {self.table['iterations'][name]} iterations and its checkpoints in {path}"
+            doubt = run.doubt()
+            if doubt:
+                what += f" ({doubt})"
+            raise ValueError(f"this deletes {what} permanently; press Delete again, or delete({name!r}, confirm=True)")
         run.claim()  # no process trains there, and none can start
         try:
             shutil.rmtree(path)
@@ -133,18 +141,21 @@ class Runs(Live):
     # ---- what is seen ---------------------------------------------------------------------------------------------
 
     def _thumbnail(self, name: str) -> str:
-        drawn = Run(self.paths[name]).newest_samples()
-        item = load(drawn[1][0]) if drawn else None
-        return media_html(item.media_type, item.data, item.prompt, THUMBNAIL_PX) if item else ""
+        samples = Run(self.paths[name]).newest_samples()
+        if not samples:
+            return ""
+        item = load(samples[1][0])
+        return media_html(item.media_type, item.data, item.prompt, THUMBNAIL_PX)
 
     def _rows(self) -> list[dict[str, Any]]:
         """Of each run: its name, its thumbnail as HTML, the columns of the table, tags and note."""
         columns = self.table.where(self.table.notna(), None)
-        return [
-            {"run": name, "thumbnail": self._thumbnail(name), "cells": [name, *map(_plain, columns.loc[name])]}
-            | {key: str(read_json(path / NOTES).get(key, "")) for key in ("tags", "note")}
-            for name, path in self.paths.items()
-        ]
+        rows = []
+        for name, path in self.paths.items():
+            notes = read_json(path / NOTES)
+            row = {"run": name, "thumbnail": self._thumbnail(name), "cells": [name, *map(_plain, columns.loc[name])]}
+            rows.append(row | {key: str(notes.get(key, "")) for key in ("tags", "note")})
+        return rows
 
     def annotate(self, name: str, tags: str = "", note: str = "") -> None:
         """Write a run's tags (words) and note to `notes.json` in its folder."""
@@ -153,12 +164,17 @@ class Runs(Live):
         write_json(path, {"tags": tags, "note": note})
 
     def kept_html(self) -> str:
-        rows = self._rows()
-        table = [[str("" if c is None else c) for c in row["cells"]] + [row["tags"], row["note"]] for row in rows]
-        pictures = [fill("<figure>{}</figure>", row["thumbnail"]) for row in rows if row["thumbnail"]]
+        table = []
+        pictures = []
+        for row in self._rows():
+            cells = ["" if cell is None else cell for cell in row["cells"]]
+            table.append([*cells, row["tags"], row["note"]])
+            if row["thumbnail"]:
+                pictures.append(fill("<figure>{}</figure>", row["thumbnail"]))
+        if not table:
+            return repr(self)
         strip = '{}<div style="display:flex;flex-wrap:wrap;gap:6px">{}</div>'
-        shown = table_html(table, [*self._heads(), "tags", "note"])
-        return fill(strip, shown, pictures) if rows else repr(self)
+        return fill(strip, table_html(table, [*self._heads(), "tags", "note"]), pictures)
 
     def _heads(self) -> list[str]:
         return ["run", *(str(key).rpartition(".")[2].replace("_", " ") for key in self.table)]
@@ -175,9 +191,11 @@ class Runs(Live):
             "Page": lambda names, _sure: w.HTML(fill("{}", [fill("{}<br>", self.report(n)) for n in names])),
             "Delete": lambda names, sure: w.HTML(fill("{}", [self.delete(n, confirm=sure) for n in names])),
         }
-        self._table, self._below, self._asked = RunsTable(), w.VBox(), ("", ())
+        self._table = RunsTable()
+        self._below = w.VBox()
+        self._last_press: tuple[str, tuple[str, ...]] = ("", ())
         self._table.on_msg(lambda _widget, sent, _buffers: self.annotate(sent["run"], sent["tags"], sent["note"]))
-        buttons = [w.Button(description=name, layout=w.Layout(width="auto")) for name in (*actions, "Refresh")]
+        buttons = [w.Button(description=name, layout={"width": "auto"}) for name in (*actions, "Refresh")]
         for button in buttons[:-1]:
             button.on_click(functools.partial(self._press, actions[button.description]))
         buttons[-1].on_click(lambda _button: self.refresh())
@@ -185,17 +203,20 @@ class Runs(Live):
         return w.VBox([self._table, w.HBox(buttons), self._below])
 
     def _paint(self) -> None:
-        self._table.heads, self._table.rows = self._heads(), self._rows()
+        self._table.heads = self._heads()
+        self._table.rows = self._rows()
         self._table.chosen = [name for name in self._table.chosen if name in self.paths]
 
-    def _press(self, does: Callable[[tuple[str, ...], bool], Any], button: Any) -> None:
+    def _press(self, action: Callable[[tuple[str, ...], bool], Any], button: Any) -> None:
         """Act on the selected runs; the result or the error is shown below; a second press confirms."""
-        names, before = tuple(self._table.chosen), self._asked
-        self._asked = asked = button.description, names
+        names = tuple(self._table.chosen)
+        press = (button.description, names)
+        confirmed = press == self._last_press
+        self._last_press = press
         for old in self._below.children:
             old.close()
         try:
-            shown = does(names, asked == before) if names else w.HTML("tick runs first")
+            shown = action(names, confirmed) if names else w.HTML("tick runs first")
         except Exception as error:
             shown = w.HTML(fill('<div role="alert">{}</div>', error))
         self._below.children = [shown]

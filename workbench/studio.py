@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import secrets
 import shlex
@@ -56,6 +55,10 @@ SHOW_S = 0.25
 HISTORY = 24
 """Number of clips that are kept, with their estimates: some MB each at large sizes."""
 WHOLE = {"height": "height px", "width": "width px", "num_video_frames": "frames", "seed": "seed"}
+"""Whole numbers, and their labels."""
+PATH = "path of a picture"
+LABELLED: dict[str, Any] = {"layout": {"width": "auto"}, "style": {"description_width": "6em"}}
+HIDDEN = {"display": "none"}
 
 
 class Superseded(Exception):
@@ -95,7 +98,8 @@ class Studio(Live):
         self._fast: dict[str, Any] = {} if pipe.config.model.student else FAST
         self._flops_per_s = SLOW_FLOPS[pipe.device.type]
         self.faults: dict[str, str] = {}
-        self._wake, self._busy = threading.Condition(), threading.Lock()
+        self._wake = threading.Condition()
+        self._busy = threading.Lock()
         # the thread's next request, and when (monotonic s) it may refine it
         self._job: tuple[Request, float] | None = None
         self._running = self._filling = False
@@ -115,12 +119,14 @@ class Studio(Live):
         ------
         ValueError, FileNotFoundError : a wrong setting.
         """
-        now = self.request()
-        if now is None:
+        shown = self.request()
+        if shown is None:
             raise ValueError("; ".join(self.faults.values()))
-        (asked,) = requests_of_keywords([now.prompt if prompt is None else prompt], settings)
-        place = {"index": now.index} if prompt is None else {}  # of an opened clip that was one of a list
-        request = Request(**{**self._own(now), **asked.chosen, **place}).completed(self.pipe.config)
+        (changed,) = requests_of_keywords([shown.prompt if prompt is None else prompt], settings)
+        values = {**self._own(shown), **changed.chosen}
+        if prompt is None:
+            values["index"] = shown.index  # of an opened clip that was one of a list
+        request = Request(**values).completed(self.pipe.config)
         request.check()
         self.stop()
         self._fill(request)
@@ -132,11 +138,14 @@ class Studio(Live):
         A clip that takes more than `WAIT_S` is not generated unless `sure`: the note shows its time.
         """
         request = self.request()
-        seconds = self.pipe.flops(request) / self._flops_per_s if request else 0.0
-        if request is None or (seconds > WAIT_S and not sure):
+        if request is None:
             self.stop()
-            asks = f"this clip takes about {duration(seconds)} on this machine; press Draw to generate it"
-            self._say(asks if request else "nothing is generated until the marked setting is corrected")
+            self._say("nothing is generated until the marked setting is corrected")
+            return
+        seconds = self.pipe.flops(request) / self._flops_per_s
+        if seconds > WAIT_S and not sure:
+            self.stop()
+            self._say(f"this clip takes about {duration(seconds)} on this machine; press Draw to generate it")
             return
         with self._wake:
             if self._job is not None:
@@ -156,7 +165,8 @@ class Studio(Live):
     def _work(self) -> None:
         while True:
             with self._wake:
-                if (job := self._job) is None:
+                job = self._job
+                if job is None:
                     self._running = False
                     return
                 self._say("sampling" if self.history else "sampling; the first time also loads the text encoder")
@@ -179,9 +189,10 @@ class Studio(Live):
 
         # A slider moves 2, 3, 4 and rests: rough pictures of 2, 3 and 4, each finished if that takes no longer than
         # ROUGH_S, and REST_S after 4 the clip of 4. A move ends that clip before its next module.
-        (request, refine_at), began = job, time.monotonic()
+        request, refine_at = job
+        began = time.monotonic()
         rough = request.replace(**self._fast)
-        if rough != self._rough and request not in [c.request for c in self.history]:
+        if rough != self._rough and request not in self._ways:
             # finished even if the slider moves on, or a fast move would show no picture at all
             frames = self._generate(rough, lambda: check(ROUGH_S), rough=True).frames
             self._picture(frames[len(frames) // 2], rough)
@@ -203,13 +214,14 @@ class Studio(Live):
             if self.folder:
                 clip.save(_free_name(clip.request, self.folder), latent=True)
             check()
-        described = self._show(clip)
+        text = f"done in {time.monotonic() - began:.1f} s: {self._show(clip)}"
         untrained = request.untrained(self.pipe.config)
-        self._say(f"done in {time.monotonic() - began:.1f} s: {described}{untrained and f'; {untrained}'}")
+        self._say(f"{text}; {untrained}" if untrained else text)
         return clip
 
     def _generate(self, request: Request, check: Callable[[], bool], rough: bool) -> Generated:
-        sigmas, shown_s = request.sigmas(self.pipe.sigma_data), time.monotonic()
+        sigmas = request.sigmas(self.pipe.sigma_data)
+        shown_s = time.monotonic()
         estimates: list[tuple[int, float, np.ndarray]] = []
         follows = self._rough != request.replace(**self._fast)  # no rough picture of this clip is shown yet
 
@@ -219,7 +231,8 @@ class Studio(Live):
             in_strip = not rough and step in pieces.strip_steps(num_steps)
             if not in_strip and not due:
                 return
-            frame, sigma = clips[0].middle, float(sigmas[step])  # decoded here
+            frame = clips[0].middle  # decoded here
+            sigma = float(sigmas[step])
             if in_strip:
                 estimates.append((step, sigma, frame))
                 self._strip.value = pieces.strip_html(estimates, request)
@@ -247,8 +260,9 @@ class Studio(Live):
                 check()
 
         with self._busy, contextlib.ExitStack() as hooks:
-            for module in (m for chunk in self.pipe.chunks for m in chunk.modules()):
-                hooks.callback(module.register_forward_pre_hook(look).remove)
+            for chunk in self.pipe.chunks:
+                for module in chunk.modules():
+                    hooks.callback(module.register_forward_pre_hook(look).remove)
             yield
 
     @property
@@ -261,8 +275,11 @@ class Studio(Live):
     def request(self) -> Request | None:
         """The request of the controls. None if something must be corrected: `faults` are shown at their controls."""
         values = self._fixed | {name: control.value for name, control in self.controls.items()}
-        values |= {name: values.get(name) or None for name in ("init_image", "last_image", "init_video")}
-        faults, request, frames = dict[str, str](), None, values["num_video_frames"]
+        for name in ("init_image", "last_image", "init_video"):
+            values[name] = values.get(name) or None
+        request = None
+        faults: dict[str, str] = {}
+        frames = values["num_video_frames"]
         if frames.isdecimal() and not geometry.is_frame_count(int(frames)):  # a request would round it
             values["num_video_frames"] = 1
             faults["num_video_frames"] = f"must be 1 + 4k; got {frames}; use {geometry.nearest_frames(int(frames))}"
@@ -275,18 +292,24 @@ class Studio(Live):
         except (ValueError, FileNotFoundError) as error:
             faults |= faults_of(error, self.controls, "prompt")
         self.faults = faults
-        for name, place in self._fault_places.items():
-            place.value = fault_html(faults.get(name, ""))
-            place.layout.display = "" if name in faults else "none"
+        for name, fault in self._fault_places.items():
+            fault.value = fault_html(faults.get(name, ""))
+            fault.layout.display = "" if name in faults else "none"
         return None if faults else request
 
     def _fill(self, request: Request) -> None:
         """Set the controls without generating."""
-        self._fixed = {n: value for n, value in self._own(request).items() if n not in self.controls}
+        self._fixed = {name: value for name, value in self._own(request).items() if name not in self.controls}
         self._fixed["index"] = request.index  # of a clip that is one of a list: it determines the noise, too
-        values = {name: getattr(request, name) for name in self.controls}
-        values |= {"given": shlex.join(request.given)} if "given" in values else {}
-        self._set({name: str(v) if name in WHOLE else "" if v is None else v for name, v in values.items()})
+        values = {}
+        for name in self.controls:
+            value = getattr(request, name)
+            if name == "given":
+                value = shlex.join(value)
+            elif name in WHOLE:
+                value = str(value)
+            values[name] = "" if value is None else value
+        self._set(values)
         self._show_size()
         self.request()
 
@@ -298,26 +321,32 @@ class Studio(Live):
 
     def _show_size(self) -> None:
         """The size of the controls in the list of trained ones, if it is there."""
-        size = "x".join(self.controls[side].value for side in ("width", "height"))
+        size = f"{self.controls['width'].value}x{self.controls['height'].value}"
         self._sizes.value = size if size in self._sizes.options else None
 
-    def _follow(self, prompt: str) -> None:
+    def _follow(self, last_prompt: str) -> None:
         """Give the controls the new prompt's recommended frames and size if they have those of the last one."""
-        texts, frames = (prompt, self.controls["prompt"].value), self.controls["num_video_frames"].value
-        last, new = (usual(self.pipe.config, None, text) for text in texts)
-        followed = ["width", "height", "num_video_frames"]
+        config = self.pipe.config
+        names = ["width", "height", "num_video_frames"]
+        frames = self.controls["num_video_frames"].value
+        kind = None
+        last = usual(config, kind, last_prompt)
         if frames != str(last.get("num_video_frames")):  # the user has set it, and gets sizes of its kind
-            last, new = (usual(self.pipe.config, 1 if frames == "1" else 5, text) for text in texts)
-            followed.remove("num_video_frames")
-        followed = [name for name in followed if name in last]
-        if all(self.controls[name].value == str(last[name]) for name in followed):
-            self._set({name: str(new[name]) for name in followed})
+            kind = 1 if frames == "1" else 5
+            last = usual(config, kind, last_prompt)
+            names.remove("num_video_frames")
+        names = [name for name in names if name in last]
+        if all(self.controls[name].value == str(last[name]) for name in names):
+            new = usual(config, kind, self.controls["prompt"].value)
+            self._set({name: str(new[name]) for name in names})
 
     def _resize(self, size: str | None) -> None:
         """A size was chosen, or `_show_size` shows the controls'."""
-        sides = of_size(size) if size else {}
-        if any(self.controls[side].value != str(px) for side, px in sides.items()):
-            self._set({side: str(px) for side, px in sides.items()})
+        if not size:
+            return
+        sides = {side: str(px) for side, px in of_size(size).items()}
+        if any(self.controls[side].value != px for side, px in sides.items()):
+            self._set(sides)
             self.redraw()
 
     def _own(self, request: Request) -> dict[str, Any]:
@@ -357,37 +386,43 @@ class Studio(Live):
 
     def _kept_clips(self) -> list[Generated]:
         """The newest clips of these weights in the folder, oldest first."""
-        found: list[Generated] = []
+        clips: list[Generated] = []
+        weights = {key: value for key, value in self.pipe.made_by.items() if key in ("checkpoint", "ema")}
         paths = media_in(self.folder) if self.folder and self.folder.is_dir() else []
-        for path in sorted(paths, key=lambda p: p.stat().st_mtime, reverse=True):
+        for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
             with contextlib.suppress(Exception):  # a damaged file or another one: safetensors has its own error
                 clip = read_clip(path)
-                if all(clip.made_by.get(k) == v for k, v in self.pipe.made_by.items() if k in ("checkpoint", "ema")):
-                    found.insert(0, clip)
-            if len(found) == HISTORY:
+                if all(clip.made_by.get(key) == value for key, value in weights.items()):
+                    clips.insert(0, clip)
+            if len(clips) == HISTORY:
                 break
-        return found
+        return clips
 
     def code(self) -> tuple[str, str]:
         """The Python call and the `dfm generate` command that reproduce the shown clip."""
-        request, source = self._shown().request, path_of(self.pipe)
-        file = f"clip{'.png' if request.num_video_frames == 1 else '.mp4'}"
-        average = "" if self.pipe.ema == "auto" else f", ema={self.pipe.ema!r}"
-        args = ", ".join([repr(request.prompt), *(f"{name}={value!r}" for name, value in self._own(request).items())])
-        needs, made, written = "", f"pipe({args})[0]", ""
-        flags = ["--checkpoint-path", source, *(["--ema", str(self.pipe.ema or "none")] if average else [])]
+        request = self._shown().request
+        source = path_of(self.pipe)
+        file = "clip.png" if request.num_video_frames == 1 else "clip.mp4"
+        settings = [f"{name}={value!r}" for name, value in self._own(request).items()]
+        arguments = ", ".join([repr(request.prompt), *settings])
+        average = ""
+        command = ["dfm", "generate", "--checkpoint-path", source]
+        if self.pipe.ema != "auto":
+            average = f", ema={self.pipe.ema!r}"
+            command += ["--ema", str(self.pipe.ema or "none")]
         words = request.replace(index=0).words(usual(self.pipe.config, request.num_video_frames, request.prompt))
+        python = "from dfm_nb import Pipeline\n"
+        shell = ""
+        call = f"pipe({arguments})[0]"
         if request.index:  # it was one of a list, and its place determines its noise
-            needs = "from dfm_nb.generation.request import Request\n"
-            made = f"next(pipe.run([Request({args}, index={request.index})]))[1]"
+            python += "from dfm_nb.generation.request import Request\n"
+            call = f"next(pipe.run([Request({arguments}, index={request.index})]))[1]"
             line = json.dumps({"prompt": request.prompt, "index": request.index}, ensure_ascii=False)
-            written = f"printf %s {shlex.quote(line)} > clip.jsonl\n"
-            words = ["--prompts-file", "clip.jsonl", *(word for word in words if not word.startswith("--prompt="))]
-        python = (
-            f"from dfm_nb import Pipeline\n{needs}\npipe = Pipeline.from_pretrained({source!r}{average})\n"
-            f"clip = {made}\nclip.save({file!r})"
-        )
-        return python, written + shlex.join(["dfm", "generate", *flags, *words, "--video-save-path", file])
+            shell = f"printf %s {shlex.quote(line)} > clip.jsonl\n"
+            command += ["--prompts-file", "clip.jsonl"]
+            words = [word for word in words if not word.startswith("--prompt=")]
+        python += f"\npipe = Pipeline.from_pretrained({source!r}{average})\nclip = {call}\nclip.save({file!r})"
+        return python, shell + shlex.join([*command, *words, "--video-save-path", file])
 
     def _shown(self) -> Generated:
         if self.clip is None:
@@ -398,77 +433,79 @@ class Studio(Live):
         self.history = [*self.history, clip][-HISTORY:]
         self._ways = {c.request: self._ways.get(c.request, []) for c in self.history}
         self._count += 1
-        place, url = f"dfm-{self._id}-{self._count}", pieces.data_url(clip.frames[len(clip.frames) // 2])
-        side = w.Layout(width=f"{pieces.THUMB_PX}px", height=f"{pieces.THUMB_PX}px", padding="0")
-        button = w.Button(description=f"back to {self._count}", tooltip=pieces.caption(clip.request), layout=side)
-        button.add_class(place)
-        button.on_click(lambda _b: self.go_back(clip))
-        style = w.HTML(pieces.thumb_style(place, url), layout=w.Layout(display="none"))
-        column = w.VBox([button, style], layout=w.Layout(overflow="visible"))
+        name = f"dfm-{self._id}-{self._count}"
+        side = f"{pieces.THUMB_PX}px"
+        layout = {"width": side, "height": side, "padding": "0"}
+        button = w.Button(description=f"back to {self._count}", tooltip=pieces.caption(clip.request), layout=layout)
+        button.add_class(name)
+        button.on_click(lambda _button: self.go_back(clip))
+        url = pieces.data_url(clip.frames[len(clip.frames) // 2])
+        style = w.HTML(pieces.thumb_style(name, url), layout=HIDDEN)
+        column = w.VBox([button, style], layout={"overflow": "visible"})
         self._past.children = (*self._past.children, column)[-HISTORY:]
 
     # ---- what is seen ---------------------------------------------------------------------------------------------
 
     def _build(self, start: Request) -> None:
-        wide, label = w.Layout(width="auto"), {"description_width": "6em"}
-        flow = w.Layout(flex_flow="row wrap", overflow="visible")
+        config = self.pipe.config
+        flow = {"flex_flow": "row wrap", "overflow": "visible"}
 
-        def text(name: str, shown: str, placeholder: str = "") -> w.Text:
-            box = w.Text(description=shown, placeholder=placeholder, continuous_update=False, layout=wide, style=label)
-            box.tooltip = Request.model_fields[name].description
-            return box
-
-        def button(name: str, icon: str, does: Callable[[], None]) -> w.Button:
-            made = w.Button(description=name, icon=icon, button_style="primary" if name == "Draw" else "")
-            made.on_click(lambda _button: does())
-            return made
+        def text(name: str, label: str, placeholder: str = "") -> w.Text:
+            tip = Request.model_fields[name].description
+            return w.Text(description=label, placeholder=placeholder, continuous_update=False, tooltip=tip, **LABELLED)
 
         self.controls: dict[str, Any] = {
             "prompt": text("prompt", "prompt", "what the clip shows; Enter generates"),
             "negative_prompt": text("negative_prompt", "negative", "what to move away from"),
             "guidance": Slider(label="guidance", max=max(10.0, start.guidance), step=0.05),
             "num_steps": Slider(label="steps", min=1, max=max(60, start.num_steps), step=1),
-            "sampler": w.Dropdown(options=samplers.names(), description="sampler", layout=wide, style=label),
-            **{name: text(name, shown) for name, shown in WHOLE.items()},
-            "init_video": text(
-                "init_video", "start from", "path of a picture or clip; Open takes one from your machine"
-            ),
+            "sampler": w.Dropdown(options=samplers.names(), description="sampler", **LABELLED),
+            **{name: text(name, label) for name, label in WHOLE.items()},
+            "init_video": text("init_video", "start from", f"{PATH} or clip; Open takes one from your machine"),
             "strength": Slider(label="strength", min=0.05, max=1.0, step=0.05),
         }
-        config, where = self.pipe.config, "path of a picture"
         if config.generation.given:
-            self.controls["given"] = text("given", "given", f"{where} or clip; Open takes one; several with spaces")
+            self.controls["given"] = text("given", "given", f"{PATH} or clip; Open takes one; several with spaces")
             self.controls["given_guidance"] = Slider(label="given guidance", max=5.0, step=0.05)
         if config.dataset.condition_frames_prob:
-            self.controls["init_image"] = text("init_image", "first frame", where)
+            self.controls["init_image"] = text("init_image", "first frame", PATH)
         if config.dataset.condition_last_prob:
-            self.controls["last_image"] = text("last_image", "last frame", where)
+            self.controls["last_image"] = text("last_image", "last frame", PATH)
         if config.model.student:
-            self.controls = {name: control for name, control in self.controls.items() if name not in OF_STUDENTS}
-        known = config.generation
-        sizes = list(dict.fromkeys([*(known.sizes or ()), *(known.other.sizes or ())]))
-        shown = w.Layout(width="auto", display="" if sizes else "none")
-        self._sizes = w.Dropdown(options=sizes, value=None, description="trained", layout=shown, style=label)
-        self._sizes.tooltip = "sizes of the training samples, width x height, the most frequent first"
-        self._sizes.observe(lambda change: self._resize(change["new"]), names="value")
-        self._fault_places = {name: w.HTML(layout=w.Layout(display="none")) for name in self.controls}
-        for control in self.controls.values():
+            for name in OF_STUDENTS:
+                self.controls.pop(name, None)
+        rows = []
+        self._fault_places = {}
+        for name, control in self.controls.items():
             control.observe(lambda change, control=control: self._changed(control, change["old"]), names="value")
-        drawing = [button("Draw", "play", lambda: self.redraw(sure=True)), button("Stop", "stop", self._on_stop)]
-        self._image, self._strip, self._note = w.HTML(), w.HTML(), w.HTML()
-        self._code, self._count, self._id = w.HTML(), 0, secrets.token_hex(3)
+            self._fault_places[name] = w.HTML(layout=HIDDEN)
+            rows += [control, self._fault_places[name]]
+        trained = config.generation
+        sizes = list(dict.fromkeys([*(trained.sizes or ()), *(trained.other.sizes or ())]))
+        self._sizes = w.Dropdown(options=sizes, value=None, description="trained", **LABELLED)
+        self._sizes.tooltip = "sizes of the training samples, width x height, the most frequent first"
+        self._sizes.layout.display = "" if sizes else "none"
+        self._sizes.observe(lambda change: self._resize(change["new"]), names="value")
+        draw = w.Button(description="Draw", icon="play", button_style="primary")
+        draw.on_click(lambda _button: self.redraw(sure=True))
+        stop = w.Button(description="Stop", icon="stop")
+        stop.on_click(lambda _button: self._on_stop())
         upload = w.FileUpload(description="Open", accept=",".join(MEDIA), tooltip="a clip with settings, or a start")
         upload.observe(lambda change: self._on_upload(change["new"]), names="value")
-        rows = itertools.chain.from_iterable(zip(self.controls.values(), self._fault_places.values()))
-        half = w.Layout(flex="1 1 20em", min_width="0", overflow="visible")
-        controls = w.VBox([*rows, self._sizes, w.HBox([*drawing, upload], layout=flow)], layout=half)
-        pictures = w.VBox([self._image, self._note, self._strip], layout=half)
+        self._image = w.HTML(pieces.EMPTY)
+        self._strip = w.HTML()
+        self._note = w.HTML()
+        self._code = w.HTML()
+        self._count = 0  # of clips so far: a part of the class of each one's button
+        self._id = secrets.token_hex(3)
         self._past = w.HBox(layout=flow)
-        folded = Section(self._code, "Copy as code")
+        half = {"flex": "1 1 20em", "min_width": "0", "overflow": "visible"}
+        controls = w.VBox([*rows, self._sizes, w.HBox([draw, stop, upload], layout=flow)], layout=half)
+        pictures = w.VBox([self._image, self._note, self._strip], layout=half)
         top = w.HBox([controls, pictures], layout=flow)
-        self.widget = w.VBox([top, self._past, folded, self._code], layout=w.Layout(overflow="visible"))
+        folded = Section(self._code, "Copy as code")
+        self.widget = w.VBox([top, self._past, folded, self._code], layout={"overflow": "visible"})
         self.widget.add_class("dfm-studio")
-        self._image.value = pieces.EMPTY
         self._say("press Draw, or move a control")
 
     def _on_upload(self, files: Any) -> None:
@@ -485,10 +522,10 @@ class Studio(Live):
                 self.open(path)
                 self._say(f"settings of {path.name}; press Draw")
             except ValueError as error:
-                if given := self.controls.get("given"):
-                    given.value = shlex.quote(str(path))
-                elif start := self.controls.get("init_video"):
-                    start.value = str(path)
+                if "given" in self.controls:
+                    self.controls["given"].value = shlex.quote(str(path))
+                elif "init_video" in self.controls:
+                    self.controls["init_video"].value = str(path)
                 else:  # a student starts from nothing
                     self._say(str(error))
 
@@ -503,11 +540,12 @@ class Studio(Live):
 
     def _show(self, clip: Generated) -> str:
         """Show a clip with its estimates, settings and code; returns its settings in words."""
+        self.clip = clip
         item = load(clip)
         begins = clip.frames, clip.request.fps  # not decoded again from the file's bytes
         media = display.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, begins)
         framed = pieces.framed(media, clip.frames[0])
-        self.clip, self._image.value = clip, fill('<figure style="margin:0">{}{}</figure>', framed, download(item))
+        self._image.value = fill('<figure style="margin:0">{}{}</figure>', framed, download(item))
         self._strip.value = pieces.strip_html(self.estimates, clip.request)
         self._code.value = "".join(map(copied, ("Python", "shell"), self.code()))
         self.keep()
@@ -530,5 +568,9 @@ class Studio(Live):
 
 
 def _free_name(request: Request, folder: Path) -> Path:
-    names = (f"{file_stem(request.prompt)}-seed{request.seed}{f'-{n}' * (n > 1)}" for n in itertools.count(1))
-    return folder / next(name for name in names if not any(folder.glob(f"{name}.*")))
+    stem = name = f"{file_stem(request.prompt)}-seed{request.seed}"
+    n = 1
+    while any(folder.glob(f"{name}.*")):
+        n += 1
+        name = f"{stem}-{n}"
+    return folder / name

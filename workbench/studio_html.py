@@ -12,7 +12,9 @@ from dfm_nb.base.markup import Html, fill
 from dfm_nb.generation.request import Request
 
 STRIP = 8
-SIDE_PX, THUMB_PX, STRIP_PX = 320, 72, 56
+SIDE_PX = 320
+THUMB_PX = 72
+STRIP_PX = 56
 STEP = '<figure style="margin:0">{}<figcaption>{}</figcaption></figure>'
 STRIP_OF = (
     '<div style="font-size:12px;line-height:1.4">'

@@ -34,29 +34,32 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 
 def supervise(folder: Path) -> None:
     os.chdir(folder)  # which may be moved meanwhile: the end is written where the command was started
-    here, own, asked = Path(), process.identity(), list[int]()
+    here = Path()
+    own = process.identity()
     record = read_json(here / RECORD)
+    stops: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: asked.append(received))
+        signal.signal(number, lambda received, _: stops.append(received))
     process.adopt_orphans()
     if record["parent"]:
         process.end_with_parent(signal.SIGTERM, record["parent"])
-    write_record(here, record := record | own)
+    record |= own
+    write_record(here, record)
     try:
         agent = psutil.Popen(record["command"], cwd=record["cwd"], stdin=subprocess.DEVNULL)
-        code = watch(agent, asked)
+        code = watch(agent, stops)
     except OSError as error:  # the command cannot be run at all
         print(f"error: {error}", flush=True)
         code = 127
     if read_json(here / RECORD).items() >= own.items():  # no other supervisor's record is ended
-        write_record(here, record | {"exit_code": code, "stopped": bool(asked)})
+        write_record(here, record | {"exit_code": code, "stopped": bool(stops)})
         if code and Run(here).owner():  # a run from a terminal was first: the folder is its, and this one never began
             (here / RECORD).unlink()
 
 
-def watch(agent: psutil.Popen, asked: list[int]) -> int:
-    """Wait for the command, or end it once `asked` has a signal; then kill what it left. Returns its exit code."""
-    while agent.poll() is None and not asked:
+def watch(agent: psutil.Popen, stops: list[int]) -> int:
+    """Wait for the command, or end it once `stops` has a signal; then kill what it left. Returns its exit code."""
+    while agent.poll() is None and not stops:
         time.sleep(process.POLL_S)
     if agent.poll() is None:
         process.send(agent.children() or [agent], signal.SIGTERM)
@@ -65,9 +68,11 @@ def watch(agent: psutil.Popen, asked: list[int]) -> int:
         process.send(below(), signal.SIGKILL)
     code = agent.wait()
     psutil.wait_procs(below(), timeout=SETTLE_S)
-    while left := below():
+    left = below()
+    while left:
         process.send(left, signal.SIGKILL)
         psutil.wait_procs(left, timeout=1)
+        left = below()
     return code
 
 

@@ -34,28 +34,30 @@ def word_attention(pipe: Pipeline, clip: Generated, num_noises: int = 4) -> list
     ------
     ValueError : the model is split over processes, or its text encoder does not map tokens to words.
     """
-    m, prompt = pipe.config.model, clip.request.prompt
+    m = pipe.config.model
+    prompt = clip.request.prompt
     if (m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size) != (1, 1, 1):
         raise ValueError("attention needs a model in one process; load it without a layout")
-    cut: Any = getattr(pipe.text_encoder, "tokenizer", None)
-    if not getattr(cut, "is_fast", False):
+    tokenizer: Any = getattr(pipe.text_encoder, "tokenizer", None)
+    if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"the text encoder {pipe.text_encoder.name} does not map tokens to words; minilm and t5 do")
-    ends = cut(prompt, return_offsets_mapping=True)["offset_mapping"]
-    found: list[torch.Tensor] = []
+    spans = tokenizer(prompt, return_offsets_mapping=True)["offset_mapping"]
+    shares: list[torch.Tensor] = []  # float32 [tokens of the clip, tokens of the text] of each layer and noise
 
     def look(module: Any, args: tuple, kwargs: dict, out: torch.Tensor) -> None:
         q, k, v = (x.float() for x in args[:3])  # [tokens, heads, d]
-        (a, b, c, d), *_ = kwargs["packed_seq_params"].bounds.segments()
+        (q_start, q_end, k_start, k_end), *_ = kwargs["packed_seq_params"].bounds.segments()
         scale = module.scale or q.shape[-1] ** -0.5
-        weights = torch.softmax(scale * torch.einsum("shd,lhd->hsl", q[a:b], k[c:d]), -1)
-        again = rearrange(weights @ v[c:d].transpose(0, 1), "h s d -> s (h d)")
-        theirs = out.flatten(1)[a:b].float()
+        weights = torch.softmax(scale * torch.einsum("shd,lhd->hsl", q[q_start:q_end], k[k_start:k_end]), -1)
+        again = rearrange(weights @ v[k_start:k_end].transpose(0, 1), "h s d -> s (h d)")
+        theirs = out.flatten(1)[q_start:q_end].float()
         assert (again - theirs).norm() < 0.01 * theirs.norm(), "these are not the weights that made the output"
-        found.append(weights.mean(0))
+        shares.append(weights.mean(0))
 
     size = {name: getattr(clip.request, name) for name in ("num_video_frames", "height", "width", "fps")}
     plain = Request(prompt, **size, guidance=1.0)  # nothing is given
-    clean, level = clip.latent.double().to(pipe.device), 2 * pipe.sigma_data
+    clean = clip.latent.double().to(pipe.device)
+    level = 2 * pipe.sigma_data
     denoiser = pipe.denoiser([plain]).cond
     network: Any = pipe.chunks[0]
     layers = network.decoder.layers
@@ -68,9 +70,12 @@ def word_attention(pipe: Pipeline, clip: Generated, num_noises: int = 4) -> list
         for hook in hooks:
             hook.remove()
     t, h, w = denoiser.grid
-    maps = reduce(torch.stack(found).cpu(), "(n i) (t h w) l -> l i t h w", "mean", n=num_noises, t=t, h=h, w=w)
+    maps = reduce(torch.stack(shares).cpu(), "(n i) (t h w) l -> l i t h w", "mean", n=num_noises, t=t, h=h, w=w)
     attended = []
     for word in re.finditer(r"\w[\w'-]*", prompt):
-        own = [i for i, (a, b) in enumerate(ends[: len(maps)]) if word.start() <= a < b <= word.end()]
-        attended.append((word[0], sum((maps[i] for i in own), torch.zeros_like(maps[0]))))
+        total = torch.zeros_like(maps[0])
+        for map_of_token, (start, end) in zip(maps, spans):
+            if word.start() <= start < end <= word.end():
+                total = total + map_of_token
+        attended.append((word[0], total))
     return attended

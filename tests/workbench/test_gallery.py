@@ -85,7 +85,7 @@ def test_browser_finds_and_shows_further_captions(tiny_data):
     browser.entries[3].meta["more_captions"] = ["a striped zebra", "<b>two</b>"]
     assert browser.find("ZEBRA") == [3] and browser.more_captions(2) == []
     assert "a striped zebra" in (shown := browser.figure(3)) and "&lt;b&gt;two" in shown
-    assert browser.found.describe()["captions"] == browser.about["captions"] + 2
+    assert browser.shards.describe()["captions"] == browser.about["captions"] + 2
 
 
 def test_browser_filters_by_split_kind_and_size(tiny_data):
@@ -94,7 +94,7 @@ def test_browser_filters_by_split_kind_and_size(tiny_data):
     assert browser._back.disabled and not browser._on.disabled
     clips = [i for i, e in enumerate(browser.entries) if e.meta["num_frames"] > 1]
     browser._filters["kind"].value = "clips"
-    assert browser._found == clips and browser._on.disabled and browser._samples.value.count("<video") == 4
+    assert browser._matching == clips and browser._on.disabled and browser._samples.value.count("<video") == 4
     of_splits = [browser.find(split=s) for s in ("train", "val", "test")]
     assert sorted(i for found in of_splits for i in found) == list(range(34)) and of_splits[0]
     counts = browser.manifest["counts"]
@@ -105,7 +105,7 @@ def test_browser_shows_what_the_tokenizer_decodes_or_the_latent(tiny_data):
     browser = DatasetBrowser(tiny_data)
     index = next(i for i, e in enumerate(browser.entries) if e.meta["num_frames"] == 1)
     sample = browser.entries[index].read()
-    for latent, tokenizer in ((False, browser.found.tokenizer()), (True, None)):
+    for latent, tokenizer in ((False, browser.shards.tokenizer()), (True, None)):
         shown = re.search(r"data:image/png;base64,([^\"]+)", browser.figure(index, latent=latent))[1]
         np.testing.assert_array_equal(read_image(base64.b64decode(shown)), *pictures(sample, tokenizer))
 
@@ -113,7 +113,7 @@ def test_browser_shows_what_the_tokenizer_decodes_or_the_latent(tiny_data):
 def test_what_is_given_is_shown_before_its_sample_and_counted(tiny_edits):
     browser = DatasetBrowser(tiny_edits)
     shown = re.findall(r"data:image/png;base64,([^\"]+)", browser.figure(0))
-    expected = pictures(browser.entries[0].read(), browser.found.tokenizer())
+    expected = pictures(browser.entries[0].read(), browser.shards.tokenizer())
     assert len(shown) == 2 and (expected[0] != expected[1]).any()
     for data, frames in zip(shown, expected):
         np.testing.assert_array_equal(read_image(base64.b64decode(data)), frames)
