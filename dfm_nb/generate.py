@@ -50,7 +50,9 @@ class GenerateOptions(ModelOptions, FileVerb):
     save_latents: bool = option(False, "also write each latent as NAME.safetensors")
     skip_existing: bool = option(False, "skip what an interrupted run has finished")
     no_memory_check: bool = option(False, "generate even if memory seems too small")
-    shared: dict[str, Any] = option({}, "settings of `Request` that all prompts share", python_only=True)
+    shared: dict[str, Any] = option(
+        {}, "settings of `Request` that all prompts share", python_only=True, plugins="samplers"
+    )
 
     def __init__(self, /, **values: Any):
         shared = {name: value for name in FLAGS if (value := values.pop(name, None)) is not None}
@@ -125,14 +127,10 @@ class GenerateOptions(ModelOptions, FileVerb):
         if not self.checkpoint_path and parallel.rank() == 0:
             print(f"[INFO] no --checkpoint-path: generating with {pretrained.DEFAULT}, which comes with the package")
         if parallel.rank() == 0:
-            own = weights.config.generation
-            known = f"; most training samples are {described((own, own.other))}" if own.other.num_video_frames else ""
+            samples = weights.config.samples
+            known = f"; most training samples are {described(samples.kinds)}" if samples.kinds else ""
             print(f"[INFO] generating {described(requests)}{known}")
-            if (own.captions or own.other.captions) and not {
-                "width",
-                "height",
-                "num_video_frames",
-            } & self.shared.keys():
+            if samples.captions and not {"width", "height", "num_video_frames"} & self.shared.keys():
                 print("[INFO] by default a prompt gets the frames, size and rate of the training caption most like it")
             for said in dict.fromkeys(said for r in requests if (said := r.untrained(weights.config))):
                 print(f"[INFO] {said}")

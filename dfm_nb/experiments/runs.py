@@ -61,7 +61,8 @@ def settings_of(run: Path) -> dict[str, Any]:
         loaded = notation.read(plain(run / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return dict(cfg.flatten(loaded)) if isinstance(loaded, dict) else {}
+    tree = loaded if isinstance(loaded, dict) else {}
+    return {key: value for key, value in cfg.flatten(tree) if key in cfg.FIELDS or key.startswith("provenance.")}
 
 
 def ended_in_terminal(folder: Path) -> Literal["not started", "finished", "stopped"]:

@@ -25,7 +25,7 @@ from dfm_nb.base.process import stops
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.run import Run
 from dfm_nb.checkpoints import folders, loading, saving
-from dfm_nb.config import counts
+from dfm_nb.config import counts, samples
 from dfm_nb.data.edits import LEFT_OUT
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.model.dit import network_class
@@ -395,6 +395,7 @@ class Training:
         statistics = self.loader.order.settings.statistics
         assert statistics is not None
         small = {**self.assets, folders.STATISTICS: folders.statistics_file(statistics)}
+        small[samples.FILE] = self.config.samples.model_dump_json().encode()
         self.writer.save(self.trainer.pieces(), self.iteration, state, self.config_yaml, small)
         self.saved = self.iteration
         self.folder.tell("training")
