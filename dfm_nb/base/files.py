@@ -209,8 +209,7 @@ def check_free(path: Path, ours: bool, fix: str = "pass --overwrite or another n
     _free[path.absolute()] = fix if absent and not ours else ""
     if absent or ours:
         return
-    readable = mark and path.is_file() and path.stat().st_size <= MOST_BYTES
-    if readable and mark.encode() in path.read_bytes():
+    if mark and is_plain(path) and mark.encode() in path.read_bytes():
         return
     raise FileExistsError(_TAKEN.format(path, fix))
 

@@ -516,3 +516,10 @@ def test_a_corpus_of_another_tool_is_kept(tmp_path):
     ):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["c.bin"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_a_tokenizer_with_a_pipe_in_it_is_refused(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=name):
+        text_tokenizer.load(tmp_path)
