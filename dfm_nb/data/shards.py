@@ -401,7 +401,7 @@ def _expanded(patterns: Sequence[str]) -> dict[str, None]:
     from braceexpand import braceexpand
 
     # ranges and nested braces are in memory at once
-    if odd := [one for one in patterns if re.search(r"{[^}]*({|[1-9]\d{6})", one)]:
+    if odd := [one for one in patterns if re.search(r"{[^}]*({|[1-9]\d{6}\d*\.\.|\.\.0*[1-9]\d{6})", one)]:
         raise ValueError(f"{odd[0]!r:.80} stands for too many names")
     names = itertools.chain.from_iterable(map(braceexpand, patterns))
     found = dict.fromkeys(itertools.islice(names, MOST_SHARDS))
