@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dfm_nb.base.plots import PALETTE, blank, neutral, plain, save
+from dfm_nb.base.plots import PALETTE, blank, plain, save
 from dfm_nb.evaluation import distance
 from dfm_nb.evaluation.diversity import LEVEL, copied, nearness, thumbnails
 from dfm_nb.evaluation.features import Features
@@ -127,7 +127,6 @@ class Judge:
         }
 
 
-@neutral()
 def plot(values: Mapping[str, Any], output: str | Path) -> None:
     """The figures over checkpoints as a PNG: with intervals, real pictures dashed, and a line at the one to take."""
     rows, verdict = values["checkpoints"], values["verdict"]
