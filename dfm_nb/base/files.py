@@ -38,9 +38,9 @@ def replacing(path: str | Path, durable: bool = True) -> Iterator[Path]:
     try:
         with naming(path):
             yield temporary
-        os.chmod(temporary, mode)  # safetensors replaces it by a file of mode 0600
-        if durable:
-            sync(temporary)
+            os.chmod(temporary, mode)  # safetensors replaces it by a file of mode 0600
+            if durable:
+                sync(temporary)
         fix = _free.pop(path.absolute(), "")
         try:
             place = os.link if fix else os.replace
@@ -217,8 +217,7 @@ def sync(path: Path) -> None:
     """Make a file's content, or the renames in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with naming(path):
-            os.fsync(descriptor)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

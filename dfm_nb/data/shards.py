@@ -290,13 +290,13 @@ class ShardWriter:
         with naming(self.path):
             self._tar.close()
             self._file.close()
+            sync(self.temporary)
         if not self.samples:
             self.abort()
             self.path.unlink(missing_ok=True)
             self.path.with_name(f"{self.path.name}.idx").unlink(missing_ok=True)  # Energon's
             return None, 0
         digest, size = sha256(self.temporary), self.temporary.stat().st_size
-        sync(self.temporary)
         self.temporary.replace(self.path)
         sync(self.path.parent)
         return digest, size

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.cpu import precision
+from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log, start_logging
 from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss
 from dfm_nb.base.process import stops
@@ -455,7 +456,7 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
         resolved = dial.settings(resolved, store, dist.get_world_size(), started)
     config = resolved.config
     if parallel.rank() == 0:
-        run.save_config(cfg.to_yaml(resolved))
+        write_atomically(run.config_file, cfg.to_yaml(resolved).encode())
     run.tell("building the model")
     training = Training(resolved, run, store)
     model = config.model
