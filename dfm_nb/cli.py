@@ -14,13 +14,13 @@ import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from dfm_nb.base.argv import TOLD, guard, mistake, usage
 from dfm_nb.base.installed import entry_points
 
-VERBS: dict[str, tuple[str, str]] = {
-    # verb: (module with `main`, one line of help)
+Verbs = dict[str, tuple[str, str]]
+"""verb: (module with `main`, one line of help)"""
+VERBS: Verbs = {
     "prepare": ("dfm_nb.prepare", "captioned images and clips -> WebDataset shards"),
     "inspect": ("dfm_nb.inspect", "show and check a shard folder: table, checks, contact sheet"),
     "adopt": ("dfm_nb.adopt", "third-party shards -> a complete data set; the tars are not changed"),
@@ -37,23 +37,28 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 
 
-def verbs() -> dict[str, tuple[str, str]]:
+def verbs() -> Verbs:
     """`VERBS` and the verbs of other packages; a checkout that is not installed has them in its pyproject.toml."""
     import tomllib
     from importlib.metadata import EntryPoint
 
-    group, project = "dfm_nb.verbs", Path(__file__).parents[1] / "pyproject.toml"
+    group = "dfm_nb.verbs"
+    project = Path(__file__).parents[1] / "pyproject.toml"
     points = entry_points(group)
     if not points and project.is_file():
-        named = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][group]
-        points = [EntryPoint(name, value, group) for name, value in named.items()]
-    others = {verb: about for point in points for verb, about in point.load().items()}
-    return VERBS | others | VERBS  # no package replaces one of ours
+        listed = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][group]
+        points = [EntryPoint(name, value, group) for name, value in listed.items()]
+    table = dict(VERBS)
+    for point in points:
+        table |= point.load()
+    return table | VERBS  # no package replaces one of ours
 
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    return _in_json(argv) if "--json" in argv and not {"-h", "--help"} & {*argv} else _run(argv)
+    if "--json" in argv and not {"-h", "--help"} & set(argv):
+        return _in_json(argv)
+    return _run(argv)
 
 
 def _run(argv: list[str]) -> int:
@@ -79,7 +84,7 @@ def _in_json(argv: list[str]) -> int:
     File descriptor 1 leads to stderr meanwhile, because libraries and started processes print to it.
     """
     sys.stdout.flush()
-    answer: dict[str, Any] = {"exit_code": 130}
+    answer: dict = {"exit_code": 130}
     out = os.dup(1)
     with tempfile.NamedTemporaryFile() as told:
         os.dup2(2, 1)
@@ -111,6 +116,6 @@ def _imported(module: str) -> ModuleType:
 
 
 def entry() -> None:
-    if {*sys.argv[1:2]} & VERBS.keys():  # for what they start; the workbench's verbs start kernels
+    if sys.argv[1:2] and sys.argv[1] in VERBS:  # for what they start; the workbench's verbs start kernels
         os.environ.setdefault("PYTHONSAFEPATH", "1")
     raise SystemExit(guard(main))

@@ -12,7 +12,8 @@ __all__ = ["index_dataset", "main"]
 class IndexOptions(Verb):
     """Write the index with which training opens a folder of shards."""
 
-    prog, logs = "dfm index", True
+    prog = "dfm index"
+    logs = True
     folder: str = option(help="folder with .tar shards and .nv-meta; they are not changed", positional=True)
 
     def run(self) -> None:
