@@ -195,6 +195,9 @@ def packs(data_dir: str | os.PathLike, capacity: int | None = None, recipe: str 
     packed = used / (PACKS_COUNTED * capacity)
     padded = used / padded_size
 
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import MultipleLocator
+
     colours = {}
     keys = []
     for t, colour in zip(sorted(kinds), itertools.cycle((0, 1, 2, 4, 3))):
@@ -203,9 +206,6 @@ def packs(data_dir: str | os.PathLike, capacity: int | None = None, recipe: str 
         keys.append(Rectangle((0, 0), 1, 1, color=colours[t], label=name))
     keys.append(Rectangle((0, 0), 1, 1, **PADDING, label="padding"))
     figure = _figure(5.6)
-    from matplotlib.patches import Rectangle
-    from matplotlib.ticker import MultipleLocator
-
     grid = figure.add_gridspec(2, 2, height_ratios=(PACKS_DRAWN + 2, 9), width_ratios=(3, 1.6))
     axes = figure.add_subplot(grid[0, :])
     _bars(axes, drawn[:PACKS_DRAWN], capacity, colours)
