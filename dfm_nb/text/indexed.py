@@ -76,7 +76,8 @@ class Index:
         ValueError : the file is not an index, or its size does not match its counts
         """
         path = idx_path(prefix)
-        if missing := [str(p) for p in (path, bin_path(prefix)) if not p.is_file()]:
+        missing = [str(file) for file in (path, bin_path(prefix)) if not file.is_file()]
+        if missing:
             raise FileNotFoundError(f"a corpus is a .bin and an .idx file; {' and '.join(missing)} is missing")
         size = path.stat().st_size
         with open(path, "rb") as f:
@@ -102,7 +103,8 @@ class Index:
 
     def whole(self) -> Index:
         """Itself; ValueError unless `.bin` has the size that the index gives, and its documents are its sequences."""
-        want, have = self.num_tokens * self.dtype.itemsize, bin_path(self.prefix).stat().st_size
+        want = self.num_tokens * self.dtype.itemsize
+        have = bin_path(self.prefix).stat().st_size
         if want != have:
             raise ValueError(f"{self.prefix}.bin must have {want} bytes by its index; it has {have}; copy it again")
         ends = self.documents[[0, -1]].tolist() if len(self.documents) else []
@@ -112,9 +114,11 @@ class Index:
 
     def tokens(self) -> np.ndarray:
         """All tokens, mapped read-only, shape [bytes of .bin // itemsize]."""
-        count = bin_path(self.prefix).stat().st_size // self.dtype.itemsize
-        # an empty file cannot be mapped
-        return np.memmap(bin_path(self.prefix), self.dtype, "r", shape=(count,)) if count else np.zeros(0, self.dtype)
+        path = bin_path(self.prefix)
+        count = path.stat().st_size // self.dtype.itemsize
+        if not count:
+            return np.zeros(0, self.dtype)  # an empty file cannot be mapped
+        return np.memmap(path, self.dtype, "r", shape=(count,))
 
     def document_tokens(self) -> np.ndarray:
         """Tokens of each document, int64 [documents]; an empty document has 0."""
