@@ -21,7 +21,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@echo "== set-up: about 2 to 4 minutes the first time"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,notebook]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,notebook,butterflies,text]'
 	touch $(STAMP)
 
 demo: setup
@@ -35,6 +35,7 @@ lint: setup
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q --noconftest tests/test_writers.py
 	$(BIN)/python scripts/house_figures.py
 
 check: setup lint

@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks import report
 from dfm_nb.base.cpu import fast_bf16
 from dfm_nb.base.metrics import read_metrics
-from dfm_nb.evaluation.distance import mean_estimate
+from dfm_nb.measure.distance import mean_estimate
 
 PROCESSES = 2
 

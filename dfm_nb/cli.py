@@ -1,11 +1,12 @@
 """`dfm ...`: thin; each verb is a driver module with `main(argv)`, imported only when asked for.
 
-Other packages add verbs, as the workbench does, by an entry point that names a table like `VERBS`:
+`VERBS` are the core's. Other rooms and packages add theirs by an entry point that names such a table:
 
     [project.entry-points."dfm_nb.verbs"]
     workbench = "workbench:VERBS"
 """
 
+import functools
 import gc
 import importlib
 import json
@@ -19,36 +20,45 @@ from typing import Any
 from dfm_nb.base.argv import TOLD, guard, mistake, usage
 from dfm_nb.base.installed import entry_points
 
+GROUP = "dfm_nb.verbs"
 VERBS: dict[str, tuple[str, str]] = {
     # verb: (module with `main`, one line of help)
     "prepare": ("dfm_nb.prepare", "captioned images and clips -> WebDataset shards"),
     "inspect": ("dfm_nb.inspect", "show and check a shard folder: table, checks, contact sheet"),
     "adopt": ("dfm_nb.adopt", "third-party shards -> a complete data set; the tars are not changed"),
-    "index": ("dfm_nb.index", "the index with which training opens shards; prepare and adopt write it"),
     "pretrain": ("dfm_nb.train", "train a DiT on shards"),
-    "sweep": ("dfm_nb.sweep_", "train every combination of settings, and compare them"),
     "generate": ("dfm_nb.generate", "prompts -> mp4"),
-    "evaluate": ("dfm_nb.evaluate", "measure a checkpoint against its captions"),
     "export": ("dfm_nb.export", "consolidated weights from a run or checkpoint"),
     "import": ("dfm_nb.import_", "weights of Wan 2.1 or NeMo DFM's DiT -> a file as dfm export writes"),
-    "text": ("dfm_nb.text.commands", "JSONL -> Megatron .bin/.idx: preprocess, inspect, verify, merge"),
-    "plan": ("dfm_nb.plan", "layouts that fit a model on some GPUs, with memory and relative time"),
     "doctor": ("dfm_nb.doctor", "check this machine: what it has and what is missing"),
 }
 
 
+@functools.cache
+def own_verbs() -> dict[str, tuple[str, str]]:
+    """`VERBS` and those of this package's other rooms."""
+    verbs = dict(VERBS)
+    for point in entry_points(GROUP):
+        if point.dist is None:
+            verbs |= point.load()
+    return verbs
+
+
 def verbs() -> dict[str, tuple[str, str]]:
-    """`VERBS` and the verbs of other packages; a checkout that is not installed has them in its pyproject.toml."""
+    """All verbs; a checkout that is not installed has the other packages' in its pyproject.toml."""
     import tomllib
     from importlib.metadata import EntryPoint
 
-    group, project = "dfm_nb.verbs", Path(__file__).parents[1] / "pyproject.toml"
-    points = entry_points(group)
-    if not points and project.is_file():
-        named = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][group]
-        points = [EntryPoint(name, value, group) for name, value in named.items()]
-    others = {verb: about for point in points for verb, about in point.load().items()}
-    return VERBS | others | VERBS  # no package replaces one of ours
+    own = own_verbs()
+    project = Path(__file__).parents[1] / "pyproject.toml"
+    others = [point for point in entry_points(GROUP) if point.dist]
+    if not others and project.is_file():
+        named = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["entry-points"][GROUP]
+        others = [EntryPoint(name, value, GROUP) for name, value in named.items()]
+    verbs = dict(own)
+    for point in others:
+        verbs |= point.load()
+    return verbs | own  # no package replaces one of ours
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,7 +75,9 @@ def _run(argv: list[str]) -> int:
 
         print(__version__)
         return 0
-    known = VERBS if argv[0] in VERBS else verbs()
+    known = own_verbs()
+    if argv[0] not in known:
+        known = verbs()
     if argv[0] not in known:
         from dfm_nb.base.nearest import meant
 
@@ -97,7 +109,7 @@ def _in_json(argv: list[str]) -> int:
             sys.stdout.flush()
             os.dup2(out, 1)
             os.close(out)
-            print(json.dumps(answer, ensure_ascii=False), flush=True)
+            print(json.dumps(answer), flush=True)
 
 
 def _imported(module: str) -> ModuleType:
@@ -111,6 +123,6 @@ def _imported(module: str) -> ModuleType:
 
 
 def entry() -> None:
-    if {*sys.argv[1:2]} & VERBS.keys():  # for what they start; the workbench's verbs start kernels
+    if {*sys.argv[1:2]} & own_verbs().keys():  # for what they start; the workbench's verbs start kernels
         os.environ.setdefault("PYTHONSAFEPATH", "1")
     raise SystemExit(guard(main))

@@ -46,13 +46,10 @@ class ExportOptions(FileVerb):
         if self.format not in ("dfm", *exporters):
             known, variant = ", ".join(("dfm", *exporters)), weights.config.model.variant
             raise ValueError(f"--format must be one of {known} with model.variant={variant}; got {self.format}")
-        read = (weights.file, loading.lora_file(weights.file)) if weights.file else ()
-        if file.resolve() in [path.resolve() for path in read]:
-            raise ValueError(f"--output {file} would overwrite the weights that are read; choose another file")
         written = [file, loading.lora_file(file)] if self.lora == "apart" else [file]
         for path in written:
             empty = path.is_dir() and not any(path.iterdir())
-            check_free(path, self.overwrite or empty, "pass --overwrite or another --output")
+            check_free(path, self.overwrite or empty)
         # layout and folders of the machine that trained it mean nothing elsewhere
         weights.config.model = weights.config.model.model_copy(update=Layout().settings)
         weights.config.dataset.path, weights.config.checkpoint = None, type(weights.config.checkpoint)()

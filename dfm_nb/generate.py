@@ -144,9 +144,11 @@ class GenerateOptions(ModelOptions, FileVerb):
         if self.skip_existing:
             work = [(p, r) for p, r in work if not clip_files.finished_before(p, r, made_by)]
         for path, _ in work:
-            for file in clip_files.files_of(path, self.save_latents):
+            files = [path, clip_files.sidecar_of(path)]
+            if self.save_latents:
+                files.append(clip_files.latent_of(path))
+            for file in files:
                 check_free(file, self.overwrite, "pass --overwrite, --skip-existing or another --video-save-path")
-            clip_files.check_sidecar(path)
         pipe = self.open(weights, layout)
         pipe.memory_check = not self.no_memory_check
         finished = []
@@ -156,7 +158,7 @@ class GenerateOptions(ModelOptions, FileVerb):
         try:
             for i, result in pipe.run([r for _, r in work], self.batch_size, progress=parallel.rank() == 0):
                 if writes:
-                    path = result.save(work[i][0], self.save_latents)
+                    path = result.save(work[i][0], self.save_latents, self.overwrite)
                     finished.append(path)
                     print(
                         f"[INFO] wrote {path}{clip_files.replay_verdict(sidecar, path) if sidecar else ''}", flush=True

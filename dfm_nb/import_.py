@@ -12,8 +12,9 @@ from typing import Any
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base import argv, plugins, pretrained
+from dfm_nb.base.files import check_free
 from dfm_nb.base.options import option
-from dfm_nb.base.verb import Report, Verb
+from dfm_nb.base.verb import FileVerb, Report
 from dfm_nb.checkpoints import exported, loading
 from dfm_nb.checkpoints.consolidated import write_weights
 from dfm_nb.config import networks
@@ -22,7 +23,7 @@ from dfm_nb.config.notation import Overrides
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # ./DIR and ../DIR are paths
 
 
-class ImportOptions(Verb):
+class ImportOptions(FileVerb):
     """Import weights of other tools."""
 
     prog = "dfm import"
@@ -42,11 +43,9 @@ class ImportOptions(Verb):
         read, file = located(self.source), Path(self.output)
         if file.suffix not in (".safetensors", ".pth"):
             file = file / pretrained.EXPORTED
-        for given in (read, Path(self.base or read)):
-            if file.exists() and file.resolve().is_relative_to(given.resolve()):
-                raise ValueError(
-                    f"--output {file} would replace a file of {given}, which is read; choose another folder"
-                )
+        written = [file, loading.lora_file(file)] if self.base else [file]
+        for path in written:
+            check_free(path, self.overwrite)
         file.parent.mkdir(parents=True, exist_ok=True)
         if self.base is not None:
             with_adapters(read, self.base, file)

@@ -16,7 +16,7 @@ from dfm_nb.base.files import MARK, UNWRITABLE, check_free
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import FileVerb, Report
 from dfm_nb.data.inspection import InspectedShards
-from dfm_nb.data.prepared_folder import CHECKSUMS, fits, kinds_line, psnr_lines, sizes_line
+from dfm_nb.data.prepared_folder import CHECKSUMS, DROPS, REASONS, fits, kinds_line, psnr_lines, sizes_line
 from dfm_nb.data.shards import how_to_adopt
 
 
@@ -81,7 +81,8 @@ def table(d: dict[str, Any]) -> str:
     lines += [f"  {name}: {text}" for name, text in figures(d).items()]
     if "counts" in d:
         lines += _named(d["counts"]["dropped_by_reason"], d["drops"])
-        if lost := d["counts"].get("lost_by_reason"):
+        lost = d["counts"].get("lost_by_reason")
+        if lost and fits(lost, REASONS) and fits(d["lost"], DROPS):
             lines += ["  used but incomplete:", *_named(lost, d["lost"])]
         origins = d.get("captions_from")
         if origins and fits(origins, [str]):

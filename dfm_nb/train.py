@@ -6,7 +6,6 @@ imported and a process group starts.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.metrics import read_metrics, read_table
 from dfm_nb.base.options import option
 from dfm_nb.base.process import STOPS
-from dfm_nb.base.run import iteration_folders
+from dfm_nb.base.run import Run, iteration_folders
 from dfm_nb.base.torchrun import launch
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.config.notation import Overrides, write_value
@@ -120,17 +119,15 @@ class TrainOptions(Verb):
         return TrainedRun(Path(self.run_dir).resolve())
 
     def report(self, result: cfg.Resolved | TrainedRun) -> Report:
-        """The settings and their layers where they were asked for, else the run's row of `dfm_nb.compare`."""
+        """The settings and their layers where they were asked for, else the run's figures."""
         if isinstance(result, cfg.Resolved):
             settled = {key: {"value": result.get(key), "from": origin} for key, origin in result.provenance.items()}
             return Report({"settings": settled}, cfg.print_config(result))
         if not self.as_json:
             return Report({})
-        from dfm_nb.runs import compare
-
         run = Path(self.run_dir)
         saved = iteration_folders(run / "checkpoints")
-        row = json.loads(compare([run]).iloc[0].to_json())
+        row = Run(run).figures(result.config.get("train.train_iters"))
         stopped_by = (read_metrics(run) or [{}])[-1].get("stopped_by")
         row |= {"stopped_by": stopped_by, "checkpoint": str(saved[-1][1]) if saved else None}
         return Report({"run_dir": str(run), **row})

@@ -3,7 +3,8 @@
     python examples/energon_loader.py data/first --packs 3
 
 Cooking and packing are the package's functions. Training itself uses `data.loader.PackedLoader`, whose order can be
-resumed exactly and in another layout (docs/decisions/0002).
+resumed exactly and in another layout (docs/decisions/0002). Energon runs the code that `.nv-meta/dataset.yaml` names:
+read that file first in a folder that somebody else made.
 """
 
 from __future__ import annotations

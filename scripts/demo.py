@@ -123,7 +123,7 @@ class Demo(Stages):
     def summary(self) -> None:
         """Write `summary.md`, and print it."""
         from dfm_nb.base.metrics import read_metrics
-        from dfm_nb.evaluation.results import table
+        from dfm_nb.measure.results import table
 
         result, times = json.loads((self.run / "evaluation.json").read_text()), json.loads(self.times.read_text())
         manifest = json.loads((self.data / "manifest.json").read_text())

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 SIZE_PX = 128
-HELD_OUT = Path(__file__).parents[1] / "dfm_nb/data/drawings/test/metadata.csv"
+HELD_OUT = Path(__file__).parents[1] / "dfm_nb/offline/drawings/test/metadata.csv"
 
 
 def read(table: Path) -> list[dict[str, str]]:

@@ -20,6 +20,7 @@ import sys
 import tokenize
 import tomllib
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 TREES = ("dfm_nb", "workbench", "tests", "benchmarks", "scripts", "examples")
@@ -80,10 +81,10 @@ def imported(source: str, module: str, is_package: bool) -> set[str]:
     return names
 
 
-def core(files: dict[str, Path]) -> set[str]:
-    """The modules that `CORE_ROOTS` import, directly or through others. files : of the package, by module."""
+def core(files: dict[str, Path], roots: Iterable[str] = CORE_ROOTS) -> set[str]:
+    """The modules that `roots` import, directly or through others. files : of the package, by module."""
     reached: set[str] = set()
-    waiting = list(CORE_ROOTS)
+    waiting = list(roots)
     while waiting:
         module = waiting.pop()
         if module in reached:
@@ -95,11 +96,16 @@ def core(files: dict[str, Path]) -> set[str]:
     return reached
 
 
+def package(root: Path) -> dict[str, Path]:
+    """The files of `dfm_nb` by module."""
+    files = {path.relative_to(root): path for path in (root / "dfm_nb").rglob("*.py")}
+    return {".".join(name.with_suffix("").parts).removesuffix(".__init__"): path for name, path in files.items()}
+
+
 def rooms(root: Path) -> dict[str, Counter[str]]:
     """{room: tokens and code lines}: trees, folders of the package, its verbs (`dfm_nb/*.py`), and the core."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
-    modules: dict[str, Path] = {}
-    by_module: dict[str, Counter[str]] = {}
+    by_path: dict[Path, Counter[str]] = {}
     for tree in TREES:
         for path in (root / tree).rglob("*.py"):
             figures = measured(path.read_text(encoding="utf-8"))
@@ -107,11 +113,10 @@ def rooms(root: Path) -> dict[str, Counter[str]]:
             if tree == "dfm_nb":
                 parts = path.relative_to(root).parts
                 found[f"dfm_nb/{parts[1]}" if len(parts) > 2 else "dfm_nb/*.py"] += figures
-                module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-                modules[module] = path
-                by_module[module] = figures
+                by_path[path] = figures
+    modules = package(root)
     for module in core(modules):
-        found["core"] += by_module[module]
+        found["core"] += by_path[modules[module]]
     return found
 
 

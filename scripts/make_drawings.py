@@ -3,8 +3,8 @@
     python scripts/fetch_openclipart.py data/openclipart
     python scripts/make_drawings.py data/openclipart
 
-The list is dfm_nb/data/drawings/{train,test}/metadata.csv: `source` is the file in the library. Captions were written
-manually, because titles are in five languages and many name a collection. Pictures are 96 px, on white, RGB.
+The list is dfm_nb/offline/drawings/{train,test}/metadata.csv: `source` is the file in the library. Captions were
+written manually, because titles are in five languages and many name a collection. Pictures are 96 px, on white, RGB.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 SIZE_PX = 96
-FOLDER = Path(__file__).parents[1] / "dfm_nb/data/drawings"
+FOLDER = Path(__file__).parents[1] / "dfm_nb/offline/drawings"
 
 
 def main() -> None:

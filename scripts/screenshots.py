@@ -74,7 +74,8 @@ SHOWN = {
 def take(names: list[str], project: Path, private: Path, output: Path) -> None:
     from playwright.sync_api import sync_playwright
 
-    from dfm_nb.base.video import read_image, small_png
+    from dfm_nb.base.video import read_image
+    from dfm_nb.display import small_png
     from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
 
     browser = find_browser()

@@ -23,7 +23,7 @@ from demo import Stages, dfm
 
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.checkpoints import exported
-from dfm_nb.evaluation.results import table
+from dfm_nb.measure.results import table
 
 
 class Base(Stages):

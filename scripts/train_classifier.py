@@ -31,7 +31,7 @@ from dfm_nb.butterflies import synthetic
 from dfm_nb.butterflies.attributes import MEASURED, THRESHOLDS, Renders, Sure
 from dfm_nb.butterflies.judge import ASSET, HEADS, AttributeClassifier, Net, product, to_input
 from dfm_nb.data.encoding import to_frames, to_pixels
-from dfm_nb.data.tokenizers import residual
+from dfm_nb.offline import residual
 
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "attribute_classifier.json"
 SIZES_PX = {64: 0.7, 96: 0.15, 128: 0.15}

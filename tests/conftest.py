@@ -84,6 +84,19 @@ def one_rank():
     gc.freeze()  # it has collected, which takes 0.8 s with all modules; the next time it need not look at what is left
 
 
+@pytest.fixture
+def given_away(monkeypatch) -> Callable[..., None]:
+    """`given_away(*paths)` makes them another user's, as `os.lstat` tells it: only root could `chown` them."""
+    away, lstat = set(), os.lstat
+
+    def told(path, **how):
+        found = lstat(path, **how)
+        return os.stat_result([*found[:4], found.st_uid + 1, *found[5:]]) if str(path) in away else found
+
+    monkeypatch.setattr(os, "lstat", told)
+    return lambda *paths: away.update(map(str, paths))
+
+
 @pytest.fixture(scope="session")
 def make_once(tmp_path_factory) -> Callable[[str, Callable[[Path], object]], Path]:
     """`make_once(name, make)`: the folder that `make(folder)` fills, once for all workers of

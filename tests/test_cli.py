@@ -152,7 +152,7 @@ def test_every_step_from_pictures_to_a_clip_answers_in_json(tmp_path):
     flags = ["--num-images=24", "--num-clips=0", "--short-side=32", f"--output-dir={data}"]
     prepared = answer("prepare", "--source=synthetic", *flags)
     assert prepared["folder"] == data and prepared["counts"]["samples"] == 24 and prepared["drops"] == []
-    assert answer("index", data) == prepared
+    assert answer("adopt", data, "--reindex") == prepared
     train = ["pretrain", f"--dataset-path={data}", f"--run-dir={run}", *SIZE]
     assert answer(*train, "--print-config")["settings"]["model.hidden_size"] == {"value": 48, "from": "command line"}
     two = ("--nproc-per-node=2", "train.global_batch_size=2")

@@ -16,8 +16,8 @@ from dfm_nb.checkpoints.loading import different_encoders
 from dfm_nb.data import preparation, shards
 from dfm_nb.data.edits import Edit, write_edit
 from dfm_nb.data.prepared_folder import PreparedFolder
-from dfm_nb.data.text_encoders import minilm
 from dfm_nb.inspect import InspectOptions, inspect_dataset
+from dfm_nb.offline import minilm
 from tests.processes import commands
 
 pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them

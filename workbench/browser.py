@@ -20,9 +20,11 @@ from dfm_nb import prepare_dataset
 from dfm_nb.base import plugins, video
 from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.markup import Html, fill
+from dfm_nb.base.options import fields
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
 from dfm_nb.data.inspection import InspectedShards, pictures, size_of
+from dfm_nb.data.preparation import PrepareConfig
 from dfm_nb.data.shard_plan import evenly
 from dfm_nb.data.shards import Fits, how_to_adopt
 from dfm_nb.inspect import figures
@@ -145,7 +147,7 @@ class DatasetBrowser(Live):
             source elsewhere, which would run code or read what the user did not choose.
         """
         arguments = dict((self.manifest or {}).get("arguments", {}))
-        elsewhere = sorted({"tokenizer_path", "text_encoder_path", "allow_outside"} & arguments.keys())
+        elsewhere = sorted({"tokenizer_path", "text_encoder_path", "allow_outside", "options"} & arguments.keys())
         for option in ("source", "tokenizer", "text_encoder"):
             name = str(arguments.get(option, ""))
             if option == "source":
@@ -157,8 +159,11 @@ class DatasetBrowser(Live):
         if elsewhere:
             why = f"{self.shards.place} names {', '.join(elsewhere)}: no plug-in here, or a path or server elsewhere"
             raise ValueError(f"{why}; run dfm prepare --texts-only with your arguments")
-        arguments |= {"output_dir": self.shards.folder, "texts_only": True, "resume": False, "overwrite": False}
-        prepare_dataset(**arguments)
+        # where and on what it runs is not the manifest's to say
+        allowed = {"source", "short_side", *plugins.flags("sources")}
+        allowed.update(name for name, field in fields(PrepareConfig).items() if "plan" in field.marks)
+        planned = {name: value for name, value in arguments.items() if name in allowed}
+        prepare_dataset(**planned, output_dir=self.shards.folder, texts_only=True)
         self._read(self.shards.place)
 
     # ---- samples --------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from dfm_nb.base.memory import GIB
 from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Field
 from dfm_nb.config import notation, sizes
-from dfm_nb.planning.ranking import training_cost
+from dfm_nb.planner.ranking import training_cost
 from workbench.controls import Control, Section, copied, faults_of
 from workbench.live import Live, fault_html
 

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from dfm_nb import display
 from dfm_nb.base import pretrained, video
 from dfm_nb.base.files import is_plain
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.run import MEDIA, is_iteration
-from dfm_nb.runs import clip_settings
+from dfm_nb.experiments.runs import clip_settings
 
 DESCRIBED = dict(
     seed="seed {}", guidance="guidance {}", num_steps="{} steps", sampler="{}", iteration="iteration {}", fps="{} fps"
@@ -62,7 +63,7 @@ class Item:
             if not self.media_type.startswith("video/"):
                 return video.read_image(self.data), 1.0
             with video.open_video(self.data) as (frames, fps):
-                return np.stack(list(itertools.islice(frames, video.POSTER_FRAMES))), fps
+                return np.stack(list(itertools.islice(frames, display.POSTER_FRAMES))), fps
         return None
 
     @property
@@ -148,7 +149,7 @@ class Gallery:
         return f"Gallery({'; '.join(counts)})"
 
     def html(self) -> Html:
-        """Self-contained HTML, built from `video.media_html`."""
+        """Self-contained HTML, built from `display.media_html`."""
         head = fill('<div style="font-weight:600;margin:4px 0">{}</div>', self.title) if self.title else ""
         if set(self.columns) == {""}:
             figures = [self._figure(item) for item in self.columns[""]]
@@ -165,9 +166,9 @@ class Gallery:
         detail = item.describe() if self.details else ""
         text = ", ".join(filter(None, (item.prompt, column, detail)))
         together = TOGETHER if column else ""
-        media = video.media_html(item.media_type, item.data, text, width_px, item.begins, together)
+        media = display.media_html(item.media_type, item.data, text, width_px, item.begins, together)
         if item.real:
-            yours = video.media_html(item.real.media_type, item.real.data, f"yours: {item.prompt}", width_px)
+            yours = display.media_html(item.real.media_type, item.real.data, f"yours: {item.prompt}", width_px)
             media = fill('<div style="display:flex;gap:2px;align-items:flex-end">{}{}</div>', yours, media)
             caption_of = CAPTIONS_OF.get(item.settings.get("caption_of", ""))
             detail = ", ".join(filter(None, ("left: yours", caption_of, detail)))
@@ -180,7 +181,7 @@ class Gallery:
         shown = {}
         for label, items in self.columns.items():
             shown[label] = [([item.begins[0]], item.prompt) for item in items if item.begins]
-        return video.small_png(video.contact_sheet(shown))
+        return display.small_png(display.contact_sheet(shown))
 
 
 def file_stem(prompt: str) -> str:

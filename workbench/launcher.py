@@ -21,7 +21,7 @@ from dfm_nb.base.files import MOST_BYTES, local
 from dfm_nb.base.headless import is_headless
 from dfm_nb.base.run import IDENTITY, Run, iteration_folders
 from dfm_nb.base.torchrun import torchrun_argv
-from dfm_nb.runs import ended_in_terminal
+from dfm_nb.experiments.runs import ended_in_terminal
 from workbench.job import Job, Record, RunEnded, RunFailed, State, clean_lines
 from workbench.launcher_panel import LOOK_S, Panel
 from workbench.live import Live

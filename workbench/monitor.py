@@ -26,8 +26,8 @@ from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss, series
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.run import Run
-from dfm_nb.base.video import data_url
-from dfm_nb.runs import differing, ended, runs_below, settings_of
+from dfm_nb.display import data_url
+from dfm_nb.experiments.runs import differing, ended, runs_below, settings_of
 from workbench.controls import Slider, table_html
 from workbench.gallery import Gallery
 from workbench.job import Job

@@ -87,7 +87,7 @@ class SweepOptions(BatchOptions):
     output_dir: str = option(help="NNN.ipynb, NNN.html, NNN.log and results.csv", output=True)
 
     def run(self) -> pd.DataFrame:
-        from dfm_nb.sweep_ import parse_grid
+        from dfm_nb.experiments.sweep import parse_grid
         from workbench import notebook_run as runs
         from workbench import notebook_sweep as grids
 
@@ -97,7 +97,7 @@ class SweepOptions(BatchOptions):
         return grids.sweep(self.notebook, grid, self.output_dir, fixed=self.values, jobs=self.jobs, report=report)
 
     def report(self, result: pd.DataFrame) -> Report:
-        from dfm_nb.sweep_ import swept
+        from dfm_nb.experiments.sweep import swept
 
         return swept(result, Path(self.output_dir), output_dir=self.output_dir)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dfm_nb.base.files import MARK, check_free, write_atomically
+from dfm_nb.base.files import MARK, check_free, naming, write_atomically
 from dfm_nb.base.nearest import nearest
 from workbench.parameters import KINDS, as_type
 from workbench.place import RESULT_TYPE, add_to_jupyter
@@ -62,7 +62,7 @@ class Parameter:
             return as_type(self.name, kind, text)
         try:
             value = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that it raises
             value = text
         return as_type(self.name, kind, value) if kind else value
 
@@ -198,7 +198,7 @@ def execute(
         with tempfile.TemporaryDirectory(prefix="dfm_nb-", ignore_cleanup_errors=True) as sockets:
             own = Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}})
             started = {"progress_bar": False, "log_output": progress, "cwd": cwd, "config": own}
-            with _errors_of_libraries(source):
+            with naming(target), _errors_of_libraries(source):
                 papermill.execute_notebook(_literal(source), _literal(target), dict(values), **started)
     except PapermillExecutionError as failed:
         error = f"{failed.ename}: {first_fault(failed.evalue)} (In [{failed.exec_count}])"

@@ -1,20 +1,19 @@
-"""A grid of runs of one notebook, several at a time, and a table of the results.
+"""A grid of runs of one notebook, and the table of their results; `dfm_nb.sweep_` runs them.
 
-Every combination is checked before the first run starts. A failed run becomes a row with its error, and the others
-continue. `results.csv` is rewritten after each run.
+Every combination is checked before the first run starts.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dfm_nb.base import process
-from dfm_nb.base.files import write_atomically
-from dfm_nb.sweep_ import TABLE, run_all
+from dfm_nb.experiments.sweep import Ended, run_all
 from workbench import notebook_run as runs
 
 if TYPE_CHECKING:
@@ -57,35 +56,36 @@ def sweep(
     jobs: int = 1,
     report: bool = True,
 ) -> pd.DataFrame:
-    """Run the grid; prints a line when a run starts and ends, and writes `results.csv`.
+    """Run the grid (`run_all`).
 
     Returns
     -------
-    One row per run: its name, the grid's values, state, time, error, and published results.
+    One row per run, indexed by its name: the grid's values, state, time, error, and published results.
     """
-    import pandas as pd
-
     source = runs.existing(notebook)
     folder = Path(output_dir).expanduser()
-    commands = {}
-    labels = {}
-    rows: dict[str, dict[str, Any]] = {}
-    for name, values in points(source, grid, fixed or {}, folder).items():
-        command = [*process.python_module("dfm_nb"), "notebook", "run", source, "--overwrite"]
-        command += ["--output", folder / f"{name}.ipynb"]
-        if not report:
-            command.append("--no-report")
-        for parameter, text in values.items():
-            command += ["-p", parameter, text]
-        commands[name] = command
-        of_grid = {key: values[key] for key in grid}
-        labels[name] = ", ".join(f"{key}={text}" for key, text in of_grid.items())
-        rows[name] = {"run": name, **of_grid, "state": "waiting", "duration_s": 0.0, "error": ""}
+    given = points(source, grid, fixed or {}, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, error, seconds in run_all(commands, folder, jobs, labels):
-        ended = {"state": "failed" if error else "done", "duration_s": seconds, "error": error}
-        # these columns first, whatever the notebook publishes by their names
-        rows[name] = rows[name] | runs.published(folder / f"{name}.ipynb") | rows[name] | ended
-        table = pd.DataFrame(rows.values(), dtype=object).fillna("")
-        write_atomically(folder / TABLE, table.to_csv(index=False).encode())
-    return table
+    command = [*process.python_module("dfm_nb"), "notebook", "run", source, "--overwrite"]
+    if not report:
+        command.append("--no-report")
+    commands, labels = {}, {}
+    for name, values in given.items():
+        words = [w for parameter, text in values.items() for w in ("-p", parameter, text)]
+        commands[name] = [*command, *words, "--output", folder / f"{name}.ipynb"]
+        labels[name] = ", ".join(f"{key}={values[key]}" for key in grid)
+    published = functools.cache(runs.published)  # each notebook is read once
+
+    def table_of(ended: Ended) -> pd.DataFrame:
+        import pandas as pd
+
+        rows = []
+        for name, values in given.items():
+            error, seconds = ended.get(name, ("", 0.0))
+            state = "failed" if error else "done" if name in ended else "waiting"
+            row = {key: values[key] for key in grid} | {"state": state, "duration_s": seconds, "error": error}
+            # these columns first, whatever the notebook publishes by their names
+            rows.append(row | published(folder / f"{name}.ipynb") | row if name in ended else row)
+        return pd.DataFrame(rows, pd.Index(given, name="run"), dtype=object).fillna("")
+
+    return run_all(commands, folder, jobs, table_of, labels)

@@ -12,17 +12,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from einops import rearrange
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator, MultipleLocator
 
 from dfm_nb import config as cfg
+from dfm_nb import display
 from dfm_nb.base import video
 from dfm_nb.base.files import replacing
 from dfm_nb.base.geometry import FRAMES_PER_LATENT
@@ -42,6 +39,10 @@ from dfm_nb.model.positions import rotary_angles
 from dfm_nb.packs.packs import PackSettings
 from dfm_nb.packs.patches import grid_positions
 from workbench.words import word_attention
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTH_IN = 9.2
 PX_PER_IN = 96
@@ -72,10 +73,10 @@ class Picture:
 
     def _repr_html_(self) -> str:
         width_px = round(self.figure.get_size_inches()[0] * PX_PER_IN)
-        return video.media_html("image/png", png(self.figure), self.summary, width_px)
+        return display.media_html("image/png", png(self.figure), self.summary, width_px)
 
     def _repr_png_(self) -> bytes:
-        return video.small_png(video.read_image(png(self.figure))[0])
+        return display.small_png(video.read_image(png(self.figure))[0])
 
     def __repr__(self) -> str:
         return self.summary
@@ -179,6 +180,9 @@ def packs(data_dir: str | os.PathLike, capacity: int | None = None, recipe: str 
     """
     config = cfg.resolve(recipe).config
     store = ShardStore(Path(data_dir), "train")
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import MultipleLocator
+
     settings = PackSettings(config)
     samples = [(t * h * w // settings.patch_volume, t) for t, h, w in map(store.grid, range(len(store)))]
     if capacity is None:
@@ -295,7 +299,7 @@ def schedules(num_steps: int = 18, P_mean: float = _USUAL.P_mean, P_std: float =
         inside = (levels.log() - P_mean).abs() < 2 * P_std
         counts.append(f"{name} {int(inside.sum())}")
     axes.set(xlabel="step", ylabel="sigma", title=f"{num_steps} steps from noise to clip")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.locator_params("x", integer=True)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.legend(frameon=False, fontsize=9)
     plain(axes)
@@ -413,7 +417,7 @@ def differences(losses: Mapping[str, Sequence[float]]) -> Picture:
     axes.set(title="loss")
     for panel in (axes, apart):
         panel.set_xlabel("iteration")
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panel.locator_params("x", integer=True)
         panel.legend(frameon=False, fontsize=8)
         plain(panel)
     return Picture(figure, f"Losses of {', '.join(losses)}; the largest relative difference is {worst:.1e}.")

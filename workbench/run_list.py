@@ -14,11 +14,12 @@ import ipywidgets as w
 import pandas as pd
 import traitlets
 
-from dfm_nb.base.files import read_json, write_atomically, write_json
+from dfm_nb.base.files import MARK, check_free, read_json, write_atomically, write_json
+from dfm_nb.base.log import legible
 from dfm_nb.base.markup import fill
 from dfm_nb.base.run import IDENTITY, LOCK, WRITTEN, Run
-from dfm_nb.base.video import media_html
-from dfm_nb.runs import compare, run_page, runs_below
+from dfm_nb.display import media_html
+from dfm_nb.experiments.runs import compare, run_page, runs_below
 from workbench.controls import table_html
 from workbench.gallery import load
 from workbench.job import Job
@@ -73,7 +74,7 @@ class Runs(Live):
         self.paths = {}
         for path in runs_below(self.folder):
             if path != self.folder and Run(path).metrics_file.exists():
-                self.paths[path.relative_to(self.folder).as_posix()] = path
+                self.paths[legible(path.relative_to(self.folder).as_posix())] = path
         self.table = pd.DataFrame()
         if self.paths:
             self.table = compare(self.paths.values()).set_axis(pd.Index(self.paths, name="run"))
@@ -104,6 +105,7 @@ class Runs(Live):
     def report(self, name: str) -> Path:
         """Write a run's page, `report.html` in its folder; it is self-contained."""
         path = self._path(name) / "report.html"
+        check_free(path, Run(path.parent).id is not None, fix="move it away", mark=MARK)
         write_atomically(path, run_page(path.parent).encode())
         return path
 
@@ -157,7 +159,9 @@ class Runs(Live):
 
     def annotate(self, name: str, tags: str = "", note: str = "") -> None:
         """Write a run's tags (words) and note to `notes.json` in its folder."""
-        write_json(self._path(name) / NOTES, {"tags": tags, "note": note})
+        path = self._path(name) / NOTES
+        check_free(path, Run(path.parent).id is not None, fix="move it away")
+        write_json(path, {"tags": tags, "note": note})
 
     def kept_html(self) -> str:
         table = []

@@ -23,6 +23,7 @@ from typing import Any
 import ipywidgets as w
 import numpy as np
 
+from dfm_nb import display
 from dfm_nb.base import geometry, pretrained, video
 from dfm_nb.base.files import subfolder, write_atomically
 from dfm_nb.base.headless import is_headless
@@ -534,7 +535,7 @@ class Studio(Live):
 
     def _picture(self, frame: np.ndarray, request: Request) -> None:
         """A still of the clip in progress."""
-        media = video.media_html(*video.compressed(frame[None], 1), pieces.caption(request), pieces.SIDE_PX)
+        media = display.media_html(*video.compressed(frame[None], 1), pieces.caption(request), pieces.SIDE_PX)
         self._image.value = pieces.framed(media, frame)
 
     def _show(self, clip: Generated) -> str:
@@ -542,7 +543,7 @@ class Studio(Live):
         self.clip = clip
         item = load(clip)
         begins = clip.frames, clip.request.fps  # not decoded again from the file's bytes
-        media = video.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, begins)
+        media = display.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, begins)
         framed = pieces.framed(media, clip.frames[0])
         self._image.value = fill('<figure style="margin:0">{}{}</figure>', framed, download(item))
         self._strip.value = pieces.strip_html(self.estimates, clip.request)

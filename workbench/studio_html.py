@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dfm_nb import display
 from dfm_nb.base import video
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.generation.request import Request
@@ -32,9 +33,9 @@ def strip_html(estimates: Sequence[tuple[int, float, np.ndarray]], request: Requ
     """Estimates of the finished clip in a row, each with its step and the remaining sigma."""
     cells = []
     for step, sigma, frame in estimates:
-        image = fill(video.IMAGE, data_url(frame), f"after step {step}", f"width:{STRIP_PX}px;display:block")
+        image = fill(display.IMAGE, data_url(frame), f"after step {step}", f"width:{STRIP_PX}px;display:block")
         cells.append(fill(STEP, image, f"{step}: {sigma:.2g}"))
-    return fill(STRIP_OF, caption(request), video.row_html(cells)) if cells else Html()
+    return fill(STRIP_OF, caption(request), display.row_html(cells)) if cells else Html()
 
 
 def caption(request: Request) -> str:
@@ -42,7 +43,7 @@ def caption(request: Request) -> str:
 
 
 def data_url(frame: np.ndarray) -> str:
-    return video.data_url(*video.compressed(frame[None], 1))
+    return display.data_url(*video.compressed(frame[None], 1))
 
 
 def thumb_style(name: str, url: str) -> Html:

@@ -27,7 +27,8 @@ def replacing(path: str | Path, durable: bool = True) -> Iterator[Path]:
 
     Readers see the complete old or new content, also after a crash, because the bytes are on disk before the rename. If
     the block fails, `path` is unchanged and the temporary is removed. The file's mode follows the umask, whatever the
-    block does. A link in its place is replaced, and its target stays. durable : False where a power cut may lose it.
+    block does. A link in its place is replaced, and its target stays. A name that was free in `check_free` must still
+    be. durable : False where a power cut may lose it.
     """
     path = Path(path)
     temporary = temporary_of(path)
@@ -40,10 +41,16 @@ def replacing(path: str | Path, durable: bool = True) -> Iterator[Path]:
         os.chmod(temporary, mode)  # safetensors replaces it by a file of mode 0600
         if durable:
             sync(temporary)
-        os.replace(temporary, path)
-    except BaseException:
+        fix = _free.pop(path.absolute(), "")
+        try:
+            place = os.link if fix else os.replace
+            place(temporary, path)
+        except FileExistsError:
+            raise FileExistsError(_TAKEN.format(path, fix)) from None
+        except OSError:  # of a file system without hard links
+            os.replace(temporary, path)
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 def temporary_of(path: Path) -> Path:
@@ -107,7 +114,9 @@ def plain(path: Path, inside: Path | None = None, most_bytes: int = MOST_BYTES) 
     inside = inside or path.parent
     size = path.stat().st_size
     if not path.is_file() or size > most_bytes or (leads_out(path, inside) and not _is_listed(path, inside)):
-        raise ValueError(f"{path} must be a file of a usual size inside {inside}, or listed there; move it away")
+        raise ValueError(
+            f"{path} must be a file of a usual size inside {inside}, or listed there (tars: dfm adopt --allow-outside)"
+        )
     return path
 
 
@@ -163,6 +172,7 @@ def appending(path: Path, mode: str = "ab", **how: Any) -> IO[Any]:
     """`path` opened to append to, created if missing; ValueError for a link, a pipe or a device."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise ValueError(f"{path} must be a regular file and no link, because it is appended to; move it away")
+    _free.pop(path.absolute(), None)
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666), **how)
 
 
@@ -185,17 +195,24 @@ MARK = "<!--made by dfm_nb-->"
 """In a view that can be drawn again: the comment of a sheet, the end of a page, the first line of a blend."""
 
 
+_TAKEN = "{} exists, and no record says that it is ours; {}"
+_free: dict[Path, str] = {}
+"""Advice by names that were free: two processes that write one at once both found it so."""
+
+
 def check_free(path: Path, ours: bool, fix: str = "pass --overwrite or another name", mark: str = "") -> None:
     """FileExistsError for a name that is taken, unless a record of ours names it (`ours`) or the file has the mark.
 
     mark : `MARK` of a view; other files are replaced by their record alone.
     """
-    if ours or not os.path.lexists(path):
+    absent = not os.path.lexists(path)
+    _free[path.absolute()] = fix if absent and not ours else ""
+    if absent or ours:
         return
     readable = mark and path.is_file() and path.stat().st_size <= MOST_BYTES
     if readable and mark.encode() in path.read_bytes():
         return
-    raise FileExistsError(f"{path} exists, and no record says that it is ours; {fix}")
+    raise FileExistsError(_TAKEN.format(path, fix))
 
 
 def sync(path: Path) -> None:

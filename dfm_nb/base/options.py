@@ -44,7 +44,8 @@ def option(default: Any = PydanticUndefined, help: str = "", **limits_and_marks:
     **limits_and_marks : limits are pydantic's (`ge`, `gt`, `le`, `lt`, `multiple_of`, `min_length`, `max_length`). All
         others are marks: `positional` (an argument without a flag), `flag` (if it does not follow from the name),
         `flags` (its other names), `metavar`, `action` (argparse's), `python_only` (no flag), `output` (a path that is
-        written, so not a URL, with `~` expanded), `unset` (on a command line the default is set later, elsewhere), or
+        written, so not a URL, with `~` expanded), `plugins` (the kind of those
+        that it may name as `module:name`), `unset` (on a command line the default is set later, elsewhere), or
         any mark that a reader of `fields` uses.
     """
     limits = {name: limits_and_marks.pop(name) for name in _LIMITS if name in limits_and_marks}
@@ -258,4 +259,4 @@ def _add(parser: Any, field: Field) -> None:
 
 def must(message: str) -> str:
     """pydantic's "Input should be less than 3" as "must be less than 3"."""
-    return "must " + message.partition(" should ")[2]
+    return "must " + (message.partition(" should ")[2] or f"be valid ({message})")  # a number of too many digits

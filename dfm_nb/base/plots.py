@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,23 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's colours, which colour-blind people can distinguish."""
 
 
+def _import_matplotlib() -> None:
+    """Import it without `matplotlibrc` of the current folder, which it reads first: files there are data.
+
+    A pipe of that name would hang it, and bytes end it. matplotlib 3.11 tests the name by `os.path.exists`.
+    """
+    exists = os.path.exists
+    os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
+    try:
+        import matplotlib  # noqa: F401
+    finally:
+        os.path.exists = exists
+
+
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """Draw in matplotlib's own style: it also reads a `matplotlibrc` of the current folder, whose files are data."""
+    """Draw in matplotlib's own style, whatever a user's `matplotlibrc` says."""
+    _import_matplotlib()
     from matplotlib import style
 
     with style.context("default"):
@@ -33,6 +48,7 @@ def neutral() -> Iterator[None]:
 
 def blank(width_in: float, height_in: float, dpi: int = 120) -> Figure:
     """An empty figure to draw on."""
+    _import_matplotlib()
     from matplotlib.figure import Figure  # no pyplot: no global state, no display
 
     return Figure(figsize=(width_in, height_in), dpi=dpi, layout="constrained", facecolor="white")

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import psutil
 from filelock import FileLock, Timeout
@@ -31,6 +32,7 @@ from dfm_nb.base.files import (
     write_json,
 )
 from dfm_nb.base.log import log
+from dfm_nb.base.metrics import compared_loss, damage_of, series
 
 WRITTEN = frozenset(
     "config.yaml metrics.jsonl skipped.jsonl log.txt loss.png run.pid checkpoints samples tensorboard".split()
@@ -60,6 +62,11 @@ def written_path(path: str | Path) -> Path:
     path = Path(path).expanduser()
     padded = path.with_name(f"iter_{path.name[5:]:0>7}") if is_iteration(path) else path
     return padded if os.path.exists(padded) and not os.path.exists(path) else path
+
+
+def ended(last: int, of: Any) -> Literal["not started", "finished", "stopped"]:
+    """The state of a run that is not running, by its newest iteration and its `train_iters`."""
+    return "not started" if not last else "finished" if isinstance(of, int) and last >= of else "stopped"
 
 
 class Run:
@@ -161,10 +168,11 @@ class Run:
             )
         if self.id:
             remove_temporaries(self.path)  # of a killed owner
-        identity = {"host": here, "inode": self.path.stat().st_ino, "id": self.id or uuid.uuid4().hex}
+        inode = self.path.stat().st_ino
+        identity = {"host": here, "inode": inode, "id": self.id or uuid.uuid4().hex}
         write_json(self.path / IDENTITY, identity)
         write_json(self.pid_file, process.identity())
-        _HELD[self._key] = lock
+        _HELD[self._key] = lock, inode
         threading.Thread(target=self._beat, name="run owner", daemon=True).start()
 
     @property
@@ -201,25 +209,55 @@ class Run:
         root.mkdir(parents=True, exist_ok=True)
         write_json(root / OWNER, {"run": str(self.path), "id": self.id})
 
+    def check_place(self) -> None:
+        """FileNotFoundError if the folder of which this process is the writer is not at its path any more."""
+        if self._key in _HELD and _HELD[self._key][1] != (os.path.exists(self.path) and self.path.stat().st_ino):
+            raise FileNotFoundError(
+                f"{self.path} must stay in its place while the run writes there; it was moved, replaced or removed; "
+                "give the command again with the folder's new name as --run-dir: it resumes from the newest checkpoint"
+            )
+
     def tell(self, phase: str) -> None:
         """Write the owner's current activity and its start into `run.pid`; other processes write nothing."""
+        self.check_place()
         if self._key in _HELD:
             told = {**process.identity(), "phase": phase, "since_s": time.time()}
             try:
                 write_json(self.pid_file, told)
             except OSError as error:  # a checkpoint must still be saved
-                fix = "if it was moved, checkpoints are still saved there: move it back, or join both folders"
-                log.warning("the run folder %s cannot be written (%s); %s", self.path, error.strerror, fix)
+                log.warning("the run folder %s cannot be written (%s)", self.path, error.strerror)
 
     def release(self) -> None:
         """Release the folder, if it is ours."""
-        if lock := _HELD.pop(self._key, None):
-            self.pid_file.unlink(missing_ok=True)
-            lock.release()
+        if self._key in _HELD:
+            with contextlib.suppress(FileNotFoundError):  # the folder was moved
+                self.check_place()
+                self.pid_file.unlink()
+            _HELD.pop(self._key)[0].release()
 
     def owner(self) -> psutil.Process | None:
         """The live process of this host that has claimed the folder, or None."""
         return process.find(read_json(self.pid_file))
+
+    def figures(self, train_iters: Any) -> dict[str, Any]:
+        """Its progress and losses, as `dfm_nb.compare` and `dfm pretrain --json` show them."""
+        records, damage = damage_of(self.path)
+        compared = compared_loss({key for record in records for key in record})
+        _, losses = series(records, "loss")
+        _, seconds = series(records, "elapsed_s")
+        _, rounds = series(records, "val_loss")
+        at, averaged = series(records, compared)
+        last = records[-1]["iteration"] if records else 0
+        best = min(zip(averaged, at), default=(None, None))
+        return {
+            "state": damage or ("running" if self.owner() else ended(last, train_iters)),
+            "iterations": last,
+            "best_val_loss": best[0],
+            "best_at": best[1],
+            "val_loss": rounds[-1] if rounds else None,
+            "loss": losses[-1] if losses else None,
+            "seconds": seconds[-1] if seconds else None,
+        }
 
     @property
     def _key(self) -> tuple[Path, int]:
@@ -234,7 +272,7 @@ class Run:
 
 BEAT_S, STALE_S = 10, 60
 """Seconds after which a run counts as dead: several heartbeats may be late on a busy machine."""
-_HELD: dict[tuple[Path, int], FileLock] = {}  # by folder and process
+_HELD: dict[tuple[Path, int], tuple[FileLock, int]] = {}  # by folder and process; with the folder's inode
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from dfm_nb.base import plugins
 from dfm_nb.base.argv import TOLD, forget_launcher, from_launcher, pop_nproc
 from dfm_nb.base.log import legible, silent, start_logging
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import Options, fields, option
 from dfm_nb.base.torchrun import run_under_torchrun
 
 
@@ -48,7 +48,7 @@ class Verb(Options):
     as_json: bool = option(False, "print one JSON object; everything else goes to stderr", flag="--json")
 
     def __init__(self, /, **values: Any):
-        plugins.trust(*values.values())  # typed, in Python or on a command line: no verb is made of a file
+        plugins.trust(*(values.get(name) for name, field in fields(type(self)).items() if "plugins" in field.marks))
         super().__init__(**values)
 
     def run(self) -> Any:
@@ -85,7 +85,7 @@ class Verb(Options):
         if rank:
             return code
         if asked.as_json:
-            text = json.dumps({"exit_code": code, **answer}, ensure_ascii=False, default=str)
+            text = json.dumps({"exit_code": code, **answer}, default=str)
         if asked.as_json and TOLD in os.environ:
             Path(os.environ[TOLD]).write_text(text, encoding="utf-8")
         elif text:

@@ -7,29 +7,27 @@ file raises `SampleError` with one sentence, and nothing decodes to more than `M
 `lost`, a dict that the readers fill: what a readable file loses, as a sentence by reason.
 """
 
-import base64
 import contextlib
 import io
 import itertools
 import math
+import os
 import re
 import tempfile
-import textwrap
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image, ImageCms, ImageDraw, ImageFont, ImageOps, ImageSequence, PngImagePlugin
+from PIL import ExifTags, Image, ImageCms, ImageOps, ImageSequence, PngImagePlugin
 
 from dfm_nb.base.files import MARK, replacing, write_atomically
 from dfm_nb.base.geometry import SIDE_MULTIPLE
-from dfm_nb.base.limits import MAX_ASPECT, MAX_BYTES
-from dfm_nb.base.markup import Html, fill
-from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.base.limits import MAX_ASPECT, MAX_BYTES, MOST_HEADER
+from dfm_nb.base.records import SampleError
 
 _LARGE = threading.Lock()
 _TABLES = threading.Lock()
@@ -276,13 +274,36 @@ def _readable(name: object) -> Iterator[None]:
         raise SampleError("unreadable_video", f"{name} is not a readable video ({reason})") from None
 
 
+_COUNTS = re.compile(rb"stsz.{8}(.{4})|trun.{4}(.{4})", re.DOTALL)
+"""In an mp4's index and in its fragments: after version, flags and a constant size, the number of samples."""
+
+
+def _check_samples(source: str | Path | bytes) -> None:
+    """SampleError for an mp4 that names more samples than it has bytes: FFmpeg allocates 60 bytes for each at once."""
+    with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        samples, start, length = 0, 0, 8
+        while length >= 8 and start + length <= size:  # boxes of [length, name, content]; another format's end at once
+            file.seek(start)
+            head = file.read(16)
+            length = int.from_bytes(head[8:] if head[:4] == b"\0\0\0\1" else head[:4]) or size - start
+            if head[4:8] != b"mdat":  # the pictures, where these names mean nothing
+                for counts in _COUNTS.finditer(file.read(min(length, MOST_HEADER))):
+                    samples += int.from_bytes(counts[1] or counts[2])
+            start += length
+    if samples > size:
+        raise SampleError("too_large", f"{_name(source)} names {samples} samples in {size} bytes; write it again")
+
+
 def _container(source: str | Path | bytes) -> Any:
     """FFmpeg's view of a file, to be closed."""
     import av
 
     with _readable(_name(source)):
         # tags are often in the encoding of the machine that wrote them
-        return av.open(_file(source), options=VIDEO_FORMATS, metadata_errors="replace")
+        file = _file(source)
+        _check_samples(source)
+        return av.open(file, options=VIDEO_FORMATS, metadata_errors="replace")
 
 
 @contextlib.contextmanager
@@ -542,74 +563,6 @@ def read_comment(path: str | Path) -> str:
         return container.metadata.get("comment", "")
 
 
-# ---- showing ------------------------------------------------------------------------------------------------------
-
-PAPER, INK = (250, 249, 246), (52, 50, 48)
-GAP_PX, LINE_PX, CAPTION_LINES = 12, 16, 5
-FILM_FRAMES, FILM_GAP_PX = 4, 2
-
-
-def contact_sheet(sections: Mapping[str, Sequence[tuple[Sequence[np.ndarray], str]]], columns: int = 8) -> np.ndarray:
-    """A page of pictures and clips with captions below, under headings.
-
-    Parameters
-    ----------
-    sections : entries by heading ("" for none). An entry has videos that belong together, such as a picture and its
-        sample, uint8 [T, H, W, 3] of any sizes, and their caption, which is cut with an ellipsis after five lines.
-        Stills stand side by side; clips are film strips of four frames, one above the other.
-    columns : squares in a row; a strip takes up to four.
-
-    Returns
-    -------
-    uint8 [H, W, 3].
-    """
-    sides = [max(v.shape[1:3]) for entries in sections.values() for videos, _ in entries for v in videos]
-    cell = min(256, max([128, *sides]))  # px, the longest side of a picture
-    rows = list[tuple[str, list[Image.Image]]]()
-    for heading, entries in sections.items():
-        if entries:
-            rows.append((heading, []))
-        for videos, caption in entries:
-            entry = _entry(videos, caption, cell)
-            if sum(e.width + GAP_PX for e in rows[-1][1]) + entry.width > columns * (cell + GAP_PX):
-                rows.append(("", []))
-            rows[-1][1].append(entry)
-    font, heights = ImageFont.load_default(size=15), [max(e.height for e in row) + GAP_PX for _, row in rows]
-    wide = (max(sum(e.width + GAP_PX for e in row), int(font.getlength(text)) + GAP_PX) for text, row in rows)
-    width = max(wide, default=GAP_PX)
-    height = sum(heights) + sum(2 * LINE_PX for text, _ in rows if text)
-    sheet = Image.new("RGB", (GAP_PX + width, GAP_PX + height), PAPER)
-    y = GAP_PX
-    for (text, row), height in zip(rows, heights):
-        ImageDraw.Draw(sheet).text((GAP_PX, y), text, INK, font)
-        x, y = GAP_PX, y + 2 * LINE_PX * bool(text)
-        for entry in row:
-            sheet.paste(entry, (x, y))
-            x += entry.width + GAP_PX
-        y += height
-    return np.asarray(sheet)
-
-
-def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image:
-    """Stills in squares side by side, on their lower edges; clips as strips below one another; their caption below."""
-    strips = list[list[Image.Image]]()
-    for video in videos:
-        frames = video[np.linspace(0, len(video) - 1, FILM_FRAMES).round().astype(int)] if len(video) > 1 else video
-        strips.append([ImageOps.contain(Image.fromarray(frame), (cell, cell)) for frame in frames])
-    if all(len(strip) == 1 for strip in strips):
-        strips = [[ImageOps.pad(p, (cell, cell), color=PAPER, centering=(0.5, 1.0)) for (p,) in strips]]
-    w, h = (max(size) + FILM_GAP_PX for size in zip(*(p.size for strip in strips for p in strip)))
-    width, height = max(map(len, strips)) * w - FILM_GAP_PX, len(strips) * h - FILM_GAP_PX
-    font = ImageFont.load_default(size=12)
-    lines = textwrap.wrap(caption, int(width / font.getlength("n")), max_lines=CAPTION_LINES, placeholder="…")
-    page = Image.new("RGB", (width, height + LINE_PX * (1 + len(lines))), PAPER)
-    ImageDraw.Draw(page).multiline_text((0, height + 4), "\n".join(lines), INK, font)
-    for row, strip in enumerate(strips):
-        for column, picture in enumerate(strip):
-            page.paste(picture, (column * w, row * h))
-    return page
-
-
 def compressed(frames: np.ndarray, fps: float, comment: str = "") -> tuple[str, bytes]:
     """(media type, bytes) of uint8 [T, H, W, 3]: the MP4 of `write_mp4`, or a PNG for one frame.
 
@@ -621,103 +574,3 @@ def compressed(frames: np.ndarray, fps: float, comment: str = "") -> tuple[str, 
         path = Path(folder, "clip.mp4")
         write_mp4(path, frames, fps, comment=comment)
         return "video/mp4", path.read_bytes()
-
-
-POSTER_PX, POSTER_FRAMES = 128, 17
-SHEET_BYTES = 100_000
-
-
-def small_png(picture: np.ndarray) -> bytes:
-    """A picture, uint8 [H, W, 3], as a PNG of at most `SHEET_BYTES`: with 256 colours, and smaller if it must be.
-
-    For outputs of a notebook where no HTML is shown: some code hosts, and PDF.
-    """
-    image = Image.fromarray(picture)
-    while True:
-        image.quantize(256).save(out := io.BytesIO(), "PNG", optimize=True)
-        if out.tell() <= SHEET_BYTES:
-            return out.getvalue()
-        image = image.resize((max(1, image.width * 4 // 5), max(1, image.height * 4 // 5)))
-
-
-IMAGE = '<img src="{}" alt="{}" style="{}">'
-VIDEO = (
-    '<video src="{}" autoplay loop muted playsinline{} onmouseenter="this.controls=true" '
-    'onmouseleave="this.controls=false" aria-label="{}" style="{}">{}</video>'
-)
-
-
-def media_html(
-    kind: str, data: bytes, said: str, width_px: int, begins: tuple[np.ndarray, float] | None = None, playing: str = ""
-) -> Html:
-    """A picture, or a clip that loops muted like one: `<img>` or `<video>` with its bytes in `src`.
-
-    A video's controls appear under the pointer, and browsers pause a muted autoplaying video while it is off screen.
-    From untrusted notebooks, such as papermill's, JupyterLab removes a `<source>` inside and the two event handlers;
-    the rest still plays. Where a code host removes the <video> tag, an animated WebP inside it is left.
-
-    Parameters
-    ----------
-    kind, data : media type and bytes.
-    said : alternative text for screen readers.
-    begins : first frames and their rate, for that WebP (`POSTER_FRAMES`) and for a still where the clip cannot play.
-    playing : script to run when a clip begins to play; "" for none.
-    """
-    style = f"width:{width_px}px;max-width:100%;border-radius:6px;display:block"
-    if not kind.startswith("video/"):
-        return fill(IMAGE, data_url(kind, data), said, style)
-    shown, instead = [fill(' onplaying="{}"', playing)] if playing else [], []
-    if begins:
-        frames, fps = begins
-        shown.append(fill(' poster="{}"', _webp_url(frames[:1], fps)))
-        instead.append(fill(IMAGE, _webp_url(frames[:POSTER_FRAMES], fps), said, style))
-    return fill(VIDEO, data_url(kind, data), shown, said, style, instead)
-
-
-def _webp_url(frames: np.ndarray, fps: float) -> str:
-    """A small WebP of some kB, animated if there are several frames."""
-    first, *rest = (Image.fromarray(frame) for frame in frames)
-    for picture in (first, *rest):
-        picture.thumbnail((POSTER_PX, POSTER_PX))
-    how: dict[str, Any] = {"duration": round(1000 / fps), "loop": 0, "quality": 50}
-    first.save(out := io.BytesIO(), "WEBP", save_all=True, append_images=rest, **how)
-    return data_url("image/webp", out.getvalue())
-
-
-def data_url(kind: str, data: bytes) -> str:
-    """Bytes of a media type as a data URL."""
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def inline_html(frames: np.ndarray, fps: float, caption: str) -> Html:
-    """A self-contained <figure>: a looping MP4 for a clip, a PNG for one frame.
-
-    Parameters
-    ----------
-    frames : uint8 [T, H, W, 3].
-    caption : shown below, also as alternative text.
-    """
-    width = max(frames.shape[2], 192)
-    media = media_html(*compressed(frames, fps), caption, width, (frames, fps))
-    figure = '<figure style="display:inline-block;margin:8px;vertical-align:top">{}{}</figure>'
-    text = '<figcaption style="max-width:{}px;font-size:13px;margin-top:4px">{}</figcaption>'
-    return fill(figure, media, fill(text, width, caption))
-
-
-def row_html(figures: Iterable[Html]) -> Html:
-    """Figures side by side."""
-    return fill('<div style="display:flex;flex-wrap:wrap;gap:8px">{}</div>', [*figures])
-
-
-def show(clips: Iterable[Clip]) -> None:
-    """Play clips of a source side by side in the notebook, each with its caption."""
-    shown = list(clips)
-    page = row_html(inline_html(clip.video, clip.fps, clip.caption) for clip in shown)
-    show_output(page, small_png(contact_sheet({"": [([clip.video], clip.caption) for clip in shown]})))
-
-
-def show_output(page: str, sheet: bytes) -> None:
-    """Display our HTML in the notebook, and a PNG for where no HTML is shown."""
-    from IPython.display import display
-
-    display({"text/html": page, "image/png": base64.b64encode(sheet).decode(), "text/plain": ""}, raw=True)

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from dfm_nb.base.intervals import wilson
 from dfm_nb.base.progress import tqdm
 from dfm_nb.butterflies import synthetic
 from dfm_nb.butterflies.judge import HEADS, AttributeClassifier, wing_motion
+from dfm_nb.measure.intervals import wilson
 
 MEASURED = tuple(HEADS)
 CORE = ("colour", "background", "pattern")

@@ -237,10 +237,12 @@ def _body(canvas: skia.Canvas, bend: float) -> None:
 
 
 def load_skia() -> None:
-    """FileNotFoundError if Skia does not load: it needs libGL and libEGL, which slim containers often lack."""
+    """FileNotFoundError if Skia is missing, or does not load: it needs libGL and libEGL, which slim containers lack."""
     global skia
     try:
         import skia
+    except ModuleNotFoundError:
+        raise FileNotFoundError("drawing butterflies needs Skia: pip install 'dfm_nb[butterflies]'") from None
     except ImportError as error:
         fix = "apt-get install libgl1 libegl1, or conda install -c conda-forge libgl libegl"
         raise FileNotFoundError(f"drawing butterflies needs Skia, which does not load ({error}); {fix}") from None

@@ -12,9 +12,9 @@ import numpy as np
 from dfm_nb.butterflies import synthetic, wordings
 from dfm_nb.butterflies.attributes import MEASURED, Renders, score, shares, stored_thresholds, unseen_attributes
 from dfm_nb.butterflies.judge import AttributeClassifier
-from dfm_nb.evaluation.distance import kernel_distance, kernel_estimate
-from dfm_nb.evaluation.diversity import recall, scatter
-from dfm_nb.evaluation.features import NAME, Features
+from dfm_nb.measure.distance import kernel_distance, kernel_estimate
+from dfm_nb.measure.diversity import recall, scatter
+from dfm_nb.measure.features import NAME, Features
 
 FRAMES = {"images": 1, "clips": 9}
 FPS = synthetic.CLIP_FPS[-1]

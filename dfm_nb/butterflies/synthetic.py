@@ -227,9 +227,9 @@ class Synthetic(Source):
         yield Clip(self.item_key(index), pixels, caption, fps, self.name, said, given=given)
 
     def identity(self) -> dict:
-        own = {
-            name: value for name, value in asdict(self).items() if name != "edits" or value
-        }  # data older than `edits` keep theirs
+        own = asdict(self)
+        if not self.edits:  # so that the same pictures keep the identity that stored data have
+            del own["edits"]
         return {"name": self.name, **own, "drawing": DRAWING, "held_out": HELD_OUT}
 
 

@@ -1,8 +1,8 @@
 """The pickles in files of tensors, `.pth` and `.metadata`, read without code and in bounded memory.
 
 One inert class stands in place of every class and function that a pickle names. Python's own unpickler reads it: the
-memo of that in C is a list as long as a place in it says. Tuples nest `MOST_NESTED` deep, as the hash of a tuple of
-pairs of pairs takes twice the time for each level, and there are no sets, whose comparison does.
+memo of that in C is a list as long as a place in it says. No tuple is a key, as the hash of a tuple of pairs of pairs
+takes twice the time for each level, and there are no sets, whose comparison does.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dfm_nb.base.limits import MOST_BYTES, MOST_NESTED
+from dfm_nb.base.limits import MOST_BYTES
 from dfm_nb.checkpoints.tensor_files import CheckpointError, bytes_of, reason
 
-TUPLES = (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
-LEFT_OUT = (pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8)
-"""Sets, and bytes that are allocated before they are read."""
+LEFT_OUT = (pickle.ADDITEMS, pickle.FROZENSET, pickle.BYTEARRAY8, pickle.DICT)
+"""Sets, bytes that are allocated before they are read, and a form of dict that nothing writes any more."""
 
 
 class Record:
@@ -51,25 +49,17 @@ class Record:
         """Of an OrderedDict, which is not read."""
 
 
-class _Row(tuple):
-    """A tuple that knows how deep tuples nest in it."""
+class _Named(dict):
+    """A dict without tuples as keys."""
 
-    depth: int
-
-
-def _nested(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    def made(self: Any) -> None:
-        load(self)
-        row = self.stack[-1] = _Row(self.stack[-1])
-        row.depth = 1 + max((each.depth for each in row if type(each) is _Row), default=0)
-        if row.depth > MOST_NESTED:
-            raise ValueError(f"its tuples nest deeper than {MOST_NESTED}")
-
-    return made
+    def __setitem__(self, key: object, value: object) -> None:
+        if isinstance(key, tuple):
+            raise ValueError("it has a tuple as a key")
+        super().__setitem__(key, value)
 
 
 LOADS = {code: load for code, load in pickle._Unpickler.dispatch.items() if bytes([code]) not in LEFT_OUT}
-LOADS |= {code: _nested(LOADS[code]) for code in b"".join(TUPLES)}
+LOADS[pickle.EMPTY_DICT[0]] = lambda self: self.append(_Named())  # type: ignore[attr-defined]  # typeshed has C's
 
 
 class _Inert(pickle._Unpickler):

@@ -66,7 +66,7 @@ class Writer:
         temporary = final.with_name(final.name + ".tmp")
         if dist.get_rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
+            temporary.mkdir()  # not the root, which a run made: it is missing where it was moved meanwhile
         dist.barrier()  # the folder is there
         parts = [part for part in local_parts(pieces) if part.written]
         for part in parts:

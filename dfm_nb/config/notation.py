@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BeforeValidator
 
+from dfm_nb.base.limits import MOST_TEXT
 from dfm_nb.base.options import plain
 
 _TAG = "tag:yaml.org,2002:"
@@ -25,10 +26,6 @@ def _resolvers(*kinds: str) -> dict:
     """YAML 1.1's rules for plain scalars, of these kinds alone."""
     rules = yaml.SafeLoader.yaml_implicit_resolvers.items()
     return {first: [(tag, rule) for tag, rule in found if tag[len(_TAG) :] in kinds] for first, found in rules}
-
-
-MOST_BYTES = 1 << 20
-"""Of a configuration; PyYAML reads 0.1 MB a second."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -71,8 +68,8 @@ for _resolver in (_Loader, _Dumper):
 def read(text: str, words: bool = False) -> Any:
     """The value of a YAML text; ValueError with a one-sentence reason. words : scalars other than null stay text."""
     try:
-        if len(text) > MOST_BYTES:
-            raise ValueError(f"it must have at most {MOST_BYTES >> 20} MiB; it has {len(text) >> 20}")
+        if len(text) > MOST_TEXT:
+            raise ValueError(f"it must have at most {MOST_TEXT >> 20} MiB; it has {len(text) >> 20}")
         return yaml.load(text, _Words if words else _Loader)
     except Exception as error:  # on odd tags PyYAML's constructors raise KeyError, IndexError, AttributeError, ...
         raise ValueError(" ".join(str(error).split())) from None

@@ -2,15 +2,17 @@
 
 NeMo DFM's script writes only tars. Here each sample is read and measured once, unusable ones are counted and reported,
 and the files that `dfm prepare` would have written are added: indexes, Energon's metadata, the empty caption, the
-manifest, and the checksums last.
+manifest, and the checksums last. After an intended change of a complete folder, `--reindex` writes only its indexes and
+checksums again; its manifest stays.
 """
 
 import shlex
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
+from pydantic import model_validator
 
 from dfm_nb.base import plugins
 from dfm_nb.base.files import check_free, listed_as, read_json
@@ -19,9 +21,9 @@ from dfm_nb.base.log import log
 from dfm_nb.base.options import option
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.verb import Report, Verb
-from dfm_nb.data import preparation, prepared_folder, sample_index, shard_plan, shards
+from dfm_nb.data import preparation, prepared_folder, sample_index, shards
 from dfm_nb.data.encoding import latent_sums
-from dfm_nb.data.prepared_folder import CHECKSUMS, PreparedFolder, write_manifest
+from dfm_nb.data.prepared_folder import CHECKSUMS, EMPTY_TEXT, PreparedFolder, write_manifest
 
 
 class AdoptOptions(Verb):
@@ -30,8 +32,8 @@ class AdoptOptions(Verb):
     prog, logs = "dfm adopt", True
 
     folder: str = option(help="folder with .tar shards; they are not changed", positional=True)
-    tokenizer: str = option(help="of the latents: " + ", ".join(plugins.names("tokenizers")))
-    text_encoder: str = option(help="of the texts: " + ", ".join(plugins.names("text_encoders")))
+    tokenizer: str | None = option(None, "of the latents: " + ", ".join(plugins.names("tokenizers")))
+    text_encoder: str | None = option(None, "of the texts: " + ", ".join(plugins.names("text_encoders")))
     tokenizer_path: str | None = option(None, "its file or folder", flags=("--tokenizer-cache-dir",))
     text_encoder_path: str | None = option(
         None, "its folder; without it the empty caption is one token of zeros", flags=("--t5-cache-dir",)
@@ -39,10 +41,25 @@ class AdoptOptions(Verb):
     val_fraction: float = option(0.0, "share of the samples for validation, in complete shards", ge=0, lt=1)
     allow_outside: bool = option(False, "also read tars outside the folder, by a link; they are then listed")
     device: str = option("cpu", "where the encoders run")
+    reindex: bool = option(
+        False, "after an intended change of a complete folder: its indexes and checksums again; the manifest stays"
+    )
+
+    @model_validator(mode="after")
+    def _names_the_encoders(self) -> Self:
+        if self.reindex and self.changed().keys() - {"folder", "reindex", "as_json"}:
+            raise ValueError("--reindex takes all else from the folder's manifest; leave the other flags out")
+        if not (self.reindex or (self.tokenizer and self.text_encoder)):
+            raise ValueError("--tokenizer and --text-encoder must name what encoded the shards; give both")
+        return self
 
     def run(self) -> dict[str, Any]:
         """The manifest."""
-        return adopt(self)
+        if not self.reindex:
+            return adopt(self)
+        manifest = sample_index.index_dataset(self.folder)
+        log.info("The indexes and checksums of %s are written again", self.folder)
+        return manifest
 
     def report(self, result: dict[str, Any]) -> Report:
         return Report(prepared_folder.summary(self.folder))
@@ -73,7 +90,7 @@ def adopt(options: AdoptOptions) -> dict[str, Any]:
         fix = "it needs no adopting" if (place.path / CHECKSUMS).is_file() else "finish it with --resume"
         raise ValueError(f"{place.path} was made by dfm prepare: {fix}")
     ours = "latent_mean" in read_json(place.manifest)
-    for name in (place.manifest.name, CHECKSUMS):
+    for name in (place.manifest.name, CHECKSUMS, EMPTY_TEXT):
         check_free(place.path / name, ours, "move it away")
     # a wrong path fails now, not after all tars were read
     about: dict[str, dict] = {kind: {"name": getattr(options, kind)} for kind in ("tokenizer", "text_encoder")}
@@ -184,7 +201,7 @@ def _splits(folder: Path, tars: list[Path], val_fraction: float) -> dict[str, li
     """The shards of each split: those of `.nv-meta`; without it, the smallest ones for validation."""
     names = [tar.relative_to(folder).as_posix() for tar in tars]
     if shards.has_energon_metadata(folder):
-        splits = {split: shards.shards_of(folder, split) for split in shard_plan.SPLITS}
+        splits = shards.splits_of(folder)
         if missing := sorted(set(names).difference(*splits.values())):
             log.warning(
                 f"{folder}/.nv-meta leaves out {len(missing)} of the tars, which training will not see ({missing[0]} "

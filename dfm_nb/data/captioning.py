@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dfm_nb.base.limits import MOST_TEXT
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.seeds import generator_for
 
@@ -16,9 +17,6 @@ TAG_DROPPED = 0.3
 
 WEIGHT_COLUMNS = ("weight", "repeats")
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000
-
-LARGEST_CAPTION = 1 << 20
-"""Bytes of a .txt, or characters of a sample's captions and tags together."""
 
 MIRRORED = "-flip"
 """Ends the key of a mirrored sample."""
@@ -80,8 +78,8 @@ def origin_lines(captions_from: dict[str, Any]) -> list[str]:
 
 def check_length(texts: list[str], where: object) -> None:
     """SampleError if a sample's captions and tags are too long together."""
-    if (size := sum(map(len, texts))) > LARGEST_CAPTION:
-        said = f"{where} must have at most {LARGEST_CAPTION} characters of captions; it has {size}; shorten them"
+    if (size := sum(map(len, texts))) > MOST_TEXT:
+        said = f"{where} must have at most {MOST_TEXT} characters of captions; it has {size}; shorten them"
         raise SampleError("too_large", said)
 
 

@@ -526,7 +526,7 @@ def rewrite_shard(
     indices = {reading.source.item_key(int(i)): int(i) for i in plan.items}
     contents = record.get("contents") or dict.fromkeys(indices)
     entries = shards.samples_of(tar) if tar.is_file() else []
-    rewords = record.get("texts", 0) < plan.texts
+    rewords = record["texts"] < plan.texts
     if len(entries) != record["samples"] and (rewords or not plan.leaving):  # a kill came before its record
         return False
     leaving = set(plan.leaving)

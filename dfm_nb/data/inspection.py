@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dfm_nb.base import files, geometry, plugins, video
+from dfm_nb import display
+from dfm_nb.base import files, geometry, plugins
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
@@ -66,7 +67,7 @@ class InspectedShards:
     def describe(self) -> dict[str, Any]:
         """Counts, sizes and token statistics from headers, .json parts and the manifest."""
         metas = [e.meta for e in self.entries]
-        text = [m["text_tokens"] for m in metas if isinstance(m.get("text_tokens"), int)]
+        text = [n for m in metas if isinstance(n := m.get("text_tokens"), int) and 0 <= n < 1 << 31]
         found: dict[str, Any] = {
             "folder": str(self.place),
             "shards": len(self.tars),
@@ -144,7 +145,7 @@ class InspectedShards:
             right = [e for e in own if (g := grids.get(e)) and [*g] == list((e.meta.get("latent_shape") or g)[-3:])]
             if wrong := len(own) - len(right) - len(index.dropped) or len(grids) - len(right):
                 path = index_path(self.folder, index.split)
-                yield f"{path} is wrong for {wrong} samples; write it again: dfm index {self.folder}"
+                yield f"{path} is wrong for {wrong} samples; write it again: dfm adopt {self.folder} --reindex"
 
     # ---- pictures -------------------------------------------------------------------------------------------------
 
@@ -182,7 +183,7 @@ class InspectedShards:
             with contextlib.suppress(SampleError):  # counted and named by --verify
                 clip = self.entries[i].read(self.fits)
                 shown.append((pictures(clip, tokenizer), clip.meta.get("caption") or clip.key))
-        return video.contact_sheet({"": shown}) if shown else None
+        return display.contact_sheet({"": shown}) if shown else None
 
 
 def size_of(meta: dict) -> str:

@@ -96,7 +96,7 @@ class SampleOrder:
         again = np.repeat(after - np.cumsum(after - before), after - before)  # so that a sample's uses count up
         uses_N2 = np.stack((np.arange(len(again)) + again, np.repeat(found, after - before)), 1)
         uses_N2 = uses_N2[start - (ends[first - 1] if first else 0) :][: stop - start]
-        # a single lane has one window per epoch; runs and figures from before lanes existed use its key
+        # a single lane has one window per epoch, and a key of its own, by which runs and figures are reproduced
         key = ("order", epoch) if self.lane is None else ("lane", self.lane, "window", epoch, window)
         return self._shuffled(uses_N2, *key)
 
@@ -261,8 +261,8 @@ class PackOrder:
             epoch = 1 + max(at["epoch"] for at in state["lanes"])
             for lane in self.lanes:
                 lane.epoch = epoch
-        for lane, at in () if grown else zip(self.lanes, state["lanes"], strict=True):
-            lane.restore(at)
+        for number, lane in enumerate(() if grown else self.lanes):
+            lane.restore(state["lanes"][number])
         self._states = [lane.state() for lane in self.lanes]
 
 
@@ -323,8 +323,7 @@ class StepOrder:
 
     def restore(self, state: dict) -> None:
         """Continue from a state. Its window applies, not that of the settings. ValueError : see `PackOrder.restore`."""
-        # 1.0 left it out for a window of one step
-        steps = state.get("steps", {"window": 1, "packs_per_step": 0, "taken": 0, "begun": state})
+        steps = state["steps"]
         planned = steps["window"] * steps["packs_per_step"]
         lanes = [at[name] for at in state["lanes"] for name in ("epoch", "cursor")]
         numbers = [steps["taken"], planned - steps["taken"], MOST_PACKS - planned, state["lane_window"] - 1, *lanes]

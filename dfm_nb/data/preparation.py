@@ -221,7 +221,7 @@ class PrepareConfig(Verb):
             **{name: self.options.get(name) for name in of_encoders},
         }
         if plugins.takes(self.source_module, "size_px"):
-            del plan["fit"]  # drawn at their size; plans of version 1.0 lack it, when all others were floored
+            del plan["fit"]  # drawn at their size
         # a fitted tokenizer follows from the other settings; a given file does not
         if self.tokenizer_path and getattr(self.tokenizer_module, "CARRIED", False):
             plan["tokenizer_sha256"] = self.tokenizer_module.build(self.tokenizer_path).identity()["sha256"]
@@ -290,7 +290,7 @@ def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None
         began = world
     plan = config.plan(source, began)
     if config.val_fraction is None and held.get("val_fraction") in (VAL_FRACTION, SMALL_VAL_FRACTION):
-        plan["val_fraction"] = held["val_fraction"]  # the default of the version that began the folder
+        plan["val_fraction"] = held["val_fraction"]  # as the default was when the folder was begun
     copies = held.get("copies") if held else find_copies(source, min(len(source), config.limit or len(source)))
     if copies:
         plan["copies"] = [list(pair) for pair in copies]  # with it they are drawn into one split
@@ -547,7 +547,7 @@ class ShardTotals:
         self.lost, self.lost_reasons = list[dict[str, str]](), Counter[str]()
         for record in records:
             for kind, named, reasons in (("drops", self.drops, self.reasons), ("lost", self.lost, self.lost_reasons)):
-                for drop in record.pop(kind, ()):  # older records have no `lost`
+                for drop in record.pop(kind, ()):  # `lost` of an adopted shard is unknown
                     if len(named) < NAMED_DROPS or drop["reason"] not in reasons:
                         named.append(drop)
                     reasons[drop["reason"]] += 1

@@ -32,7 +32,7 @@ from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import SPLITS, Layout
 
 FORMAT_VERSION = 2
-"""Version of manifest, checksums and index; version 1 had the checksums in the manifest."""
+"""Version of manifest, checksums and index."""
 
 TOKENIZER = "tokenizer.safetensors"
 EMPTY_TEXT = "text_empty.safetensors"
@@ -47,15 +47,17 @@ OWN_FILES = (CHECKSUMS, "manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, *shar
 ALSO_LISTED = ("manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, ".nv-meta/split.yaml")
 """Other files that `CHECKSUMS` lists if they exist: what readers use, and the members of each split."""
 
-MEND = "restore it; if you changed it on purpose, run `dfm index {}`"
+MEND = "restore it; if you changed it on purpose, run `dfm adopt {} --reindex`"
 
 STATISTICS: dict[str, Any] = {"latent_mean": [float], "latent_std": [float]}
+REASONS = {...: int}
+DROPS = [{"key": str, "reason": str}]
 MANIFEST: dict[str, Any] = {
     **STATISTICS,
     **{key: {"name": str} for key in ("source", "tokenizer", "text_encoder")},
-    "counts": {**dict.fromkeys((*SPLITS, "dropped"), int), "dropped_by_reason": {}},
+    "counts": {**dict.fromkeys((*SPLITS, "dropped"), int), "dropped_by_reason": REASONS},
     "psnr_db": {},
-    "drops": [{"key": str, "reason": str}],
+    "drops": DROPS,
 }
 """The keys of a manifest that are read, with their types."""
 SHARDS: dict[str, Any] = {"shards": [{"name": str, "split": str}]}
@@ -155,9 +157,10 @@ def lacking(value: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 
 
 def fits(value: object, kind: Any) -> bool:
-    """Whether a value has a type, or is a list of it, or an object with such values."""
+    """Whether a value has a type, or is a list of it, or an object with such values (of `...`: all of them)."""
     if isinstance(kind, dict):
-        return isinstance(value, dict) and all(fits(value.get(k), v) for k, v in kind.items())
+        named = dict.fromkeys(value, kind[...]) if isinstance(value, dict) and ... in kind else kind
+        return isinstance(value, dict) and all(fits(value.get(k), v) for k, v in named.items())
     if isinstance(kind, list):
         return isinstance(value, list) and all(fits(v, kind[0]) for v in value)
     return type(value) is kind or (kind is float and type(value) is int)
@@ -220,9 +223,7 @@ class PreparedFolder:
         more = _differences(_but_captions(held), _but_captions(plan))
         if differ := more if texts_only else _differences(held, plan):
             fix = "choose another --output-dir or pass --overwrite"
-            if {"contents_sha256", "fit"} & ({*plan, *plan.get("source", {})} - {*held, *held.get("source", {})}):
-                fix = f"an older version made it in another way; train on it as it is, or {fix}"
-            elif not more:
+            if not more:
                 fix = f"pass --texts-only, as captions alone differ, or {fix}"
             raise FileExistsError(f"{self.path} already holds another data set ({differ}); {fix}")
         finished = self.manifest.is_file() and (self.path / CHECKSUMS).is_file() and not texts_only

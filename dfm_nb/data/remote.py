@@ -25,8 +25,6 @@ DEFAULT_CACHE = "~/.cache/dfm_nb"
 CACHE_GIB = 64.0
 OWN = "shards-from-servers"
 """The folder in the cache that holds data sets. Nothing outside it is ever deleted."""
-LARGEST_LISTING = 1 << 30
-"""Limit in bytes for the file of checksums; the sizes in it are the limits for all other files."""
 
 
 class RemoteFolder:
@@ -53,7 +51,7 @@ class RemoteFolder:
         self._cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self._cache) as place:
             listing = Path(place, CHECKSUMS)
-            self._download(CHECKSUMS, listing, LARGEST_LISTING)
+            self._download(CHECKSUMS, listing)
             try:
                 self._listed, content = read_listing(listing), listing.read_bytes()
             except ValueError:
@@ -107,7 +105,7 @@ class RemoteFolder:
                 if listed_as(temporary) != self._listed[name]:
                     raise ValueError(f"{self.url}/{name} is not the file that {CHECKSUMS} lists; copy it there again")
 
-    def _download(self, name: str, path: Path, most_bytes: int) -> None:
+    def _download(self, name: str, path: Path, most_bytes: int | None = None) -> None:
         try:
             fetch(self._server, file_in(self._root, name), path, f"{self.url}/{name}", most_bytes)
         except SampleError as error:

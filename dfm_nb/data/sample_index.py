@@ -26,7 +26,7 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.data import prepared_folder
 from dfm_nb.data.captioning import LEAST_WEIGHT, MOST_WEIGHT, weight_of
 from dfm_nb.data.shard_plan import SPLITS
-from dfm_nb.data.shards import SampleEntry, how_to_adopt, samples_of, shards_of
+from dfm_nb.data.shards import SampleEntry, how_to_adopt, samples_of, splits_of
 
 SCHEMA = pa.schema(
     [("key", pa.large_string()), ("shard", pa.uint32()), ("t", pa.uint16()), ("h", pa.uint16()), ("w", pa.uint16())]
@@ -110,31 +110,31 @@ def write_index(path: Path, tables: list[pa.Table], shards: list[Shard], dropped
         writer.write_batch(batch)
 
 
-def index_dataset(folder: str | Path) -> dict[str, int]:
+def index_dataset(folder: str | Path) -> dict[str, Any]:
     """Write the indexes and checksums of a prepared or adopted folder that was changed on purpose.
 
     Returns
     -------
-    Samples that can be used, by split.
+    The manifest.
 
     Raises
     ------
     ValueError : wrong input; the message has the fix.
     """
     place = prepared_folder.PreparedFolder(folder)
-    if place.held_plan() is not None and not (place.path / prepared_folder.CHECKSUMS).is_file():
-        raise ValueError(f"{place.path} holds an unfinished preparation; finish it: dfm prepare with --resume")
-    if (manifest := prepared_folder.read_manifest(place.path, checked=False)) is None:
-        raise ValueError(f"{place.path} has no manifest.json; {how_to_adopt(place.path)}")
+    manifest = prepared_folder.read_manifest(place.path, checked=False)
+    if manifest is None or not (place.path / prepared_folder.CHECKSUMS).is_file():
+        fix = f"dfm prepare with --resume, or {how_to_adopt(place.path)}"
+        raise ValueError(f"{place.path} lacks manifest.json or checksums.json, so it is not finished; {fix}")
     # those that `dfm adopt` reported; a preparation puts no dropped sample into a tar
     unusable = {drop["key"] for drop in manifest["drops"]}
     with place.turn():
-        splits = {split: shards_of(place.path, split) for split in SPLITS}
+        splits = splits_of(place.path)
         write_indexes(place.path, splits, lambda e: None if e.key in unusable else described(e))
         prepared_folder.seal_folder(
             place.path, {n: files.listed_as(place.path / n) for names in splits.values() for n in names}
         )
-    return {split: len(SampleIndex(place.path, split)) for split, names in splits.items() if names}
+    return manifest
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class ShardPlan(NamedTuple):
 
     def has(self, record: Mapping[str, Any]) -> bool:
         """Whether a shard's record is of this plan: it has the newest captions, and nothing that leaves."""
-        return record.get("texts", 0) >= self.texts and record.get("contents", {}).keys().isdisjoint(self.leaving)
+        return record["texts"] >= self.texts and record.get("contents", {}).keys().isdisjoint(self.leaving)
 
 
 def drawn_split(key: str, val_fraction: float, test_fraction: float) -> str:

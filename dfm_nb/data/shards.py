@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import math
 import pickle
+import re
 import tarfile
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
@@ -39,13 +41,14 @@ from dfm_nb.base.files import (
     is_plain,
     lies_inside,
     naming,
+    plain,
     read_json,
     sha256,
     sync,
     temporary_of,
-    unlinked,
     write_atomically,
 )
+from dfm_nb.base.limits import MOST_SHARDS, MOST_TEXT
 from dfm_nb.base.records import EncodedClip, SampleError
 from dfm_nb.data import shard_plan, tensor_bytes
 
@@ -189,9 +192,6 @@ LATENT_LIMIT = 1e3
 TEXT_LIMIT = 1e5
 """A damaged exponent is beyond it; no encoder's states come near."""
 
-LARGEST_JSON = 1 << 20
-"""Bytes; parsed, it may take twenty times as much."""
-
 
 class Meta(pydantic.BaseModel):
     """The keys of a .json that are read; each may be missing or null."""
@@ -225,8 +225,8 @@ def decode_meta(data: bytes | None, key: str) -> dict:
     """A .json part, {} if there is none; SampleError if it is not an object, or a value in use has another type."""
     data = data or b"{}"
     try:
-        if len(data) > LARGEST_JSON:
-            raise ValueError(f"it has {len(data)} bytes; {LARGEST_JSON} is the most")
+        if len(data) > MOST_TEXT:
+            raise ValueError(f"it has {len(data)} bytes; {MOST_TEXT} is the most")
         text = data.decode(json.detect_encoding(data))  # pydantic refuses a byte order mark, which others may write
         Meta.model_validate_json(text)
         return json.loads(text)
@@ -322,7 +322,6 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
         from megatron.energon.flavors.webdataset.itar import TarIndexWriter
         from megatron.energon.flavors.webdataset.prepare import IndexSample, IndexSamplePart
 
-    unlinked(folder / ".nv-meta")
     for name in NV_META:  # a kill may have left some of them
         (folder / name).unlink(missing_ok=True)
     counts = dict.fromkeys(sorted(name for names in splits.values() for name in names), 0)
@@ -376,24 +375,39 @@ def how_to_adopt(path: str | Path) -> str:
     return f"`dfm adopt {path} --tokenizer NAME --text-encoder NAME` completes it"
 
 
-def shards_of(folder: Path, split: str) -> list[str]:
-    """The names of a split's shards, in Energon's order; ValueError if there is no `.nv-meta` that Energon can read."""
-    with imported_without(UNUSED_BY_ENERGON):  # not its public API, which opens whole data sets; 7.4.1 has these names
-        from megatron.energon.epathlib import EPath
-        from megatron.energon.flavors.webdataset.empty_dataset_error import EmptyDatasetError
-        from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
+def splits_of(folder: Path) -> dict[str, list[str]]:
+    """The shards of each split, in Energon's order; ValueError if there is no `.nv-meta`, or it is damaged.
+
+    Energon would open pipes there, and what a pattern such as `a-{0..999999999}.tar` stands for.
+    """
+    with imported_without(UNUSED_BY_ENERGON):
+        from megatron.energon.eyaml import load_yaml
 
     meta = folder / ".nv-meta"
     try:
-        names = [shard.name for shard in WebdatasetMeta.from_config(path=EPath(str(folder)), split_part=split).shards]
-    except (EmptyDatasetError, AssertionError):
-        return []
-    except Exception as error:  # of YAML, of JSON, of Energon's types
+        told = load_yaml(plain(meta / "split.yaml", folder).read_bytes())
+        excluded, parts = _expanded(told.get("exclude", ())), told["split_parts"]
+        found = {split: _expanded(parts.get(split, ())) for split in shard_plan.SPLITS}
+    except Exception as error:  # of YAML and of its types
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(f"{meta} is missing or damaged ({why}); {how_to_adopt(folder)}") from None
-    if outside := [name for name in names if not lies_inside(name)]:
+    if outside := [name for names in found.values() for name in names if not lies_inside(name)]:
         raise ValueError(f"{meta} must list shards inside {folder}; it lists {outside[0]!r:.80}; remove it")
-    return names
+    return {split: [name for name in names if name not in excluded] for split, names in found.items()}
+
+
+def _expanded(patterns: Sequence[str]) -> dict[str, None]:
+    """The names of patterns such as `a-{000..127}.tar`, in order."""
+    from braceexpand import braceexpand
+
+    # ranges and nested braces are in memory at once
+    if odd := [one for one in patterns if re.search(r"{[^}]*({|[1-9]\d{6})", one)]:
+        raise ValueError(f"{odd[0]!r:.80} stands for too many names")
+    names = itertools.chain.from_iterable(map(braceexpand, patterns))
+    found = dict.fromkeys(itertools.islice(names, MOST_SHARDS))
+    if next(names, None):
+        raise ValueError(f"it has more than {MOST_SHARDS} names")
+    return found
 
 
 # ---- reading ------------------------------------------------------------------------------------------------------
@@ -467,8 +481,8 @@ def samples_of(tar: Path) -> list[SampleEntry]:
                 if extension == "json":
                     file.seek(member.offset_data)
                     with contextlib.suppress(SampleError):  # reading the sample reports it
-                        entry.meta = decode_meta(file.read(min(member.size, LARGEST_JSON + 1)), key)
-    except (tarfile.TarError, ValueError, OverflowError) as error:
+                        entry.meta = decode_meta(file.read(min(member.size, MOST_TEXT + 1)), key)
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError, MemoryError) as error:  # of odd headers
         after = f"after sample {found[-1].key}" if found else "before its first sample"
         raise ValueError(f"{tar} is not a readable, uncompressed tar {after}: {error}; write it again") from None
     return found
@@ -506,7 +520,8 @@ def find_shards(place: Path, allow_outside: bool = False) -> list[Path]:
     inside = ANYWHERE if allow_outside else place
     tars = sorted(p for p in place.rglob("*.tar") if is_plain(p, inside, UNLIMITED))
     if not tars:
-        raise FileNotFoundError(f"{place} has no .tar shards; pass a folder from dfm prepare or another writer")
+        fix = "pass a folder from dfm prepare or another writer (if they are links out: dfm adopt --allow-outside)"
+        raise FileNotFoundError(f"{place} has no .tar shards; {fix}")
     return tars
 
 
@@ -518,10 +533,12 @@ def record_path(folder: Path, name: str) -> Path:
 
 
 def read_record(folder: Path, name: str) -> dict | None:
-    """The record of a shard; None if it is unfinished."""
+    """The record of a shard; None if it is unfinished. ValueError : an older version made it."""
     record = read_json(record_path(folder, name))
     if not {"samples", "bytes"} <= record.keys():
         return None
+    if "lost" not in record:
+        raise ValueError(f"{folder} is of an older version of dfm_nb, and commit fa46f34c reads it")
     tar = folder / name
     whole = record["samples"] == 0 or (tar.is_file() and tar.stat().st_size == record["bytes"])
     return record if whole else None

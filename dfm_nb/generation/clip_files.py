@@ -20,10 +20,15 @@ import torch
 from safetensors.torch import load, save
 
 from dfm_nb import parallel
-from dfm_nb.base import video
+from dfm_nb.base import plugins, video
 from dfm_nb.base.files import check_free, local, plain, read_json, sha256, write_atomically, write_json
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from dfm_nb.generation.request import Request, read_prompts
+
+
+def _display() -> Any:
+    """What shows clips in a notebook; training and `dfm generate` never load it."""
+    return plugins.find("displays", "notebook")
 
 
 @dataclass(repr=False)
@@ -39,7 +44,7 @@ class Generated:
     made_by: Mapping[str, Any] = field(default_factory=dict)
     elapsed_s: float = 0.0
 
-    def save(self, path: str | os.PathLike, latent: bool = False) -> Path:
+    def save(self, path: str | os.PathLike, latent: bool = False, overwrite: bool = False) -> Path:
         """Write the clip as .mp4 (one frame as .png), and a sidecar that reproduces it. path : see `output_name`.
 
         The sidecar NAME.mp4.json is a `--prompts-file` of `dfm generate`. It is written last: a clip with one is
@@ -48,15 +53,18 @@ class Generated:
         Parameters
         ----------
         latent : also write NAME.mp4.safetensors with the latent.
+        overwrite : also replace files that are no clip with a sidecar of ours, else FileExistsError.
         """
         path = output_path(output_name(path), self.request, many=False)
-        _, beside, latent_file = files_of(path, latent=True)
-        check_sidecar(path)
-        beside.unlink(missing_ok=True)
+        sidecar = sidecar_of(path)
+        ours = overwrite or "frames_sha256" in read_json(sidecar)
+        for file in (path, sidecar, *([latent_of(path)] if latent else ())):
+            check_free(file, ours)
+        sidecar.unlink(missing_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, self.encoded()[1])
         if latent:
-            write_atomically(latent_file, save({"latent": self.latent.contiguous()}))
+            write_atomically(latent_of(path), save({"latent": self.latent.contiguous()}))
         record = {
             **settings_of(self.request),
             **self.made_by,
@@ -65,7 +73,7 @@ class Generated:
             "latent_sha256": hashlib.sha256(self.latent.numpy().tobytes()).hexdigest(),
             "frames_sha256": hashlib.sha256(self.frames.tobytes()).hexdigest(),
         }
-        write_json(beside, record, indent=1)
+        write_json(sidecar_of(path), record, indent=1)
         return path
 
     def encoded(self) -> tuple[str, bytes]:
@@ -81,7 +89,7 @@ class Generated:
 
     def _repr_html_(self) -> str:
         """An inline player (a picture for one frame)."""
-        return video.inline_html(self.frames, self.request.fps, self.request.prompt)
+        return _display().inline_html(self.frames, self.request.fps, self.request.prompt)
 
     def __repr__(self) -> str:
         t, h, w, _ = self.frames.shape
@@ -102,18 +110,18 @@ class Clips(list):
 
     def save(self, folder: str | os.PathLike) -> list[Path]:
         """`Generated.save` into a folder as 0.mp4, 1.mp4, ...; returns the paths."""
-        width = len(str(len(self) - 1))
-        return [clip.save(Path(folder, f"{number:0{width}}.mp4")) for number, clip in enumerate(self)]
+        digits = len(str(len(self) - 1))
+        return [clip.save(Path(folder, f"{i:0{digits}}.mp4")) for i, clip in enumerate(self)]
 
     def show(self) -> None:
         """Play them in the notebook, each with its prompt."""
-        video.show_output(self._repr_html_(), self._repr_png_())
+        _display().show_output(self._repr_html_(), self._repr_png_())
 
     def _repr_html_(self) -> str:
-        return video.row_html(clip._repr_html_() for clip in self)
+        return _display().row_html(clip._repr_html_() for clip in self)
 
     def _repr_png_(self) -> bytes:
-        return video.small_png(video.contact_sheet({"": [([clip.frames], clip.request.prompt) for clip in self]}))
+        return _display().sheet_png([(clip.frames, clip.request.prompt) for clip in self])
 
 
 def output_name(path: str | os.PathLike) -> Path:
@@ -124,12 +132,13 @@ def output_name(path: str | os.PathLike) -> Path:
     ------
     ValueError : it ends as a picture or video of another kind does.
     """
-    asked, name = os.fspath(path), local(path)
-    if asked.endswith("/") or name.is_dir():
+    name = local(path)
+    if os.fspath(path).endswith("/") or name.is_dir():
         return name / "out"
-    if name.suffix.lower() in (".mp4", ".png"):
+    suffix = name.suffix.lower()
+    if suffix in (".mp4", ".png"):
         return name.with_suffix("")
-    if name.suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
+    if suffix in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
         raise ValueError(f"a clip is saved as .mp4 and a single frame as .png; got {path}; leave the ending out")
     return name
 
@@ -139,33 +148,34 @@ def output_path(base: Path, request: Request, many: bool) -> Path:
 
     base : from `output_name`.
     """
-    suffix = ".png" if request.num_video_frames == 1 else ".mp4"
-    return base.with_name(f"idx={request.index}_rank={parallel.rank()}_" * many + base.name + suffix)
+    name = base.name + (".png" if request.num_video_frames == 1 else ".mp4")
+    if many:
+        name = f"idx={request.index}_rank={parallel.rank()}_{name}"
+    return base.with_name(name)
 
 
 def of_any_process(path: Path) -> list[Path]:
     """The existing files of this prompt, whichever process wrote them."""
     name = re.sub(r"^(idx=\d+_rank=)\d+_", r"\1\\d+_", re.escape(path.name))
-    return [found for found in path.parent.iterdir() if re.fullmatch(name, found.name)]
+    return [file for file in path.parent.iterdir() if re.fullmatch(name, file.name)]
 
 
-def files_of(path: Path, latent: bool) -> list[Path]:
-    """A clip, its sidecar, and the file of its latent."""
-    return [path, *(path.with_suffix(path.suffix + end) for end in (".json", ".safetensors")[: 1 + latent])]
+def sidecar_of(path: Path) -> Path:
+    return Path(f"{path}.json")
 
 
-def check_sidecar(path: Path) -> None:
-    """FileExistsError where a file that is no sidecar of ours has the name of the clip's."""
-    beside = files_of(path, latent=False)[1]
-    check_free(beside, "frames_sha256" in read_json(beside), "choose another --video-save-path")
+def latent_of(path: Path) -> Path:
+    return Path(f"{path}.safetensors")
 
 
 def write_given(stem: Path, videos: Sequence[np.ndarray], fps: float) -> tuple[str, ...]:
     """Files of pictures and clips, uint8 [T, H, W, 3], for `Request.given`: STEM-0.png or .mp4, and so on."""
-    paths = [stem.with_name(f"{stem.name}-{i}{'.png' if len(v) == 1 else '.mp4'}") for i, v in enumerate(videos)]
-    for path, frames in zip(paths, videos):
-        write_atomically(path, video.compressed(frames, fps)[1])
-    return tuple(map(str, paths))
+    paths = []
+    for i, frames in enumerate(videos):
+        suffix = ".png" if len(frames) == 1 else ".mp4"
+        paths.append(f"{stem}-{i}{suffix}")
+        write_atomically(paths[-1], video.compressed(frames, fps)[1])
+    return tuple(paths)
 
 
 def read_clip(path: Path) -> Generated:
@@ -175,12 +185,13 @@ def read_clip(path: Path) -> Generated:
     ------
     FileNotFoundError, ValueError : a file of it is missing, or is not ours.
     """
-    _, beside, latent_file = files_of(path, latent=True)
-    ((_, settings),) = read_prompts(plain(beside))
-    request, latent = Request(**settings), load(plain(latent_file).read_bytes())["latent"]
+    sidecar = plain(sidecar_of(path))
+    ((_, settings),) = read_prompts(sidecar)
+    request = Request(**settings)
+    latent = load(plain(latent_of(path)).read_bytes())["latent"]
     still = request.num_video_frames == 1
     frames = video.read_image(path) if still else video.read_video(path)[0]
-    return Generated(frames, request, latent, read_json(beside))
+    return Generated(frames, request, latent, read_json(sidecar))
 
 
 def settings_of(request: Request) -> dict:
@@ -189,34 +200,41 @@ def settings_of(request: Request) -> dict:
     return {**request.model_dump(), "init_sha256": " ".join(hashes) or None}
 
 
-def finished_before(path: Path, request: Request, made_by: Mapping[str, Any]) -> bool:
+def finished_before(path: Path, request: Request, made_by: Mapping) -> bool:
     """Whether `path`, or the same prompt's file of another process, exists with a sidecar of exactly this request.
 
     made_by : the sidecar's other inputs of a clip: checkpoint and ema.
     """
     wanted = json.loads(json.dumps({**settings_of(request), **made_by}))
-    sidecars = (found.with_suffix(found.suffix + ".json") for found in of_any_process(path))
-    records = (read_json(sidecar) for sidecar in sidecars)
-    return any(all(record.get(k) == v for k, v in wanted.items()) for record in records)
+    for clip in of_any_process(path):
+        record = read_json(sidecar_of(clip))
+        if wanted == {name: record.get(name) for name in wanted}:
+            return True
+    return False
 
 
-def check_replay(sidecar: Path, request: Request, made_by: Mapping[str, Any]) -> None:
+def check_replay(sidecar: Path, request: Request, made_by: Mapping) -> None:
     """ValueError if a sidecar's clip has other weights or another input. made_by : as for `finished_before`."""
-    record, now = read_json(sidecar), {**settings_of(request), **made_by}
-    given = {"checkpoint": "--checkpoint-path", "ema": "--ema", "init_sha256": f"the file {' '.join(request.inputs)}"}
-    for name, what in given.items():
-        was, is_ = (v.get("sha256") if isinstance(v, dict) else v for v in (record.get(name, now[name]), now[name]))
-        if was != is_:
-            raise ValueError(f"{what} must be that of the clip of {sidecar}, {was or 'none'}; got {is_ or 'none'}")
+    record = read_json(sidecar)
+    now = {**settings_of(request), **made_by}
+    inputs = f"the file {' '.join(request.inputs)}"
+    for name, what in {"checkpoint": "--checkpoint-path", "ema": "--ema", "init_sha256": inputs}.items():
+        before = _sha256_of(record.get(name, now[name])) or "none"
+        given = _sha256_of(now[name]) or "none"
+        if before != given:
+            raise ValueError(f"{what} must be that of the clip of {sidecar}, {before}; got {given}")
+
+
+def _sha256_of(value: Any) -> Any:
+    """The checksum of a file's entry; any other value is itself."""
+    return value.get("sha256") if isinstance(value, dict) else value
 
 
 def replay_verdict(sidecar: Path, path: Path) -> str:
-    """The message for the clip at `path`, reproduced from a sidecar: whether the bits are the same."""
-    was, now = (read_json(p) for p in (sidecar, path.with_suffix(path.suffix + ".json")))
-    if "latent_sha256" not in was:
+    """Whether the clip at `path`, made again from a sidecar, has the same bits; the end of the line that reports it."""
+    before = read_json(sidecar).get("latent_sha256")
+    if before is None:  # it is of no clip
         return ""
-    if was["latent_sha256"] == now.get("latent_sha256"):
+    if before == read_json(sidecar_of(path)).get("latent_sha256"):
         return f", bit for bit the clip of {sidecar}"
-    changed = [k for k in ("layout", "mixed_precision", "torch", "dfm_nb") if was.get(k) != now.get(k)]
-    said = ", ".join(f"{k} {was.get(k)}, now {now.get(k)}" for k in changed) or "rounding in another batch or machine"
-    return f"; its latent differs from that of {sidecar} ({said})"
+    return f"; its latent differs from that of {sidecar}"

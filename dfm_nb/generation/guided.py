@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.diffusion import samplers
@@ -39,41 +42,48 @@ class BatchDenoiser:
         chunks: Iterable[torch.nn.Module],
         model: ModelConfig,
         device: torch.device,
-        texts: Sequence[torch.Tensor],
-        starts: Sequence[torch.Tensor],
+        texts: Sequence[Tensor],
+        starts: Sequence[Tensor],
         fps: float,
         ends: tuple[int, int],
-        given: Sequence[Sequence[torch.Tensor]],
+        given: Sequence[Sequence[Tensor]],
         without: int = 0,
     ):
-        self.patch, self.grid = (model.patch_spatial, model.patch_temporal), patch_grid(model, starts[0].shape[1:])
-        more = [given[i % len(starts)] if i < len(texts) - without else () for i in range(len(texts))]
-        grids = [[patch_grid(model, z.shape[1:]) for z in own] for own in more]
+        self.patch = (model.patch_spatial, model.patch_temporal)
+        self.grid = patch_grid(model, starts[0].shape[1:])
+        segments = []
+        x0 = []
+        for i, text in enumerate(texts):
+            beside = given[i % len(starts)] if i < len(texts) - without else ()
+            grids = [patch_grid(model, z.shape[1:]) for z in beside]
+            # The noise level of a segment does not matter: every call replaces it by the sampler's.
+            segments.append(sample_segment(model, self.grid, text, 1.0, fps, ends, grids))
+            x0.append(torch.cat([patchify(z, *self.patch) for z in (starts[i % len(starts)], *beside)]))
         # Equal lengths become neighbours, so that one batched attention call serves them.
-        self.order = sorted(range(len(texts)), key=lambda i: (-sum(map(math.prod, grids[i])), len(texts[i])))
-        # The noise level of a segment does not matter: every call replaces it by the sampler's.
-        segments = [sample_segment(model, self.grid, texts[i], 1.0, fps, ends, grids[i]) for i in self.order]
-        x0 = ([patchify(z, *self.patch) for z in (starts[i % len(starts)], *more[i])] for i in self.order)
-        self.clean = [(torch.cat(z).to(device), s.noisy[:, None].to(device)) for z, s in zip(x0, segments)]
+        self.order = sorted(range(len(texts)), key=lambda i: (-len(x0[i]), len(texts[i])))
         layout = layout_of(model)
-        pack = pack_layout(segments, model, layout.token_multiple(), layout.text_multiple())
-        self.length = pack.cu_q[-1]
+        in_order = [segments[i] for i in self.order]
+        pack = pack_layout(in_order, model, layout.token_multiple(), layout.text_multiple())
+        self.cu_seqlens = pack.cu_q
+        self.noisy = pack.loss_mask[:, None].to(device)
+        tokens = torch.cat([x0[i] for i in self.order])
+        self.x0 = F.pad(tokens, (0, 0, 0, len(self.noisy) - len(tokens))).to(device)
         self.denoise = PackDenoiser(chunks, pack, get_objective(model.objective, model.sigma_data), device)
 
-    def __call__(self, x: torch.Tensor, sigma: float) -> torch.Tensor:
+    def __call__(self, x: Tensor, sigma: float) -> Tensor:
         """float64 [N, C, T, H, W] -> float64 [M, C, T, H, W], in the order of the texts."""
-        tokens = []
-        for i, (x0, noisy) in zip(self.order, self.clean):
-            own = patchify(x[i % len(x)], *self.patch)
-            tokens.append(torch.where(noisy, torch.cat((own, x0[len(own) :])), x0))
-        lengths = list(map(len, tokens))
-        padding = x.new_zeros(self.length - sum(lengths), tokens[0].shape[1])
-        D = self.denoise(torch.cat([*tokens, padding]), sigma)
-        pieces = (piece[: math.prod(self.grid)] for piece in D.split([*lengths, len(padding)]))
-        by_text = {i: unpatchify(piece, self.grid, *self.patch) for i, piece in zip(self.order, pieces)}
-        return torch.stack([by_text[i] for i in range(len(by_text))])
+        length = math.prod(self.grid)  # the sample's own tokens, before those of what is given beside it
+        tokens = self.x0.clone()
+        for i, start in zip(self.order, self.cu_seqlens):
+            tokens[start : start + length] = patchify(x[i % len(x)], *self.patch)
+        D = self.denoise(torch.where(self.noisy, tokens, self.x0), sigma)
+        by_text = {}
+        for i, start in zip(self.order, self.cu_seqlens):
+            by_text[i] = unpatchify(D[start : start + length], self.grid, *self.patch)
+        return torch.stack([by_text[i] for i in sorted(by_text)])
 
 
+@dataclass
 class GuidedDenoiser:
     """The estimate that a sampler follows: (x [N, C, T, H, W], sigma) -> D, both float64.
 
@@ -86,23 +96,20 @@ class GuidedDenoiser:
     free : bool, where the samples change from `start`; None: everywhere.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        start: torch.Tensor,
-        cond: BatchDenoiser,
-        both: BatchDenoiser | None = None,
-        free: torch.Tensor | None = None,
-    ):
-        self.request, self.start, self.free = request, start, free
-        self.cond, self.both = cond, both
+    request: Request
+    start: Tensor
+    cond: BatchDenoiser
+    both: BatchDenoiser | None = None
+    free: Tensor | None = None
 
-    def __call__(self, x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor, sigma: Tensor) -> Tensor:
         D = self._guided(x, float(sigma))
-        # where D is the start, x stays start + sigma * noise, so what is kept need not be noised again at each step
-        return D if self.free is None else torch.where(self.free, D, self.start)
+        if self.free is None:
+            return D
+        # Where D is the start, x stays start + sigma * noise, so what is kept is not noised again at each step.
+        return torch.where(self.free, D, self.start)
 
-    def _guided(self, x: torch.Tensor, level: float) -> torch.Tensor:
+    def _guided(self, x: Tensor, level: float) -> Tensor:
         interval = self.request.guidance_interval
         words = samplers.guidance_at(level, self.request.guidance, interval)
         of_given = samplers.guidance_at(level, self.request.given_guidance, interval)

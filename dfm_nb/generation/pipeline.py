@@ -6,12 +6,14 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
@@ -34,19 +36,22 @@ from dfm_nb.generation.clip_files import Clips, Generated
 from dfm_nb.generation.guided import BatchDenoiser, GuidedDenoiser
 from dfm_nb.generation.request import Request, requests_of_keywords, usual
 from dfm_nb.model.build import build_chunks
+from dfm_nb.model.inference_memory import TEXT_TOKENS, clip_tokens, sampling_bytes
 from dfm_nb.packs.packs import LatentStatistics
 from dfm_nb.parallel.groups import Layout, layout_of, mpu
-from dfm_nb.planning.inference_memory import TEXT_TOKENS, clip_tokens, sampling_bytes
 
+Requests = Sequence[Request]
 StepCallback = Callable[[int, int, "Clips"], None]
 """callback(step, num_steps, clips) with the batch's denoised estimates, decoded on first access."""
 
 
+@dataclass(eq=False)
 class Preview:
     """An unfinished clip: the denoised estimate after a step, a latent [C, T, H, W]."""
 
-    def __init__(self, pipe: Pipeline, request: Request, latent: torch.Tensor):
-        self.pipe, self.request, self.latent = pipe, request, latent
+    pipe: Pipeline
+    request: Request
+    latent: Tensor
 
     @functools.cached_property
     def frames(self) -> np.ndarray:
@@ -73,12 +78,15 @@ class ModelOptions(Options):
     @property
     def average(self) -> float | str | None:
         """`ema` as `Pipeline.from_checkpoint` takes it."""
-        return None if self.ema == "none" else self.ema if self.ema == "auto" else float(self.ema)
+        if self.ema == "none":
+            return None
+        return "auto" if self.ema == "auto" else float(self.ema)
 
     def open(self, path: str | os.PathLike | loading.Weights, layout: Layout | None = None) -> Pipeline:
         """The pipeline of these weights."""
-        encoders = self.tokenizer_path, self.text_encoder_path
-        return Pipeline.from_checkpoint(path, self.average, layout, *encoders, self.mixed_precision)
+        return Pipeline.from_checkpoint(
+            path, self.average, layout, self.tokenizer_path, self.text_encoder_path, self.mixed_precision
+        )
 
 
 class Pipeline:
@@ -100,11 +108,15 @@ class Pipeline:
         ema: float | str | None = None,
         statistics: LatentStatistics | None = None,
     ):
-        self.source, self.ema = source, ema
-        self.config, self.chunks, self.folder = config, chunks, folder
+        self.source = source
+        self.ema = ema
+        self.config = config
+        self.chunks = chunks
+        self.folder = folder
         m = config.model
         assert m.in_channels and m.text_dim and m.sigma_data, "the configuration of a trained model has all three"
-        self.channels, self.sigma_data = m.in_channels, m.sigma_data
+        self.channels = m.in_channels
+        self.sigma_data = m.sigma_data
         self.device = parallel.device()
         self.manifest = folders.read_manifest(folder)
         # pictures to start from are read as those of training were
@@ -112,15 +124,18 @@ class Pipeline:
         try:
             self.reading = MediaOptions(background=f"#{bytes([*ground]).hex()}")
         except (TypeError, ValueError):
-            where = folder / folders.MANIFEST
-            raise folders.CheckpointError(f"{where} is damaged (source.background); use another checkpoint") from None
-        encoded = m.network.encodes_empty_caption and not (folder / EMPTY_TEXT).is_file()
-        self.empty_text = None if encoded else read_empty_text(folder, m.text_dim)
+            raise folders.CheckpointError(
+                f"{folder / folders.MANIFEST} is damaged (source.background); use another checkpoint"
+            ) from None
+        self.empty_text = None
+        if (folder / EMPTY_TEXT).is_file() or not m.network.encodes_empty_caption:
+            self.empty_text = read_empty_text(folder, m.text_dim)
         self.statistics = statistics or folders.read_statistics(folder).used_by(m.network)
-        self._tokenizer_path, self._text_encoder_path = tokenizer_path, text_encoder_path
+        self._tokenizer_path = tokenizer_path
+        self._text_encoder_path = text_encoder_path
         self.finished = Clips()
         self.memory_check = True
-        self._texts: dict[str, torch.Tensor] = {}
+        self._texts: dict[str, Tensor] = {}
 
     @classmethod
     @quietly()
@@ -149,10 +164,10 @@ class Pipeline:
         elif parallel.device().type == "cpu" and not cpu.fast_bf16():
             config.mixed_precision = "fp32"  # faster there
         layout = layout or Layout()
-        config.model = m = config.model.model_copy(update={**layout.settings, "recompute_granularity": None})
+        config.model = config.model.model_copy(update={**layout.settings, "recompute_granularity": None})
         if not mpu.is_initialized():
             parallel.init(layout)
-        _, chunks = build_chunks(m, config.mixed_precision, seed=0)
+        _, chunks = build_chunks(config.model, config.mixed_precision, seed=0)
         source.load(chunks, ema)
         for chunk in chunks:
             chunk.eval().requires_grad_(False)
@@ -171,12 +186,12 @@ class Pipeline:
         return cls.from_checkpoint(pretrained.packaged(name) or name, **settings)
 
     @property
-    def recommended(self) -> dict[str, Any]:
+    def recommended(self) -> dict:
         """The checkpoint's default `num_steps`, `guidance`, `sampler`, `height`, ... of a call; see `usual`."""
         return usual(self.config)
 
     @functools.cached_property
-    def made_by(self) -> dict[str, Any]:
+    def made_by(self) -> dict:
         """Entries of its clips' sidecars: weights, arithmetic and versions; {} without a checkpoint."""
         if self.source is None:
             return {}
@@ -209,26 +224,26 @@ class Pipeline:
         saved = self.manifest[kind]
         module, path = plugins.load_saved(f"{kind}s", saved["name"], path)
         plugin = module.build(path, device=str(self.device), **settings)
-        wanted, found = saved.get("sha256"), plugin.identity().get("sha256")
-        if wanted and found != wanted:
-            flag = f"--{kind.replace('_', '-')}-path"
-            raise ValueError(
-                f"{flag} must be the {saved['name']} of the training, sha256 {wanted[:12]}; got {str(found)[:12]}"
-            )
+        wanted = saved.get("sha256")
+        sha256 = plugin.identity().get("sha256")
+        if wanted and sha256 != wanted:
+            must = f"--{kind.replace('_', '-')}-path must be the {saved['name']} of the training"
+            raise ValueError(f"{must}, sha256 {wanted[:12]}; got {str(sha256)[:12]}")
         return plugin
 
-    def encode_text(self, texts: Sequence[str]) -> list[torch.Tensor]:
+    def encode_text(self, texts: Sequence[str]) -> list[Tensor]:
         """[L, D] per text, each distinct one encoded once; "" is the stored empty caption, if there is one."""
         if self.empty_text is not None:
             self._texts[""] = self.empty_text
-        missing = sorted({t for t in texts if t not in self._texts})
+        missing = sorted(set(texts) - self._texts.keys())
         if missing:
-            self._texts.update(zip(missing, (e.cpu() for e in self.text_encoder.encode(missing))))
-            for text, said in ((t, said) for t in missing for said in lost_text(self.text_encoder, t).values()):
-                log.warning("prompt %r: %s", text[:80], said)
-        return [self._texts[t] for t in texts]
+            for text, embedding in zip(missing, self.text_encoder.encode(missing)):
+                self._texts[text] = embedding.cpu()
+                for loss in lost_text(self.text_encoder, text).values():
+                    log.warning("prompt %r: %s", text[:80], loss)
+        return [self._texts[text] for text in texts]
 
-    def remember_text(self, text: str, embedding: torch.Tensor) -> None:
+    def remember_text(self, text: str, embedding: Tensor) -> None:
         """Use `embedding` [L, D] for this text, without the text encoder."""
         self._texts[text] = embedding
 
@@ -262,11 +277,11 @@ class Pipeline:
         prompts = [prompts] if isinstance(prompts, str) else list(prompts or [])
         requests = requests_of_keywords(prompts, settings, num_images)
         done = dict(self.run(requests, batch_size, callback, progress, preview_every))
-        return Clips(done[i] for i in range(len(requests)))
+        return Clips(done[i] for i in sorted(done))
 
     def run(
         self,
-        requests: Sequence[Request],
+        requests: Requests,
         batch_size: int = 16,
         callback: StepCallback | None = None,
         progress: bool = False,
@@ -293,10 +308,19 @@ class Pipeline:
         groups: dict[Request, list[int]] = {}
         for i, r in enumerate(requests):
             r.check()
-            pictures: dict[str, Any] = {name: "-" for name in ("init_image", "last_image") if getattr(r, name)}
-            same = r.replace(prompt="", negative_prompt="", index=0, seed=0, given=("-",) * len(r.given), **pictures)
+            same = r.replace(
+                prompt="",
+                negative_prompt="",
+                index=0,
+                seed=0,
+                given=("-",) * len(r.given),
+                init_image=r.init_image and "-",
+                last_image=r.last_image and "-",
+            )
             groups.setdefault(same, []).append(i)
-        batches = [g[s : s + batch_size] for g in groups.values() for s in range(0, len(g), batch_size)]
+        batches = []
+        for group in groups.values():
+            batches += [group[start : start + batch_size] for start in range(0, len(group), batch_size)]
         self.finished = Clips()
         _ = self.tokenizer  # a missing or wrong one is reported now, not after minutes of sampling
         if any(r.tokenizer_window for r in requests):
@@ -310,26 +334,21 @@ class Pipeline:
         with tqdm(total=len(requests), desc="generate", unit="clip", miniters=0, disable=not progress) as bar:
             for batch in batches:
                 chosen = [requests[i] for i in batch]
-                on_step = self._watching(chosen, bar, callback, preview_every)
+
+                def on_step(step: int, num_steps: int, _x: Tensor, D_x: Tensor) -> None:
+                    bar.set_postfix_str(f"step {step}/{num_steps}", refresh=False)
+                    bar.update(0)  # which redraws it as often as the other bars
+                    if callback and (step % preview_every == 0 or step == num_steps):
+                        clips = map(functools.partial(Preview, self), chosen, D_x)  # noqa: B023 - of this batch alone
+                        callback(step, num_steps, Clips(clips))
+
                 for i, latent in zip(batch, self.sample_latents(chosen, on_step)):
                     frames = self.decode(latent, requests[i].tokenizer_window)
-                    latent, elapsed_s = latent.float().cpu(), time.monotonic() - started
-                    self.finished.append(Generated(frames, requests[i], latent, self.made_by, elapsed_s))
+                    elapsed_s = time.monotonic() - started
+                    clip = Generated(frames, requests[i], latent.float().cpu(), self.made_by, elapsed_s)
+                    self.finished.append(clip)
                     bar.update()
-                    yield i, self.finished[-1]
-
-    def _watching(
-        self, requests: Sequence[Request], bar: Any, callback: StepCallback | None, preview_every: int
-    ) -> samplers.Callback:
-        """A sampler's callback that shows the step, and calls `callback` with the unfinished clips."""
-
-        def on_step(step: int, num_steps: int, _x: torch.Tensor, D_x: torch.Tensor) -> None:
-            bar.set_postfix_str(f"step {step}/{num_steps}", refresh=False)
-            bar.update(0)  # which redraws it as often as the other bars
-            if callback and (step % preview_every == 0 or step == num_steps):
-                callback(step, num_steps, Clips(Preview(self, r, D) for r, D in zip(requests, D_x)))
-
-        return on_step
+                    yield i, clip
 
     # ---- memory -----------------------------------------------------------------------------------------------
 
@@ -342,25 +361,27 @@ class Pipeline:
 
     def flops(self, request: Request) -> int:
         """FLOPs of the network for one clip; text encoder and decoding are not counted."""
-        m, halves = self.config.model, self._halves(request)
+        m = self.config.model
+        halves = self._halves(request)
         each = counts.forward_flops(m, [clip_tokens(m, *request.grids)] * halves, [TEXT_TOKENS] * halves)
-        return each * samplers.evaluations(request.sampler, len(request.sigmas(self.sigma_data)) - 1)
+        steps = len(request.sigmas(self.sigma_data)) - 1
+        return each * samplers.evaluations(request.sampler, steps)
 
-    def needed_bytes(self, requests: Sequence[Request]) -> int:
+    def needed_bytes(self, requests: Requests) -> int:
         """Estimated memory of a batch on this process, without the weights."""
-        first, number = requests[0], 4 if self.config.mixed_precision == "fp32" else 2
-        largest = max((r.grids for r in requests), key=lambda grids: clip_tokens(self.config.model, *grids))
-        shape = len(requests), largest, self._halves(first)
-        parts = sampling_bytes(self.config.model, *shape, bytes_per_number=number)
-        return sum(parts.values())
+        m = self.config.model
+        largest = max((r.grids for r in requests), key=lambda grids: clip_tokens(m, *grids))
+        number = 4 if self.config.mixed_precision == "fp32" else 2
+        halves = self._halves(requests[0])
+        return sum(sampling_bytes(m, len(requests), largest, halves, bytes_per_number=number).values())
 
-    def check_memory(self, requests: Sequence[Request]) -> None:
+    def check_memory(self, requests: Requests) -> None:
         """ValueError if a batch would not fit, with the settings to lower."""
         free = available_bytes(self.device)
         if self.memory_check and self.needed_bytes(requests) > free:
             raise ValueError(f"{self._too_large(requests)}, with {free / GIB:.3g} free; --no-memory-check tries it")
 
-    def _too_large(self, requests: Sequence[Request]) -> str:
+    def _too_large(self, requests: Requests) -> str:
         r = requests[0]
         return (
             f"{len(requests)} clip(s) of {r.num_video_frames} frames of {r.height}x{r.width} px do not fit in memory; "
@@ -370,10 +391,11 @@ class Pipeline:
 
     # ---- latents ----------------------------------------------------------------------------------------------
 
-    def sample_latents(self, requests: Sequence[Request], on_step: samplers.Callback | None = None) -> torch.Tensor:
+    def sample_latents(self, requests: Requests, on_step: samplers.Callback | None = None) -> Tensor:
         """float64 [N, C, T, H, W], normalised to sigma_data; requests differ in prompt, index, seed and pictures."""
         first = requests[0]
-        sampler, sigmas = samplers.find(first.sampler), first.sigmas(self.sigma_data)
+        sampler = samplers.find(first.sampler)
+        sigmas = first.sigmas(self.sigma_data)
 
         def generators(purpose: str) -> list[torch.Generator]:
             """Of (seed, index) alone, so that batch and layout do not matter."""
@@ -386,34 +408,41 @@ class Pipeline:
             drawn = [torch.randn(shape, generator=g, dtype=torch.float64) for g in generators("sample")]
             x = denoiser.start + sigmas[0] * torch.stack(drawn).to(self.device)
             return sampler(denoiser, x, sigmas, callback=on_step, **churn)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError) as error:
             if type(error) is RuntimeError and "DefaultCPUAllocator" not in str(error):
                 raise  # not a lack of memory
             raise ValueError(self._too_large(requests)) from error
 
-    def denoiser(self, requests: Sequence[Request]) -> GuidedDenoiser:
+    def denoiser(self, requests: Requests) -> GuidedDenoiser:
         """The denoiser that samplers call for these requests."""
         first = requests[0]
         cond = self.encode_text([r.prompt for r in requests])
         encoded: dict[Request, tuple] = {}  # samples of one picture encode it once
-        same = [r.replace(prompt="", negative_prompt="", index=0, seed=0) for r in requests]
-        for r in same:
-            if r not in encoded:
-                encoded[r] = *self._start(r), self._given(r)
-        starts, (free, *_), given = zip(*(encoded[r] for r in same))
+        starts = []
+        given = []
+        for r in requests:
+            same = r.replace(prompt="", negative_prompt="", index=0, seed=0)
+            if same not in encoded:
+                encoded[same] = (*self._start(r), self._given(r))
+            start, free, latents = encoded[same]  # all of a batch are free in the same places
+            starts.append(start)
+            given.append(latents)
 
-        def batch(texts: list[torch.Tensor], without: int = 0) -> BatchDenoiser:
-            what = texts, starts, first.fps, first.ends, given, without
-            return BatchDenoiser(self.chunks, self.config.model, self.device, *what)
+        def batch(texts: list[Tensor], without: int = 0) -> BatchDenoiser:
+            return BatchDenoiser(
+                self.chunks, self.config.model, self.device, texts, starts, first.fps, first.ends, given, without
+            )
 
         both = None
-        if (parts := self._halves(first)) > 1:
+        parts = self._halves(first)
+        if parts > 1:
             negative = self.encode_text([r.negative_prompt for r in requests])
             both = batch(cond + negative * (parts - 1), len(requests) * (parts - 2))
-        start, free = torch.stack(starts).to(self.device), None if free is None else free.to(self.device)
-        return GuidedDenoiser(first, start, batch(cond), both, free)
+        if free is not None:
+            free = free.to(self.device)
+        return GuidedDenoiser(first, torch.stack(starts).to(self.device), batch(cond), both, free)
 
-    def _start(self, request: Request) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _start(self, request: Request) -> tuple[Tensor, Tensor | None]:
         """The start without noise, float64 [C, T, H, W]: zero, or what is given; and where it changes.
 
         None: everywhere. Else bool: [T, 1, 1], false for given frames; or [H, W], true for latent pixels of which
@@ -423,11 +452,15 @@ class Pipeline:
             start = torch.zeros(self.channels, *request.latent_grid, dtype=torch.float64)
             kept = torch.zeros(len(start[0]), 1, 1, dtype=torch.bool)
             # A first latent frame holds one frame, every later one four: in these the last image stands still.
-            for path, at, still in (request.init_image, 0, 1), (request.last_image, -1, 1 + geometry.FRAMES_PER_LATENT):
+            for path, at, still in (
+                (request.init_image, 0, 1),
+                (request.last_image, -1, 1 + geometry.FRAMES_PER_LATENT),
+            ):
                 if path:
                     picture = video.read_image(path, self.reading.colour)
                     frames = video.resize(picture, request.height, request.width).repeat(still, 0)
-                    start[:, at], kept[at] = self.encode_pixels(frames)[:, at], True
+                    start[:, at] = self.encode_pixels(frames)[:, at]
+                    kept[at] = True
             return start, ~kept if kept.any() else None
         ((_, frames, rate, lost),) = self.reading.clips(Path(request.init_video), "init")
         wanted = request.num_video_frames
@@ -435,25 +468,32 @@ class Pipeline:
             frames = frames.repeat(wanted, 0)
         elif wanted > 1 and abs(rate / request.fps - 1) > 0.05:
             lost["re_timed"] = f"it has {rate:g} frames a second and gets {request.fps:g}; keep them: --fps {rate:g}"
-        for said in lost.values():
-            log.warning("%s: %s", request.init_video, said)
+        for loss in lost.values():
+            log.warning("%s: %s", request.init_video, loss)
         if len(frames) < wanted:
             raise ValueError(f"{request.init_video} has {len(frames)} frames; --num-video-frames needs {wanted}")
-        size, free = (request.height, request.width), None
-        if request.mask:
-            mask, _ = video.read_still_or_animation(request.mask, video.WHITE, {})
-            (count, h, w), (own_h, own_w) = mask.shape[:3], frames.shape[1:3]
-            if (count, h, w) != (1, own_h, own_w):
-                must = f"--mask must be one picture of the size of --init-video, {own_w}x{own_h} px"
-                raise ValueError(f"{must}; got {w}x{h} px and {count} frames; save one of that size")
-            white = torch.from_numpy(video.resize(mask, *size)[0].mean(-1) > 127).float()
-            free = F.max_pool2d(white[None], geometry.PX_PER_LATENT)[0].bool()
-            if free.all() or not free.any():
-                colour = "white, so that nothing is kept" if free.all() else "black, so that nothing changes"
-                raise ValueError(f"--mask is all {colour}; paint what is to change white, and the rest black")
-        return self.encode_pixels(video.resize(frames[:wanted], *size), request.tokenizer_window), free
+        free = self._mask(request.mask, request, frames) if request.mask else None
+        frames = video.resize(frames[:wanted], request.height, request.width)
+        return self.encode_pixels(frames, request.tokenizer_window), free
 
-    def _given(self, request: Request) -> list[torch.Tensor]:
+    @staticmethod
+    def _mask(path: str, request: Request, frames: np.ndarray) -> Tensor:
+        """bool [H, W] of the latent. frames : those of --init-video, whose size in px the mask must have."""
+        mask, _ = video.read_still_or_animation(path, video.WHITE, {})
+        if mask.shape != frames[:1].shape:
+            count, h, w, _ = mask.shape
+            raise ValueError(
+                f"--mask must be one picture of the size of --init-video, {frames.shape[2]}x{frames.shape[1]} px; "
+                f"got {w}x{h} px and {count} frames; save one of that size"
+            )
+        white = torch.from_numpy(video.resize(mask, request.height, request.width)[0].mean(-1) > 127).float()
+        free = F.max_pool2d(white[None], geometry.PX_PER_LATENT)[0].bool()
+        if free.all() or not free.any():
+            colour = "white, so that nothing is kept" if free.all() else "black, so that nothing changes"
+            raise ValueError(f"--mask is all {colour}; paint what is to change white, and the rest black")
+        return free
+
+    def _given(self, request: Request) -> list[Tensor]:
         """Latents of --given, [C, t, h, w] each."""
         if request.given and not self.config.generation.given:
             raise ValueError(
@@ -465,13 +505,14 @@ class Pipeline:
 
     # ---- pixels and latents -----------------------------------------------------------------------------------
 
-    def encode_pixels(self, frames: np.ndarray, window: int | None = None) -> torch.Tensor:
+    def encode_pixels(self, frames: np.ndarray, window: int | None = None) -> Tensor:
         """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]. window : `Request.tokenizer_window`."""
         pixels = to_pixels(frames)[None].to(self.device)
-        latent = self.tokenizer.encode(pixels, **({"window": window} if window else {}))[0].cpu()
+        windows = {"window": window} if window else {}
+        latent = self.tokenizer.encode(pixels, **windows)[0].cpu()
         return self.statistics.to_model(latent, self.sigma_data).double()
 
-    def decode(self, latent: torch.Tensor, window: int | None = None) -> np.ndarray:
+    def decode(self, latent: Tensor, window: int | None = None) -> np.ndarray:
         """Normalised latent [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3]. window : `Request.tokenizer_window`."""
         return self.decode_stored(self.statistics.from_model(latent.cpu(), self.sigma_data), window)
 
@@ -479,17 +520,20 @@ class Pipeline:
         """A clip through the tokenizer, uint8 [T, H, W, 3]."""
         return self.decode(self.encode_pixels(frames))
 
-    def decode_stored(self, latent: torch.Tensor, window: int | None = None) -> np.ndarray:
+    def decode_stored(self, latent: Tensor, window: int | None = None) -> np.ndarray:
         """A latent as in shards (not normalised) [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3].
 
         Tokenizers with `decode_windows` may decode a long clip in pieces, so that only its bytes are kept complete.
         """
         size = geometry.pixel_size(*latent.shape[1:])
         latent = latent[None].float().to(self.device)
-        frames, done = np.empty((*size, 3), np.uint8), 0
-        pieces = getattr(self.tokenizer, "decode_windows", None) or (lambda z: [self.tokenizer.decode(z)])
+        frames = np.empty((*size, 3), np.uint8)
+        done = 0
+        windows = {"window": window} if window else {}
+        decode_windows = getattr(self.tokenizer, "decode_windows", None)
         try:
-            for pixels in pieces(latent, **({"window": window} if window else {})):
+            pieces = decode_windows(latent, **windows) if decode_windows else [self.tokenizer.decode(latent)]
+            for pixels in pieces:
                 piece = to_frames(pixels[0])
                 frames[done : done + len(piece)] = piece
                 done += len(piece)

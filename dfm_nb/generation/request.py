@@ -35,12 +35,16 @@ SHAPE = {"height", "width", "fps"}
 
 
 @cache  # so that it is logged once
+def _warn(text: str, *values: object) -> None:
+    if parallel.rank() == 0:
+        log.warning(text, *values)
+
+
 def _codable(frames: int) -> int:
     if frames < 1 or geometry.is_frame_count(frames):
         return frames
     rounded = geometry.round_frames(frames)
-    if parallel.rank() == 0:
-        log.warning("--num-video-frames %d becomes %d: the tokenizer encodes 1 and then groups of 4", frames, rounded)
+    _warn("--num-video-frames %d becomes %d: the tokenizer encodes 1 and then groups of 4", frames, rounded)
     return rounded
 
 
@@ -80,49 +84,54 @@ class Known(NamedTuple):
     bits : SimHash of the captions, in base64.
     """
 
-    settings: dict[str, Any]
+    settings: dict
     given: bool
     bits: str
 
 
-def usual(config: cfg.Config, num_video_frames: int | None = None, prompt: str = "") -> dict[str, Any]:
+def usual(config: cfg.Config, num_video_frames: int | None = None, prompt: str = "") -> dict:
     """The settings that a checkpoint recommends: what requests that ask for nothing else are told.
 
     Frames, size and rate are those of the training caption most like the prompt, if one is, else those of most training
     samples. Where a number of frames is asked for, size and rate are those of its kind, still (one frame) or clip; a
     kind that training lacked has those of the other one.
     """
-    own, found = config.generation, config.generation.model_dump(exclude={"other", "sizes", "captions", "given"})
-    found |= _most_frequent(most_alike(config, prompt))
-    still = (num_video_frames or found["num_video_frames"] or 1) == 1
+    own = config.generation
+    settings = own.model_dump(exclude={"other", "sizes", "captions", "given"})
+    settings |= _most_frequent(most_alike(config, prompt))
+    still = (num_video_frames or settings["num_video_frames"] or 1) == 1
     if own.other.fps is not None:
-        found |= trained(config, still).model_dump(include=SHAPE)
-    elif still:  # older weights know the rate of clips alone; validation's, where it was set, or that of pictures
-        found["fps"] = config.validation.fps or 1.0
+        settings |= trained(config, still).model_dump(include=SHAPE)
     of_kind = _most_frequent(most_alike(config, prompt, still))
-    found |= {name: of_kind[name] for name in SHAPE & of_kind.keys()}
-    return {name: value for name, value in found.items() if value is not None}
+    of_kind.pop("num_video_frames", None)
+    settings |= of_kind
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def trained(config: cfg.Config, still: bool) -> cfg.schema.TrainedSize:
     """What a checkpoint knows of its stills or its clips; of the other kind if training lacked this one."""
     own = config.generation
-    return next((kind for kind in (own, own.other) if (kind.num_video_frames == 1) == still), own)
+    for kind in (own, own.other):
+        if (kind.num_video_frames == 1) == still:
+            return kind
+    return own
 
 
 def _known(config: cfg.Config, still: bool | None) -> Iterator[Known]:
     """The lines of `generation.captions`, of stills or clips alone if this is told."""
     own = config.generation
-    # older weights have captions of each kind, and of a kind of one size none, so these do not tell the kind
-    for kind in (own, own.other) if own.captions or still is not None else ():
-        # older lines are the bits alone, in the order of `sizes`
+    # weights of fa46f34c have captions of each kind, and of a kind of one size none, so these do not tell the kind
+    if not own.captions and still is None:
+        return
+    for kind in (own, own.other):
+        # their lines are the bits alone, in the order of `sizes`
         for line, size in zip_longest(kind.captions or (), kind.sizes or (), fillvalue=""):
             *form, bits = line.split(" ")
-            if bits:
-                size, frames, fps, given = form or (size, kind.num_video_frames, kind.fps, 0)
-                found = {**of_size(size), "num_video_frames": int(frames or 1), "fps": float(fps or 1)}
-                if still in (None, found["num_video_frames"] == 1):
-                    yield Known(found, bool(int(given)), bits)
+            size, frames, fps, given = form or (size, kind.num_video_frames, kind.fps, 0)
+            frames = int(frames or 1)
+            if bits and still in (None, frames == 1):
+                settings = {**of_size(size), "num_video_frames": frames, "fps": float(fps or 1)}
+                yield Known(settings, bool(int(given)), bits)
 
 
 def most_alike(config: cfg.Config, prompt: str, still: bool | None = None) -> list[tuple[Known, int]]:
@@ -130,15 +139,21 @@ def most_alike(config: cfg.Config, prompt: str, still: bool | None = None) -> li
 
     still : of stills alone, or of clips alone.
     """
-    counted = [(known, simhash.differing_bits(prompt, known.bits)) for known in _known(config, still)]
-    least = min((bits.min() for _, bits in counted), default=simhash.ALIKE + 1)
-    near = [(known, int((bits == least).sum())) for known, bits in counted]
-    return [(known, count) for known, count in near if count] if least <= simhash.ALIKE else []
+    least = simhash.ALIKE
+    near: list[tuple[Known, int]] = []
+    for known in _known(config, still):
+        bits = simhash.differing_bits(prompt, known.bits)
+        if bits.min() < least:
+            least = bits.min()
+            near = []
+        if bits.min() == least:
+            near.append((known, int((bits == least).sum())))
+    return near
 
 
-def _most_frequent(near: list[tuple[Known, int]]) -> dict[str, Any]:
+def _most_frequent(near: list[tuple[Known, int]]) -> dict:
     """The settings that most have; of equals those of more samples, which are first."""
-    counts = Counter[tuple[tuple[str, Any], ...]]()
+    counts: Counter[tuple] = Counter()
     for known, count in near:
         counts[tuple(known.settings.items())] += count
     return dict(counts.most_common(1)[0][0]) if near else {}
@@ -153,19 +168,23 @@ def of_size(size: str) -> dict[str, int]:
 
 def described(sizes: Iterable[Request | cfg.schema.TrainedSize]) -> str:
     """`stills of 96x64, 64x64 px at 1 fps and clips of 17 frames of 96x64 px at 25 fps`: WIDTHxHEIGHT as `--size`."""
-    said = defaultdict[tuple[str, float | None], Counter[str]](Counter)
+    counts: dict[tuple, Counter] = defaultdict(Counter)
     for each in sizes:
         kind = "stills" if each.num_video_frames == 1 else f"clips of {each.num_video_frames} frames"
-        said[kind, each.fps][f"{each.width}x{each.height}"] += 1
-    return " and ".join(
-        f"{kind} of {listed([size for size, _ in found.most_common()])} px at {fps:g} fps"
-        for (kind, fps), found in said.items()
-    )
+        counts[kind, each.fps][f"{each.width}x{each.height}"] += 1
+    kinds = []
+    for (kind, fps), of_kind in counts.items():
+        names = [size for size, _ in of_kind.most_common()]
+        kinds.append(f"{kind} of {listed(names)} px at {fps:g} fps")
+    return " and ".join(kinds)
 
 
 def listed(sizes: Sequence[str]) -> str:
     """The first eight sizes, and the number of the others."""
-    return ", ".join(sizes[:8]) + (f" and {len(sizes) - 8} more" if len(sizes) > 8 else "")
+    text = ", ".join(sizes[:8])
+    if len(sizes) > 8:
+        text += f" and {len(sizes) - 8} more"
+    return text
 
 
 def recommended(default: Any, help: str, **limits: Any) -> Any:
@@ -185,7 +204,7 @@ class Sampling(Options):
         None, "noise levels where guidance acts: LOW < sigma <= HIGH", metavar=("LOW", "HIGH")
     )
     sampler: Annotated[str, AfterValidator(_sampler)] = recommended(
-        _USUAL.sampler, f"the solver: {', '.join(samplers.names())}, or module:name"
+        _USUAL.sampler, f"the solver: {', '.join(samplers.names())}, or module:name", plugins="samplers"
     )
     schedule: Schedule = recommended(_USUAL.schedule, "spacing of the steps")
     sigma_max: float = recommended(_USUAL.sigma_max, "first noise level")
@@ -216,7 +235,11 @@ class Request(Sampling):
     sigma_min: float = option(0.002, "last noise level before 0; --schedule flow replaces it by 0")
     rho: float = option(7.0, "of --schedule karras: larger, denser near sigma-min", gt=0)
     sigma_levels: tuple[float, ...] | None = option(
-        None, "noise levels instead of a schedule and --num-steps, decreasing to 0", flag="--sigmas", metavar="SIGMA"
+        None,
+        "noise levels instead of a schedule and --num-steps, decreasing to 0",
+        flag="--sigmas",
+        metavar="SIGMA",
+        max_length=MOST_STEPS + 1,
     )
     seed: Annotated[int, BeforeValidator(_seed)] = option(1, "sets the starting noise, with the place in the list")
     init_image: InputPath | None = option(None, "first frame (models trained with dataset.condition_frames_prob)")
@@ -254,10 +277,13 @@ class Request(Sampling):
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Flags of the files that it starts from, by path: its fields of the type `InputPath`, and `given`."""
-        names = (name for name, field in Request.model_fields.items() if field.annotation == InputPath | None)
-        single = {path: fields(Request)[name].flag for name in names if (path := getattr(self, name))}
-        return single | dict.fromkeys(self.given, "--given")
+        """Flags of the files that it starts from, by path: its fields of the type `InputPath`."""
+        flags = {}
+        for name in ("init_image", "last_image", "init_video", "mask"):
+            path = getattr(self, name)
+            if path:
+                flags[path] = f"--{name.replace('_', '-')}"
+        return flags | dict.fromkeys(self.given, "--given")
 
     def completed(self, config: cfg.Config) -> Request:
         """With what the checkpoint of this configuration recommends (`usual`) for all settings that were not given.
@@ -265,22 +291,24 @@ class Request(Sampling):
         ValueError if it is beyond the checkpoint's training.
         """
         recommended = usual(config, self.chosen.get("num_video_frames"), self.prompt)
-        beyond = [name for name, only in OF_STUDENTS.items() if self.chosen.get(name, only) != only]
-        if config.model.student and beyond:
-            flag = fields(Request)[beyond[0]].flag
-            raise ValueError(
-                f"{flag} is beyond a few-step student, which has learned one way of sampling; use its teacher"
-            )
-        for name, key in (("init_image", "condition_frames_prob"), ("last_image", "condition_last_prob")):
+        flags = fields(Request)
+        if config.model.student:
+            for name, only in OF_STUDENTS.items():
+                if self.chosen.get(name, only) != only:
+                    must = f"{flags[name].flag} is beyond a few-step student, which has learned one way of sampling"
+                    raise ValueError(f"{must}; use its teacher")
+        for name, key, fix in (
+            ("init_image", "condition_frames_prob", "use --init-video with --strength"),
+            ("last_image", "condition_last_prob", "train with it, or leave it out"),
+        ):
             if getattr(self, name) and not getattr(config.dataset, key):
-                fix = "use --init-video with --strength" if name == "init_image" else "train with it, or leave it out"
-                must = f"{fields(Request)[name].flag} needs a model trained with dataset.{key} above 0"
+                must = f"{flags[name].flag} needs a model trained with dataset.{key} above 0"
                 raise ValueError(f"{must}; this one was not; {fix}")
         if self.given and not {"height", "width"} & self.chosen.keys():
             self.check()
             short_side = min(recommended.get(side, getattr(self, side)) for side in ("height", "width"))
             recommended["height"], recommended["width"] = self.read_given(short_side)[0].shape[1:3]
-        request = Request(**{**recommended, **self.chosen})
+        request = Request(**(recommended | self.chosen))
         if request.latent_grid[0] <= sum(self.ends):
             raise ValueError(f"all of --num-video-frames {request.num_video_frames} are given; raise it")
         return request
@@ -293,9 +321,12 @@ class Request(Sampling):
 
     def read_given(self, short_side: int, reading: MediaOptions | None = None) -> list[np.ndarray]:
         """The frames of `given`, uint8 [T, H, W, 3], fitted to a short side in px as preparation fits them."""
-        firsts, _ = (reading or MediaOptions()).beside(map(Path, self.given), "given")(self.fps)
-        sizes = (video.fit_size(frames.shape[1], frames.shape[2], short_side, upscale=True) for frames in firsts)
-        return [video.resize(frames, *size) for frames, size in zip(firsts, sizes)]
+        read = (reading or MediaOptions()).beside(map(Path, self.given), "given")
+        fitted = []
+        for frames in read(self.fps)[0]:
+            _, height, width, _ = frames.shape
+            fitted.append(video.resize(frames, *video.fit_size(height, width, short_side, upscale=True)))
+        return fitted
 
     def check(self) -> None:
         """FileNotFoundError if a file that it starts from is missing."""
@@ -307,13 +338,18 @@ class Request(Sampling):
         """A sentence if training had samples of this kind, still or clip, but none of this size, and one if it had
         captions like this one with given pictures alone; else empty.
         """
-        kind, said = trained(config, self.num_video_frames == 1), list[str]()
-        if kind.sizes and f"{self.width}x{self.height}" not in kind.sizes:
-            said.append(f"{self.width}x{self.height} px was not trained; trained sizes: {listed(kind.sizes)}")
-        near = [known for known, _ in most_alike(config, self.prompt)] or [*_known(config, None)]
-        if near and not self.given and all(known.given for known in near):
-            said.append("training had captions like this one with given pictures alone; pass one with --given FILE")
-        return "; ".join(said)
+        sentences = []
+        sizes = trained(config, self.num_video_frames == 1).sizes
+        size = f"{self.width}x{self.height}"
+        if sizes and size not in sizes:
+            sentences.append(f"{size} px was not trained; trained sizes: {listed(sizes)}")
+        near = [known.given for known, _ in most_alike(config, self.prompt)]
+        near = near or [known.given for known in _known(config, None)]
+        if near and all(near) and not self.given:
+            sentences.append(
+                "training had captions like this one with given pictures alone; pass one with --given FILE"
+            )
+        return "; ".join(sentences)
 
     @property
     def latent_grid(self) -> tuple[int, int, int]:
@@ -358,7 +394,7 @@ FLAGS = tuple(name for name in Request.model_fields if name not in ("prompt", "i
 # ---- from Python and from files -------------------------------------------------------------------------------------
 
 
-def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any], num_images: int = 1) -> list[Request]:
+def requests_of_keywords(prompts: Sequence[str], settings: dict, num_images: int = 1) -> list[Request]:
     """`num_images` requests, with consecutive seeds, for each prompt from a call in Python.
 
     settings : fields of `Request` or their `aliases`; `generator`, or a list of one per prompt, gives the seed.
@@ -368,13 +404,15 @@ def requests_of_keywords(prompts: Sequence[str], settings: dict[str, Any], num_i
     ValueError : an unknown name, with the closest known one.
     """
     plugins.trust(settings.get("sampler"))
-    own: list[dict[str, Any]] = [{}] * len(prompts)
-    if isinstance(generators := settings.get("generator"), list):
-        if len(generators) != len(prompts):
-            raise ValueError(f"generators must be one for each of the {len(prompts)} prompts; got {len(generators)}")
-        own = [{"generator": g} for g in generators]
-    first = [Request(prompt, i, **(settings | each)) for i, (prompt, each) in enumerate(zip(prompts, own))]
-    return [request for each in first for request in each.variants(num_images)]
+    generators = settings.get("generator")
+    if isinstance(generators, list) and len(generators) != len(prompts):
+        raise ValueError(f"generators must be one for each of the {len(prompts)} prompts; got {len(generators)}")
+    requests = []
+    for i, prompt in enumerate(prompts):
+        if isinstance(generators, list):
+            settings["generator"] = generators[i]
+        requests += Request(prompt, i, **settings).variants(num_images)
+    return requests
 
 
 _FLAG = re.compile(r"(?:^|\s)(--[a-zA-Z][\w-]*)")
@@ -394,34 +432,37 @@ def read_prompts(path: Path) -> list[tuple[str, dict]]:
     if suffix not in ("", *PROMPT_SUFFIXES):
         raise ValueError(f"a prompt file must end in {', '.join(PROMPT_SUFFIXES)}; got {path}; rename or convert it")
     if suffix in (".png", ".mp4"):
-        if not (text := video.read_comment(path)):
+        text = video.read_comment(path)
+        if not text:
             raise ValueError(f"{path} has no settings inside; use a picture or clip of dfm generate, or its .json")
-        return [(str(path), {k: v for k, v in _json(text, str(path)).items() if k in Request.model_fields})]
-    try:
-        text = plain(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8") from None
-    if suffix == ".json":
+    else:
+        try:
+            text = plain(path).read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8") from None
+    if suffix in (".png", ".mp4", ".json"):
         record = _json(text, str(path))
-        return [(str(path), {k: v for k, v in record.items() if k in Request.model_fields})]
-    lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if suffix == ".jsonl":
-        return [(where, _json(line, where)) for where, line in lines]
-    texts = [(where, " ".join(line.split())) for where, line in lines]
-    prompts = [(where, text) for where, text in texts if not text.startswith("#")]
-    if len(prompts) < len(texts):
-        _tell_comments(path, len(texts) - len(prompts))
-    for where, text in prompts:
-        if flag := _FLAG.search(text):
+        return [(str(path), {name: record[name] for name in record if name in Request.model_fields})]
+    prompts = []
+    comments = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        where = f"{path}, line {number}"
+        prompt = " ".join(line.split())
+        flag = _FLAG.search(prompt)
+        if not prompt:
+            continue
+        if suffix == ".jsonl":
+            prompts.append((where, _json(line, where)))
+        elif prompt.startswith("#"):
+            comments += 1
+        elif flag:
             fix = 'for settings or such text use a .jsonl with {"prompt": "...", "width": 64} in each line'
             raise ValueError(f"{where}: a .txt has prompts alone; got the flag {flag[1]}; {fix}")
-    return [(where, {"prompt": text}) for where, text in prompts]
-
-
-@cache  # so that it is logged once
-def _tell_comments(path: Path, count: int) -> None:
-    if parallel.rank() == 0:
-        log.warning("%s: %d lines that begin with # are comments and no prompts", path, count)
+        else:
+            prompts.append((where, {"prompt": prompt}))
+    if comments:
+        _warn("%s: %d lines that begin with # are comments and no prompts", path, comments)
+    return prompts
 
 
 def _json(text: str, where: str) -> dict:

@@ -17,10 +17,9 @@ def fill(lengths: Sequence[int], capacity: int) -> list[int]:
     """
     assert lengths[0] <= capacity, (lengths[0], capacity)
     unit = gcd(capacity, *lengths)
-    room, first = capacity // unit, lengths[0] // unit
-    within = (1 << (room + 1)) - 1
+    within = (1 << (capacity // unit + 1)) - 1
     # An integer is a set of sums: bit s is set if a subset has the sum s. To add an item, shift the set by its length.
-    reachable = [1 << first]  # reachable[i]: possible sums of items 0..i
+    reachable = [1 << (lengths[0] // unit)]  # reachable[i]: possible sums of items 0..i
     for length in lengths[1:]:
         before = reachable[-1]
         reachable.append(before | ((before << (length // unit)) & within))
@@ -60,7 +59,8 @@ class Packer:
     """
 
     def __init__(self, capacity: int, buffer_size: int):
-        self.capacity, self.buffer_size = capacity, buffer_size
+        self.capacity = capacity
+        self.buffer_size = buffer_size
         self.waiting: list[PackItem] = []
 
     def next(self, stream: Iterator[PackItem]) -> list[PackItem]:
@@ -70,7 +70,5 @@ class Packer:
             self.waiting.append(next(stream))
             tokens += self.waiting[-1].tokens
         chosen = fill([item.tokens for item in self.waiting], self.capacity)
-        items = [self.waiting[i] for i in chosen]
-        taken = set(chosen)
-        self.waiting = [item for i, item in enumerate(self.waiting) if i not in taken]
-        return items
+        items = [self.waiting.pop(i) for i in reversed(chosen)]  # from the end, so that the others keep their index
+        return items[::-1]

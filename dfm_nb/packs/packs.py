@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
 from typing import NamedTuple, Sequence
 
 import torch
@@ -69,7 +68,8 @@ class LatentStatistics:
 
     @classmethod
     def from_manifest(cls, manifest: dict) -> LatentStatistics:
-        mean, std = (torch.tensor(manifest[k]).float() for k in ("latent_mean", "latent_std"))
+        mean = torch.tensor(manifest["latent_mean"]).float()
+        std = torch.tensor(manifest["latent_std"]).float()
         return cls(mean, std.clamp_min(1e-6))
 
     def used_by(self, network: Network) -> LatentStatistics:
@@ -80,12 +80,14 @@ class LatentStatistics:
 
     def to_model(self, latent: torch.Tensor, sigma_data: float) -> torch.Tensor:
         """[C, T, H, W] as stored -> float32, normalised."""
-        mean, std = (v[:, None, None, None] for v in (self.mean, self.std))
+        mean = self.mean[:, None, None, None]
+        std = self.std[:, None, None, None]
         return (latent.float() - mean) / std * sigma_data
 
     def from_model(self, latent: torch.Tensor, sigma_data: float) -> torch.Tensor:
         """Inverse of `to_model`."""
-        mean, std = (v[:, None, None, None] for v in (self.mean, self.std))
+        mean = self.mean[:, None, None, None]
+        std = self.std[:, None, None, None]
         return latent.float() / sigma_data * std + mean
 
 
@@ -130,15 +132,22 @@ def sample_segment(
     given : sizes in patches of given pictures and clips. Their frames are before the target's frame 0, the first one
     nearest to it: two given pictures are at -1 and -2, and a clip of 3 frames after them is at -5, -4 and -3.
     """
-    (t, h, w), (first, last) = grid, ends
+    t, h, w = grid
+    first, last = ends
     clean = Row(0, CLEAN_SIGMA, fps, noisy=False)
-    own_rows = clean._replace(tokens=first * h * w), Row((t - first - last) * h * w, sigma, fps)
-    rows = [*own_rows, *(clean._replace(tokens=n) for n in (last * h * w, *map(math.prod, given)))]
-    rows = [row for row in rows if row.tokens]
-    positions = [grid_positions(own, centred=model.network.centred) for own in (grid, *given)]
-    for own, end in zip(positions[1:], accumulate(own[0] for own in given)):
-        own[:, 0] -= end
-    return Segment(torch.cat(positions), text, rows)
+    rows = [
+        clean._replace(tokens=first * h * w),
+        Row((t - first - last) * h * w, sigma, fps),
+        clean._replace(tokens=last * h * w),
+    ]
+    positions = [grid_positions(grid, model.network.centred)]
+    before = 0  # frames between the target's first one and those of `given` so far
+    for own in given:
+        rows.append(clean._replace(tokens=math.prod(own)))
+        before += own[0]
+        positions.append(grid_positions(own, model.network.centred))
+        positions[-1][:, 0] -= before
+    return Segment(torch.cat(positions), text, [row for row in rows if row.tokens])
 
 
 @dataclass
@@ -183,8 +192,8 @@ def pack_layout(
     capacity : tokens of the pack; None: the number of tokens, rounded up to `token_multiple`.
     """
     segments = list(segments)
-    if length := model.text_padding:
-        segments = [replace(s, text=F.pad(s.text, (0, 0, 0, length - len(s.text)))) for s in segments]
+    if model.text_padding:
+        segments = [replace(s, text=F.pad(s.text, (0, 0, 0, model.text_padding - len(s.text)))) for s in segments]
     padding_row = Row(0, model.sigma_data, PADDING_FPS, noisy=False)  # any positive noise level works
     tokens = sum(len(s.positions) for s in segments)
     text = sum(len(s.text) for s in segments)
@@ -197,22 +206,27 @@ def pack_layout(
         zeros = segments[0].text.new_zeros(text_padding, segments[0].text.shape[1])
         rows = [padding_row._replace(tokens=padding)] if padding else []
         segments.append(Segment(torch.zeros(padding, 3), zeros, rows))
-    cu_q = [0, *accumulate(len(s.positions) for s in segments)]
-    cu_kv = [0, *accumulate(len(s.text) for s in segments)]
-    all_rows = [row for s in segments for row in s.rows]
+    cu_q = [0]
+    cu_kv = [0]
+    all_rows: list[Row] = []
+    for s in segments:
+        cu_q.append(cu_q[-1] + len(s.positions))
+        cu_kv.append(cu_kv[-1] + len(s.text))
+        all_rows += s.rows
     # The last rows have no tokens; their pooled text stays zero.
     all_rows += [padding_row] * (-len(all_rows) % row_multiple)
     pool = torch.zeros(len(all_rows), cu_kv[-1])
-    segment_of_row = [i for i, s in enumerate(segments) for _ in s.rows]
-    for r, i in enumerate(segment_of_row):
-        pool[r, cu_kv[i] : cu_kv[i + 1]] = 1 / len(segments[i].text)
-    lengths = torch.tensor([row.tokens for row in all_rows])
+    row = 0
+    for i, s in enumerate(segments):
+        pool[row : row + len(s.rows), cu_kv[i] : cu_kv[i + 1]] = 1 / len(s.text)
+        row += len(s.rows)
+    lengths, sigma, fps, noisy = map(torch.tensor, zip(*all_rows))
     return PackLayout(
-        sigma=torch.tensor([row.sigma for row in all_rows]),
-        fps=torch.tensor([row.fps for row in all_rows]),
+        sigma=sigma,
+        fps=fps,
         row=torch.arange(len(all_rows)).repeat_interleave(lengths),
         positions=torch.cat([s.positions for s in segments]),
-        loss_mask=torch.tensor([row.noisy for row in all_rows]).repeat_interleave(lengths),
+        loss_mask=noisy.repeat_interleave(lengths),
         text=torch.cat([s.text for s in segments]),
         pool=pool,
         cu_q=cu_q,
@@ -222,12 +236,16 @@ def pack_layout(
 
 def retexted(pack: PackLayout, text: torch.Tensor, text_multiple: int = 1) -> PackLayout:
     """The pack in which each segment has the text [L, D] instead of its own."""
-    own, length = torch.tensor(pack.cu_kv).diff(), len(text)
+    own = torch.tensor(pack.cu_kv).diff()
+    length = len(text)
     segment = torch.arange(len(own)).repeat_interleave(own)  # of each text token
     pool = pack.pool @ F.one_hot(segment, len(own)).float()  # [R, segments]: 1 at the row's own
-    cu_q, cu_kv = pack.cu_q, [*range(0, len(own) * length + 1, length)]
-    if padding := -cu_kv[-1] % text_multiple:
-        cu_q, cu_kv = [*cu_q, cu_q[-1]], [*cu_kv, cu_kv[-1] + padding]
+    cu_q = list(pack.cu_q)
+    cu_kv = list(range(0, len(own) * length + 1, length))
+    padding = -cu_kv[-1] % text_multiple
+    if padding:
+        cu_q.append(cu_q[-1])
+        cu_kv.append(cu_kv[-1] + padding)
     return replace(
         pack,
         text=F.pad(text.repeat(len(own), 1), (0, 0, 0, padding)),
@@ -269,12 +287,13 @@ def noised(
 
     ends, given : as for `sample_segment`; given are normalised latents.
     """
-    ps, pt = model.patch_spatial, model.patch_temporal
+    patch = (model.patch_spatial, model.patch_temporal)
     grid, *grids = (patch_grid(model, z.shape[1:]) for z in (latent, *given))
     segment = sample_segment(model, grid, text, sigma, fps, ends, grids)
-    noise = torch.cat([patchify(z, ps, pt) for z in (noise, *map(torch.zeros_like, given))])
-    x0 = torch.cat([patchify(z, ps, pt) for z in (latent, *given)])
-    return Draw(**vars(segment), key=key, grid=grid, x0=x0, noise=noise * segment.noisy[:, None])
+    x0 = torch.cat([patchify(z, *patch) for z in (latent, *given)])
+    noise = patchify(noise, *patch)
+    noise = F.pad(noise, (0, 0, 0, len(x0) - len(noise))) * segment.noisy[:, None]
+    return Draw(**vars(segment), key=key, grid=grid, x0=x0, noise=noise)
 
 
 def patch_grid(model: ModelConfig, size: Sequence[int]) -> Grid:
@@ -289,10 +308,13 @@ def caption_of(clip: EncodedClip, epoch: int, seed: int) -> torch.Tensor:
     The first caption in half of the epochs, because validation samples and `dfm evaluate` ask for it; of three, each
     other caption in a quarter. Half is a choice, not measured.
     """
-    if not (others := len(clip.more_text)):
+    others = len(clip.more_text)
+    if not others:
         return clip.text_emb[0]
     drawn = int(torch.randint(2 * others, (), generator=generator_for(seed, "caption", epoch, clip.key)))
-    return (clip.text_emb if drawn < others else clip.more_text[drawn - others])[0]
+    if drawn < others:
+        return clip.text_emb[0]
+    return clip.more_text[drawn - others][0]
 
 
 def draw_sample(clip: EncodedClip, epoch: int, settings: PackSettings, empty_text: torch.Tensor) -> Draw:
@@ -302,13 +324,17 @@ def draw_sample(clip: EncodedClip, epoch: int, settings: PackSettings, empty_tex
     ------
     SampleError : the latent does not divide into patches.
     """
-    config, m, seed = settings.config, settings.config.model, settings.config.rng.seed
+    config = settings.config
+    m = config.model
+    seed = config.rng.seed
     assert settings.statistics is not None
     g = generator_for(seed, "draw", epoch, clip.key)
     for z in (clip.latent, *clip.given):
         check_divides(z[0], m.patch_spatial, m.patch_temporal, f"the latent of sample {clip.key}")
     # All numbers are drawn in this order whether used or not, so that a setting does not change other draws.
-    normal, drop, give = torch.randn((), generator=g), torch.rand((), generator=g), torch.rand((), generator=g)
+    normal = torch.randn((), generator=g)
+    drop = torch.rand((), generator=g)
+    give = torch.rand((), generator=g)
     latent, *given = (settings.statistics.to_model(z[0], m.sigma_data) for z in (clip.latent, *clip.given))
     sigma = edm.sigma_from_normal(normal, m.P_mean, m.P_std, m.times)
     if m.shift_tokens:  # more tokens share more information, so the same corruption needs more noise
@@ -319,8 +345,10 @@ def draw_sample(clip: EncodedClip, epoch: int, settings: PackSettings, empty_tex
     # One number decides about the first and the last frame, independently: within the range of the first one's outcome
     # it is uniform again. A clip keeps one frame to learn from.
     p = config.dataset.condition_frames_prob
-    first, t = int(give < p), latent.shape[1]
-    last = int((give / p if first else (give - p) / (1 - p)) < config.dataset.condition_last_prob)
+    first = int(give < p)
+    give_last = give / p if first else (give - p) / (1 - p)
+    last = int(give_last < config.dataset.condition_last_prob)
+    t = latent.shape[1]
     # Everything derived from the caption is dropped with it: guidance needs an estimate without that information.
     return noised(
         m,
@@ -358,8 +386,10 @@ class Pack(PackLayout):
 
     def lengths(self) -> tuple[list[int], list[int]]:
         """Tokens and text tokens of each sample, without the padding segment."""
-        q, kv = ([b - a for a, b in pairwise(cu[: len(self.keys) + 1])] for cu in (self.cu_q, self.cu_kv))
-        return q, kv
+        bounds = len(self.keys) + 1
+        q = torch.tensor(self.cu_q[:bounds]).diff()
+        kv = torch.tensor(self.cu_kv[:bounds]).diff()
+        return q.tolist(), kv.tolist()
 
 
 def pack_draws(draws: Sequence[Draw], settings: PackSettings, capacity: int | None = None) -> Pack:
@@ -368,13 +398,14 @@ def pack_draws(draws: Sequence[Draw], settings: PackSettings, capacity: int | No
     Samples are sorted by length, so that equal lengths are neighbours and share one batched attention call.
     """
     draws = sorted(draws, key=lambda d: (len(d.x0), d.grid, len(d.text), d.key))
-    multiples = settings.token_multiple, settings.text_multiple, settings.row_multiple
-    layout = pack_layout(draws, settings.config.model, *multiples, capacity)
-    padding = draws[0].x0.new_zeros(layout.cu_q[-1] - sum(len(d.x0) for d in draws), draws[0].x0.shape[1])
+    layout = pack_layout(
+        draws, settings.config.model, settings.token_multiple, settings.text_multiple, settings.row_multiple, capacity
+    )
+    padding = (0, 0, 0, layout.cu_q[-1] - layout.cu_q[len(draws)])
     return Pack(
         **vars(layout),
-        x0=torch.cat([*(d.x0 for d in draws), padding]),
-        noise=torch.cat([*(d.noise for d in draws), padding]),
+        x0=F.pad(torch.cat([d.x0 for d in draws]), padding),
+        noise=F.pad(torch.cat([d.noise for d in draws]), padding),
         keys=[d.key for d in draws],
         grids=[d.grid for d in draws],
     )

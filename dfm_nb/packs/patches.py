@@ -20,7 +20,8 @@ def check_divides(latent: torch.Tensor, patch_spatial: int, patch_temporal: int,
     """Raise SampleError if [C, T, H, W] does not divide into patches."""
     _, t, h, w = latent.shape
     if t % patch_temporal or h % patch_spatial or w % patch_spatial:
-        fitting = ", ".join(str(1 + 4 * (n * patch_temporal - 1)) for n in (1, 2, 3))  # 1 + 4k frames are 1 + k latents
+        step = 4 * patch_temporal  # 1 + 4k frames are 1 + k latents
+        fitting = f"{step - 3}, {2 * step - 3}, {3 * step - 3}"
         frames = f"clips of {fitting}, ... frames and no stills, or model.patch_temporal=1"
         fix = frames if t % patch_temporal else f"image sides divisible by {8 * patch_spatial} px"
         must = f"{name} must divide into patches of {patch_temporal}x{patch_spatial}x{patch_spatial} (T, H, W)"
@@ -40,7 +41,9 @@ def grid_positions(grid: tuple[int, int, int], centred: bool = True) -> torch.Te
     """float32 [t*h*w, 3] in patches: frame from the first; row and column from the picture's centre or corner."""
     t, h, w = grid
     frames = torch.arange(t, dtype=torch.float32)
-    rows, columns = torch.arange(h, dtype=torch.float32), torch.arange(w, dtype=torch.float32)
+    rows = torch.arange(h, dtype=torch.float32)
+    columns = torch.arange(w, dtype=torch.float32)
     if centred:
-        rows, columns = rows - (h - 1) / 2, columns - (w - 1) / 2
+        rows -= (h - 1) / 2
+        columns -= (w - 1) / 2
     return torch.stack(torch.meshgrid(frames, rows, columns, indexing="ij"), -1).reshape(-1, 3)

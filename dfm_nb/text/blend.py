@@ -26,10 +26,10 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import DataLoader, Dataset
 
-from dfm_nb.base.files import is_foreign, temporary_of
+from dfm_nb.base.files import UNLIMITED, is_foreign, plain, temporary_of
 from dfm_nb.base.log import log
 from dfm_nb.base.run import turn
-from dfm_nb.text.check import ONE_EOD, require_alike
+from dfm_nb.text.check import ONE_EOD, require_alike, sound
 from dfm_nb.text.indexed import Index, read_meta
 from dfm_nb.text.input import corpora_sha256
 from dfm_nb.text.mixture import SPLITS, Blend, BlendCorpus, apply_strategy, token_counts
@@ -101,7 +101,7 @@ def build_datasets(
         log.warning("the corpora of the blend may differ: %s", difference)
     tokenizer = tokenizer or TokenizerIds.of_blend(blend)
     for prefix in blend.prefixes():
-        index = Index.open(prefix).whole()
+        index = sound(prefix)
         if not 0 < seq_length < index.num_tokens:
             got = f"{prefix} has {index.num_tokens}"
             raise ValueError(f"seq_length must be 1 to below the tokens of each corpus; {got}")
@@ -188,8 +188,8 @@ def _damaged(cache: Path) -> str:
     """What is wrong with the first index that is no plain array, which numpy would unpickle; "" if none is."""
     for path in sorted(cache.glob("*.npy")):
         try:
-            np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
+            np.lib.format.open_memmap(plain(path, None, UNLIMITED), mode="r")
+        except (ValueError, OSError) as error:
             return f"{path} must be an array of numbers ({error}); delete the folder {cache}"
     return ""
 

@@ -37,7 +37,7 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
     dict, ready for JSON. `length_percentiles` are document lengths in tokens; `frequent_tokens` are rows of id, text,
     count and share, from the first 20 million tokens. A `text` is None if the tokenizer is unknown.
     """
-    index = Index.open(prefix).whole()
+    index = sound(prefix)
     meta = read_meta(prefix)
     spec = _tokenizer(prefix, tokenizer_model)
     backend = spec.backend() if spec else None
@@ -163,6 +163,15 @@ def _structure(index: Index) -> list[Check]:
         Check("the pointers follow the lengths", not len(wrong), f"wrong of sequences {wrong[:3].tolist()}"),
         Check("the document bounds rise", rising and ends == [0, len(lengths)], f"{ends} of {len(lengths)} sequences"),
     ]
+
+
+def sound(prefix: str | Path) -> Index:
+    """The index of a corpus; ValueError if its sizes, pointers or documents do not fit."""
+    index = Index.open(prefix)
+    for check in _structure(index):
+        if not check.passed:
+            raise ValueError(f"{prefix}: {check.name} must hold; {check.detail}; copy it again")
+    return index
 
 
 def _ids(index: Index, max_id: int | None, progress: bool) -> Check:

@@ -19,13 +19,12 @@ from typing import Any, Iterator
 
 import numpy as np
 
-from dfm_nb.base.files import naming
 from dfm_nb.base.log import log
 from dfm_nb.base.progress import tqdm
 from dfm_nb.text import encode as text_encode
 from dfm_nb.text import input as text_input
 from dfm_nb.text import tokenizer as text_tokenizer
-from dfm_nb.text.check import require_alike
+from dfm_nb.text.check import require_alike, sound
 from dfm_nb.text.chunk import COUNTS, ChunkEncoder, Encoded, PreprocessConfig
 from dfm_nb.text.indexed import Index, bin_path, optimal_dtype, read_meta
 from dfm_nb.text.input import LineChunk, Position, Span
@@ -88,8 +87,7 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
     FileNotFoundError : an input that does not exist
     """
     try:
-        with naming(config.output_prefix):
-            return _preprocess(config)
+        return _preprocess(config)
     except text_encode.OtherIds as error:
         if config.tokenizer_backend != "auto" or text_input.STDIN in config.input:
             raise ValueError(f"{error}; use --tokenizer-backend tokenizers") from None
@@ -222,7 +220,7 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
     if Path(output).absolute() in {Path(p).absolute() for p in prefixes}:
         raise ValueError(f"the output must have a new name; {output} is one of the inputs")
     for prefix in prefixes:
-        Index.open(prefix).whole()
+        sound(prefix)
     for unknown in require_alike(prefixes):
         log.warning("merge cannot compare all: %s", unknown)
     metas = [read_meta(p) for p in prefixes]

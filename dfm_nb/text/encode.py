@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 from tokenizers.pre_tokenizers import ByteLevel
 
+from dfm_nb.base.log import log
 from dfm_nb.text.tokenizer import TokenizerSpec
 
 MAX_CHARS = 16 << 20  # of a text for `tokenizers`, which needs over 100 bytes for some characters
@@ -84,6 +85,8 @@ def choose(spec: TokenizerSpec, backend: str = "auto") -> str:
     if backend == "gigatoken" and not fits:
         got = f"got {installed or 'none'} and {spec.name}; use --tokenizer-backend tokenizers"
         raise ValueError(f"gigatoken must be {GIGATOKEN}* and the tokenizer of a family that was compared; {got}")
+    if backend == "auto" and not installed:
+        log.warning("text is encoded by tokenizers, which is slower: pip install 'dfm_nb[text]' adds gigatoken")
     return "gigatoken" if fits and backend != "tokenizers" else "tokenizers"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dfm_nb.base.files import ANYWHERE, read_json
+from dfm_nb.base.files import UNLIMITED, plain, read_json
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -47,7 +47,7 @@ def meta_path(prefix: str | Path) -> Path:
 
 def read_meta(prefix: str | Path) -> dict:
     """The provenance that `preprocess` wrote for a pair; {} if there is none, it is damaged, or the pair is another."""
-    meta = read_json(meta_path(prefix), ANYWHERE)
+    meta = read_json(meta_path(prefix))
     eod = isinstance(meta.get("eod_id"), int | None)
     if not eod or any(type(meta.get(name)) is not kind for name, kind in _META.items()):
         return {}
@@ -79,8 +79,9 @@ class Index:
         missing = [str(file) for file in (path, bin_path(prefix)) if not file.is_file()]
         if missing:
             raise FileNotFoundError(f"a corpus is a .bin and an .idx file; {' and '.join(missing)} is missing")
+        plain(bin_path(prefix), None, UNLIMITED)
         size = path.stat().st_size
-        with open(path, "rb") as f:
+        with plain(path, None, UNLIMITED).open("rb") as f:
             header = f.read(HEADER.size).ljust(HEADER.size)
         magic, version, code, sequences, bounds = HEADER.unpack(header)
         if (magic, version) != (MAGIC, VERSION) or code not in DTYPES:
@@ -100,17 +101,6 @@ class Index:
     @property
     def num_tokens(self) -> int:
         return int(self.lengths.sum(dtype=np.int64))
-
-    def whole(self) -> Index:
-        """Itself; ValueError unless `.bin` has the size that the index gives, and its documents are its sequences."""
-        want = self.num_tokens * self.dtype.itemsize
-        have = bin_path(self.prefix).stat().st_size
-        if want != have:
-            raise ValueError(f"{self.prefix}.bin must have {want} bytes by its index; it has {have}; copy it again")
-        ends = self.documents[[0, -1]].tolist() if len(self.documents) else []
-        if ends != [0, len(self.lengths)] or (np.diff(self.documents) < 0).any() or (self.lengths < 0).any():
-            raise ValueError(f"{self.prefix}.idx must have rising documents of all its sequences; copy it again")
-        return self
 
     def tokens(self) -> np.ndarray:
         """All tokens, mapped read-only, shape [bytes of .bin // itemsize]."""

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
 
+from dfm_nb.base.files import UNLIMITED, is_plain
+from dfm_nb.base.limits import MOST_BYTES
 from dfm_nb.base.log import log
 from dfm_nb.base.urls import HTTP, filesystem, reported, uses_fsspec
 from dfm_nb.text.indexed import bin_path, idx_path
@@ -39,6 +41,24 @@ def _unzstd(f: BinaryIO) -> Any:
 _UNPACKERS: dict[str, Callable[[BinaryIO], Any]] = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".zst": _unzstd}
 _FOREIGN = {b"\x1f\x8b": "gzip", b"\x28\xb5": "Zstandard", b"BZ": "bzip2", b"\xfd7": "xz", b"PA": "Parquet"}
 """By the first two bytes: what is not JSONL."""
+
+
+class _Lines(io.RawIOBase):
+    """Unpacked text, read on; ValueError for a line that is longer than `MOST_BYTES`: a few bytes may mean many."""
+
+    def __init__(self, text: Any):
+        self._text, self._line_bytes = text, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        read = self._text.read(len(buffer))
+        buffer[: len(read)] = read
+        self._line_bytes = self._line_bytes + len(read) if b"\n" not in read else len(read) - read.rfind(b"\n") - 1
+        if self._line_bytes > MOST_BYTES:
+            raise ValueError(f"a line must have at most {MOST_BYTES >> 20} MiB unpacked; split it")
+        return len(read)
 
 
 @dataclass(frozen=True)
@@ -85,8 +105,10 @@ def expand_inputs(patterns: list[str], output_prefix: str = "") -> list[str]:
         elif pattern == STDIN or os.path.exists(pattern):
             paths.append(pattern)
             continue
-        else:
-            files = sorted(glob.glob(pattern, recursive=True))
+        else:  # found in a folder, where a pipe never ends; one may still name it
+            folder = Path(re.split(r"[*?[]", pattern)[0] + "_").parent
+            matching = sorted(glob.glob(pattern, recursive=True))
+            files = [path for path in matching if is_plain(Path(path), folder, UNLIMITED)]
         files = [path for path in files if not own.fullmatch(os.path.abspath(path))]
         if not files:
             raise FileNotFoundError(f"--input must name JSONL files; {pattern} matches nothing")
@@ -184,7 +206,7 @@ def open_input(path: str, start: int = 0) -> Iterator[BinaryIO]:
         with opened as f:
             if start and not unpack:  # a pipe cannot seek
                 f.seek(start)
-            text = io.BufferedReader(unpack(f) if unpack else f, CHUNK_BYTES)
+            text = io.BufferedReader(_Lines(unpack(f)) if unpack else f, CHUNK_BYTES)
             kind = None if unpack or start else _FOREIGN.get(text.peek(2)[:2])
             if kind:
                 raise ValueError(f"--input must be JSONL, .gz or .zst; {path} is {kind}; rename or convert it")

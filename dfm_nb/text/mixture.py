@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from dfm_nb.base.files import MARK, write_atomically
 from dfm_nb.config import notation
-from dfm_nb.text.indexed import Index
+from dfm_nb.text.check import sound
 
 SPLITS = ("train", "validation", "test")
 TOLERANCE = 1e-3  # of the sum of rounded weights, such as 0.333 three times
@@ -157,7 +157,7 @@ def _weighted(corpora: Sequence[BlendCorpus], raw: Sequence[float]) -> tuple[Ble
 
 def token_counts(blend: Blend) -> dict[str, int]:
     """Number of tokens by prefix. Raises FileNotFoundError for a missing corpus, ValueError for a damaged one."""
-    return {p: Index.open(p).whole().num_tokens for p in blend.prefixes()}
+    return {p: sound(p).num_tokens for p in blend.prefixes()}
 
 
 STRATEGIES = ("proportional", "equal", "upweight:NAME=0.6", "token-balanced")

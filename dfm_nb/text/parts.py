@@ -20,8 +20,9 @@ from typing import Iterator, Self
 
 import numpy as np
 from filelock import FileLock, Timeout
+from pydantic import NonNegativeInt, TypeAdapter
 
-from dfm_nb.base.files import appending, check_free, read_json, subfolder, sync, write_atomically, write_json
+from dfm_nb.base.files import appending, check_free, naming, read_json, subfolder, sync, write_atomically, write_json
 from dfm_nb.text.chunk import COUNTS
 from dfm_nb.text.indexed import CODES, HEADER, MAGIC, VERSION, bin_path, idx_path, meta_path
 from dfm_nb.text.input import START, Position
@@ -39,7 +40,7 @@ class Progress:
 
     at: Position = START
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, NonNegativeInt] = field(default_factory=dict)
     empty: dict[str, int] = field(default_factory=dict)
 
 
@@ -100,7 +101,8 @@ class Parts:
             for name, path in parts._paths.items():
                 with appending(path) as f:
                     f.truncate(parts.progress.sizes[name])
-            yield parts
+            with naming(folder):
+                yield parts
         finally:
             if "progress" not in read_json(parts._state):  # nothing was done, or everything
                 shutil.rmtree(folder, ignore_errors=True)
@@ -115,18 +117,18 @@ class Parts:
             ours = "empty_documents" in read_json(meta_path(prefix))
             for path in (bin_path(prefix), idx_path(prefix), meta_path(prefix)):
                 check_free(path, ours, fix)
-        if SKIPPED in self._paths:
-            check_free(self._skips, False, fix, mark='{"file": ')
+            if SKIPPED in self._paths:
+                check_free(self._skips, ours or begun, fix)
 
     def _resume(self) -> None:
         """Take up the progress of a run with the same signature."""
         saved = read_json(self._state)
         if saved.get("signature") == self._signature and "progress" in saved:
-            progress = Progress(**saved["progress"])
-            progress.at = Position(*progress.at)
-            # Fewer bytes than recorded: lost in a power cut, so the work is done again.
-            if all(p.exists() and p.stat().st_size >= progress.sizes[name] for name, p in self._paths.items()):
-                self.progress = progress
+            with contextlib.suppress(ValueError, KeyError):  # it may be anything
+                progress = TypeAdapter(Progress).validate_python(saved["progress"])
+                # Fewer bytes than recorded: lost in a power cut, so the work is done again.
+                if all(p.exists() and p.stat().st_size >= progress.sizes[name] for name, p in self._paths.items()):
+                    self.progress = progress
 
     def append(self, key: str, tokens: np.ndarray, lengths: np.ndarray, counts: np.ndarray) -> None:
         """Append documents.

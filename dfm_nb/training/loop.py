@@ -238,8 +238,8 @@ class Training:
             if state["best"] is not None and same_data:
                 self._keep(float(state["best"][0]), int(state["best"][1]))
         except (KeyError, TypeError, AttributeError, IndexError) as error:  # checksums do not prove who wrote it
-            where = f"{folder}: state.json is damaged"
-            raise folders.CheckpointError(f"{where} ({error!r}); use another checkpoint") from error
+            what = "state.json is damaged, or of an older version, which commit fa46f34c reads"
+            raise folders.CheckpointError(f"{folder}: {what} ({error!r}); use another checkpoint") from error
         dataset = data_folder(self.config)
         different = loading.different_encoders(folder, dataset)
         if different:
@@ -329,6 +329,7 @@ class Training:
             self.skipped += 1
             self.report.skipped(self.iteration, result, packs)
             counts["skipped"] = self.skipped
+        self.folder.check_place()  # before a logger's thread fails at it
         self.report.step(self.iteration, result, packs, duration_s, self.trainer.lr, counts)
         self.bad.see(packs)
         most = self.config.train.max_skipped_steps

@@ -6,8 +6,8 @@ all ranks. Ranks without heartbeats were stopped or lost; otherwise the others w
 It reports these ranks and exits, and torchrun ends the others. A machine that sleeps, or a complete job that is
 suspended and continued, does not count as a hang.
 
-Nor does a busy machine: a process's clock stops while it cannot run (`Stalled`), and ranks that wait for a computing
-process use that process's clock from its heartbeat. Where the system does not report this, all time counts.
+Nor does a busy machine: a process's clock stops while it waits for a processor (`Stalled`), and ranks that wait for a
+computing process use that process's clock from its heartbeat. Where the system does not report this, all time counts.
 """
 
 import contextlib
@@ -36,36 +36,26 @@ with one of these files on its stack is waiting for others."""
 
 
 class Stalled:
-    """How long a process could not run.
-
-    This is the longest time that one of its threads waited for a processor, plus, if the process had major page faults,
-    the time in which any process of the machine waited for memory.
+    """How long a process waited for a processor: the longest time of one of its threads.
 
     pid : may have ended, or be 0: then the time is 0.
     """
 
     def __init__(self, pid: int):
-        self._proc = Path(f"/proc/{pid}")
-        self._last = self._read()
+        self._tasks = Path(f"/proc/{pid}/task")
+        self._waited_ns = dict[str, int]()  # since its start, by thread
+        self.lap()
 
     def lap(self) -> float:
         """Seconds since the last call, or since the start; 0 where the system does not report it."""
-        last, (waited_ns, faults, stalled_us) = self._last, self._read()
-        self._last = waited_ns, faults, stalled_us
-        longest_ns = max((ns - last[0].get(thread, 0) for thread, ns in waited_ns.items()), default=0)
-        return longest_ns / 1e9 + (stalled_us - last[2]) / 1e6 * (faults > last[1])
-
-    def _read(self) -> tuple[dict[str, int], int, int]:
-        """Nanoseconds by thread, major faults, microseconds."""
-        waited_ns, faults, stalled_us = {}, 0, 0
-        for file in self._proc.glob("task/*/schedstat"):
+        longest_ns = 0
+        for file in self._tasks.glob("*/schedstat"):
+            thread = file.parent.name
             with contextlib.suppress(OSError):  # a thread that ends
-                waited_ns[file.parent.name] = int(file.read_text().split()[1])
-        with contextlib.suppress(OSError):
-            # some avg10=0.00 avg60=0.00 avg300=0.00 total=0
-            stalled_us = int(Path("/proc/pressure/memory").read_text().split()[4].removeprefix("total="))
-            faults = int((self._proc / "stat").read_text().rpartition(")")[2].split()[9])
-        return waited_ns, faults, stalled_us
+                waited_ns = int(file.read_text().split()[1])
+                longest_ns = max(longest_ns, waited_ns - self._waited_ns.get(thread, 0))
+                self._waited_ns[thread] = waited_ns
+        return longest_ns / 1e9
 
 
 class Watchdog:

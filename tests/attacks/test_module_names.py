@@ -61,6 +61,15 @@ def test_a_name_is_imported_where_a_person_typed_it(kind, ran):
     assert plugins.find(kind, NAME) and ran.exists()
 
 
+def test_a_verb_trusts_what_names_a_plug_in_alone(ran):
+    """As arguments of a manifest are given to one."""
+    Prepare = {model.__name__: model for model in models(Verb)}["PrepareConfig"]
+    Prepare(output_dir="a", source="folder:a", caption_column=NAME, fit="crop", options={"image_column": NAME})
+    assert plugins.is_foreign(NAME)
+    Prepare(output_dir="a", source=NAME)
+    assert not plugins.is_foreign(NAME)
+
+
 def test_settings_that_others_stored_import_nothing(ran, tmp_path):
     (tmp_path / "a.png.json").write_text(json.dumps({"prompt": "x", "sampler": NAME}))
     (tmp_path / "config.yaml").write_text(f"generation:\n  sampler: {NAME}\n")

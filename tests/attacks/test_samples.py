@@ -10,7 +10,7 @@ from dfm_nb.base.argv import guard
 from dfm_nb.base.records import SampleError
 from dfm_nb.data import shards
 from dfm_nb.data.stores import ShardStore
-from dfm_nb.evaluation.reference import ShardReference, choose
+from dfm_nb.measure.reference import ShardReference, choose
 from dfm_nb.training.batches import packed_loader
 from dfm_nb.training.loop import BadSamples
 from tests.attacks.sample_files import CONTROLS, MARK, UNUSABLE, good_parts, spoil

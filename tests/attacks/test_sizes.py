@@ -1,12 +1,18 @@
 """What a few bytes of somebody else's file may ask for: refused before it is allocated, or before it takes for ever."""
 
 import json
+import os
 import pickle
+import tarfile
 import tracemalloc
 import zipfile
+from contextlib import nullcontext
 from fractions import Fraction
 
+import av
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -17,12 +23,75 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.checkpoints import pickles
 from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.config.schema import GenerationConfig, TrainConfig, ValidationConfig
-from dfm_nb.data.sources import _media, folder
+from dfm_nb.data import shards
+from dfm_nb.data.sources import _media, folder, table
 from dfm_nb.data.sources._media import MediaOptions
 from dfm_nb.generation import clip_files
 from dfm_nb.generation.request import Request
 
 DEEP = "[" * 100_000
+
+
+# ---- tables -------------------------------------------------------------------------------------------------------
+
+
+def test_cells_that_nobody_wrote_are_bounded(tmp_path):
+    (tmp_path / "a.csv").write_text(",".join(f"c{i}" for i in range(50_000)) + "\n" + "1,2\n" * 20_000)
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"k{i}": 1}}\n' for i in range(20_000)))
+    for path in sorted(tmp_path.iterdir()):
+        with pytest.raises(ValueError, match="cells"):
+            table.read_rows(path)
+
+
+def test_rows_that_a_footer_makes_up_are_refused(tmp_path):
+    rows = 12_345
+    pq.write_table(pa.table({"caption": ["x"] * rows}), tmp_path / "a.parquet")
+    data = (tmp_path / "a.parquet").read_bytes()
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    said, huge = bytes((0xF2, 0xC0, 0x01)), bytes((*[0xFE] * 5, 0x01))  # thrift's varints of 2 n: 12,345 and 6e9
+    assert said in data[start:]
+    footer = data[start:-8].replace(said, huge)
+    (tmp_path / "b.parquet").write_bytes(data[:start] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    for spec in ("a.parquet", "b.parquet"):
+        with nullcontext() if spec[0] == "a" else pytest.raises(ValueError, match="rows"):
+            table.read_rows(tmp_path / spec)
+    (tmp_path / "a.parquet").unlink()
+    with pytest.raises(ValueError, match="rows"):
+        table.build(str(tmp_path))
+
+
+# ---- tars ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind, size, times", [("x", 1, 3000), ("L", 1, 3000), ("x", 1 << 40, 1)])
+def test_headers_of_a_tar_are_its_own_fault(kind, size, times, tmp_path):
+    header = tarfile.TarInfo("a")
+    header.type, header.size = kind.encode(), size
+    block = header.tobuf(tarfile.GNU_FORMAT) + bytes(512)
+    (tmp_path / "a.tar").write_bytes(block * times + bytes(1024))
+    with pytest.raises(ValueError, match=r"a\.tar is not a readable"):
+        shards.samples_of(tmp_path / "a.tar")
+
+
+# ---- videos -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("movflags, name, at", [("faststart", b"stsz", 8), ("frag_keyframe+empty_moov", b"trun", 4)])
+def test_an_mp4_names_no_more_samples_than_it_has_bytes(movflags, name, at, tmp_path):
+    with av.open(str(tmp_path / "a.mp4"), "w", options={"movflags": movflags}) as container:
+        stream = container.add_stream("libx264", rate=12, options={"bf": "0"})
+        stream.width = stream.height = 32
+        frames = [av.VideoFrame.from_ndarray(np.full((32, 32, 3), i, np.uint8), format="rgb24") for i in range(9)]
+        container.mux([packet for frame in [*frames, None] for packet in stream.encode(frame)])
+    data = bytearray((tmp_path / "a.mp4").read_bytes())
+    assert len(video.read_video(bytes(data))[0]) == 9
+    place = data.index(name) + 4
+    assert int.from_bytes(data[place + at : place + at + 4]) == 9
+    data[place + at : place + at + 4] = (85_000_000).to_bytes(4)
+    (tmp_path / "b.mp4").write_bytes(data)
+    for source in (bytes(data), tmp_path / "b.mp4"):
+        with pytest.raises(SampleError, match="85000000"):
+            video.read_video(source)
 
 
 # ---- steps, JSON --------------------------------------------------------------------------------------------------
@@ -34,6 +103,13 @@ def test_steps_of_a_sampler_are_bounded(model):
     model(**{name: limits.MOST_STEPS})
     with pytest.raises((ValueError, ValidationError), match=r"10,?000"):
         model(**{name: limits.MOST_STEPS + 1})
+
+
+def test_noise_levels_are_bounded_as_steps_are():
+    levels = [float(n) for n in range(limits.MOST_STEPS, -1, -1)]
+    assert len(Request("a", sigma_levels=levels).sigmas()) == len(levels)
+    with pytest.raises(ValueError, match="--sigmas"):
+        Request("a", sigma_levels=[limits.MOST_STEPS + 1.0, *levels])
 
 
 @pytest.mark.parametrize("inner", ["[", '{"a":'])
@@ -53,7 +129,7 @@ def test_a_sidecar_that_is_none_is_of_no_clip(text, tmp_path):
     for path in (clip, tmp_path / "a.png.json"):
         path.write_text(text)
     assert not clip_files.finished_before(clip, Request("a"), made_by)
-    clip_files.check_replay(tmp_path / "a.png.json", Request("a"), made_by | {"autoguidance_checkpoint": None})
+    clip_files.check_replay(tmp_path / "a.png.json", Request("a"), made_by)
     assert clip_files.replay_verdict(tmp_path / "a.png.json", clip) == ""
 
 
@@ -154,6 +230,46 @@ def pairs(depth: int) -> bytes:
     return b"\x80\x02}NN\x86" + again + b"K\x01s."
 
 
+@pytest.mark.parametrize("key", [(), ("b", 1)], ids=str)
+def test_no_tuple_is_a_key_in_a_pickle(key):
+    with pytest.raises(ValueError, match="key"):
+        pickles.read_pickle(pickle.dumps({key: 1}))
+
+
+# ---- Energon's list of shards -------------------------------------------------------------------------------------
+
+SPLIT = "exclude: {}\nsplit_parts:\n  train: {}\n"
+MANY = ["a{0..9999999}", "a{00000001000000..5}", "{a,b}" * 28, "{{0..9}{0..9}}", "{0..999999}{0..999999}"]
+
+
+@pytest.mark.parametrize("pattern", MANY)
+def test_what_patterns_of_shards_stand_for_is_bounded(pattern, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "MOST_SHARDS", 1000)
+    (tmp_path / ".nv-meta").mkdir()
+    for excluded, listed in (("[]", f"['{pattern}']"), (f"['{pattern}']", "[]")):
+        (tmp_path / ".nv-meta/split.yaml").write_text(SPLIT.format(excluded, listed))
+        with pytest.raises(ValueError, match="names"):
+            shards.splits_of(tmp_path)
+
+
+def test_patterns_of_shards_are_expanded(tmp_path):
+    (tmp_path / ".nv-meta").mkdir()
+    text = SPLIT.format("['b-20241231.tar', 'a-{09..10}.tar']", "['a-{08..11}.tar', 'b-2024123{0,1}.tar']")
+    (tmp_path / ".nv-meta/split.yaml").write_text(text)
+    names = ["a-08.tar", "a-11.tar", "b-20241230.tar"]
+    assert shards.splits_of(tmp_path) == {"train": names, "val": [], "test": []}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "zero"])
+def test_a_list_of_shards_that_is_no_file_is_not_read(make, tmp_path):
+    (tmp_path / ".nv-meta").mkdir()
+    make(tmp_path / ".nv-meta/split.yaml")
+    with pytest.raises(ValueError, match=r"\.nv-meta"):
+        shards.splits_of(tmp_path)
+
+
+# ---- more pickles -------------------------------------------------------------------------------------------------
+
 ALLOCATING = {
     "a far place of the memo": b"\x80\x02Nr" + (1 << 26).to_bytes(4, "little") + b".",
     "pairs of pairs": pairs(60),
@@ -176,7 +292,7 @@ def test_a_pickle_of_a_few_bytes_takes_no_memory_and_no_time(data):
 
 
 def test_plain_values_are_read_from_a_pickle():
-    value = {"a": (1, (2.5, "b"), [None, True]), ("b", 1): b"c"}
+    value = {"a": (1, (2.5, "b"), [None, True]), 1: b"c", "d": {}}
     assert pickles.read_pickle(pickle.dumps(value)) == value
 
 

@@ -16,7 +16,7 @@ import workbench
 from dfm_nb.base.files import listed_as
 from dfm_nb.base.video import write_png
 from dfm_nb.data.prepared_folder import seal_folder
-from dfm_nb.runs import run_page
+from dfm_nb.experiments.runs import run_page
 from tests.attacks.checkpoint_files import copy_run
 from workbench import DatasetBrowser, Gallery, Launcher, Monitor, Runs
 from workbench.launcher_panel import Panel
@@ -141,6 +141,32 @@ def test_a_manifests_shards_are_read_or_named(data, shards):
     seal_folder(data, {tar.name: listed_as(tar) for tar in data.glob("*.tar")})
     with pytest.raises(ValueError, match="shards"):
         DatasetBrowser(data)
+
+
+def test_a_link_is_no_run_of_a_folder_and_files_of_others_stay(foreign):
+    outside = foreign.parents[1] / "outside"
+    copy_run(outside)
+    (foreign.parent / "evil").symlink_to(outside)
+    for name in ("report.html", "notes.json"):
+        (foreign / name).write_text('{"of": "others"}')
+    runs = Runs(foreign.parent)
+    assert list(runs.paths) == ["run"]
+    for write in (runs.report, runs.annotate):
+        with pytest.raises(FileExistsError):
+            write("run")
+        assert (foreign / "notes.json").read_text() == (foreign / "report.html").read_text() == '{"of": "others"}'
+    (foreign / "report.html").unlink()
+    for _ in range(2):  # again over our own
+        assert runs.report("run").is_file()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_text_that_is_no_utf8_can_be_shown_and_written(foreign, view):
+    half = json.dumps({"prompt": "\ud800", "tags": "\ud800", "note": "\ud800"})
+    (foreign / "samples/iter_0000003/a.png.json").write_text(half)
+    (foreign / "notes.json").write_text(half)
+    run = foreign.rename(foreign.parent / os.fsdecode(b"r\xff"))
+    VIEWS[view](run).encode()
 
 
 TAGS = re.compile(r"</?[a-z]\w*[ >]")

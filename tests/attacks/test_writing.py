@@ -1,5 +1,6 @@
 """Nothing of others is replaced, and nothing is written through a link below a folder that somebody named."""
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,10 @@ from dfm_nb.base import files, process, video
 from dfm_nb.base.metrics import Metrics
 from dfm_nb.data import shards
 from dfm_nb.data.prepared_folder import PreparedFolder
+from dfm_nb.import_ import import_weights
 from dfm_nb.text import mixture
+from dfm_nb.text.check import sound
+from dfm_nb.text.indexed import Index
 from dfm_nb.text.parts import Parts
 from workbench import lab, notebook_run
 from workbench.studio import Studio
@@ -61,6 +65,28 @@ def test_a_link_in_a_files_place_is_replaced_and_its_target_stays(theirs, tmp_pa
     assert (tmp_path / "link").read_bytes() == b"ours" and not (tmp_path / "link").is_symlink()
 
 
+def test_a_name_that_was_free_is_taken_once(tmp_path):
+    """Two processes found it free, and both write it."""
+    for name in ("a", "b", "c"):
+        files.check_free(tmp_path / name, False)
+    files.check_free(tmp_path / "c", True)  # --overwrite
+    for name in ("a", "c"):
+        (tmp_path / name).write_text("the other's")
+    with pytest.raises(FileExistsError, match="a exists"):
+        files.write_atomically(tmp_path / "a", b"ours")
+    files.write_atomically(tmp_path / "b", b"ours")
+    files.write_atomically(tmp_path / "b", b"again")
+    files.write_atomically(tmp_path / "c", b"ours")
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"a": "the other's", "b": "again", "c": "ours"}
+
+
+def test_a_free_name_is_written_without_hard_links(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", lambda *_: os.stat(tmp_path / "none"))
+    files.check_free(tmp_path / "a", False)
+    files.write_atomically(tmp_path / "a", b"ours")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
 def test_a_folder_below_ours_is_no_link_and_one_above_may_be(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "runs").symlink_to("disk")
@@ -83,8 +109,10 @@ BESIDE = (
 def test_a_corpus_keeps_what_lies_beside_it(tmp_path):
     for name in BESIDE:
         (tmp_path / name).write_text("theirs")
-    with pytest.raises(FileExistsError, match="skipped"):
-        corpus(tmp_path)
+    for text in ("theirs", '{"file": "theirs"}'):  # as ours begin
+        (tmp_path / "c.skipped.jsonl").write_text(text)
+        with pytest.raises(FileExistsError, match="skipped"):
+            corpus(tmp_path)
     (tmp_path / "c.skipped.jsonl").unlink()
     for _ in range(2):
         corpus(tmp_path)
@@ -107,6 +135,35 @@ def test_a_corpus_replaces_no_file_of_others(tmp_path, name):
     with pytest.raises(FileExistsError, match="c[._]"):
         corpus(tmp_path)
     assert place.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("progress", [{}, [1], {"at": [0] * 9}, {"sizes": {"text.bin": -1}}, {"counts": 1}], ids=str)
+def test_the_progress_of_others_is_not_believed(tmp_path, progress):
+    (tmp_path / "c.unfinished").mkdir()
+    told = {"signature": {"of": "test"}, "progress": progress}
+    (tmp_path / "c.unfinished/progress.json").write_text(json.dumps(told))
+    corpus(tmp_path)
+    assert Index.open(tmp_path / "c_text_document").num_tokens == 3
+
+
+@pytest.mark.parametrize("end", ["bin", "idx", "meta.json"])
+def test_links_within_a_corpus_are_followed_and_none_out_of_it(tmp_path, end):
+    for name in ("here", "away"):
+        (tmp_path / name).mkdir()
+        corpus(tmp_path / name)
+    link = tmp_path / f"here/c_text_document.{end}"
+    link.rename(tmp_path / "here/moved")
+    link.symlink_to("moved")
+    assert sound(tmp_path / "here/c_text_document").num_tokens == 3
+    link.unlink()
+    link.symlink_to(tmp_path / "away" / link.name)
+    if end == "meta.json":
+        assert files.read_json(link) == {}
+    else:
+        with pytest.raises(ValueError, match=link.name):
+            sound(tmp_path / "here/c_text_document")
+    (tmp_path / "typed").symlink_to("away")
+    assert sound(tmp_path / "typed/c_text_document").num_tokens == 3
 
 
 def test_a_corpus_is_not_written_through_links(theirs, tmp_path):
@@ -216,6 +273,16 @@ def test_a_view_is_replaced_where_it_has_our_mark(theirs, tmp_path, name):
         with pytest.raises(FileExistsError, match=taken.name):
             files.check_free(taken, False)
         files.check_free(taken, True)
+
+
+def test_import_replaces_a_file_where_it_is_told(tmp_path):
+    file = tmp_path / "a.safetensors"
+    file.write_text("theirs")
+    with pytest.raises(FileExistsError, match=file.name):
+        import_weights(tmp_path, file)
+    with pytest.raises(ValueError, match="no weights"):
+        import_weights(tmp_path, file, overwrite=True)
+    assert file.read_text() == "theirs"
 
 
 @pytest.mark.slow

@@ -89,6 +89,8 @@ def test_a_full_disk_is_named_by_the_file_that_was_written(tmp_path):
     assert str(tmp_path / "x") in str(argv.mistake(full))
     with pytest.raises(OSError, match="x"), files.replacing(tmp_path / "x"):
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 125120 vs 125040")
+    ours = ValueError(f"a/checkpoints: {os.strerror(errno.ENOSPC)}")
+    assert argv.mistake(ours) == str(ours)
     # as torch says it of the ranks' store
     assert (os.environ.get("TMPDIR") or tempfile.gettempdir()) in str(
         argv.mistake(RuntimeError(os.strerror(errno.ENOSPC)))

@@ -46,14 +46,12 @@ def test_a_folder_that_was_never_a_run_is_refused_and_stays(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [".", ".run.json"])
-def test_the_run_of_another_user_is_refused(tmp_path, name):
-    if os.geteuid():
-        pytest.skip("only root gives files away")
+def test_the_run_of_another_user_is_refused(tmp_path, given_away, name):
     run = Run.create(tmp_path)
     run.claim()
     run.release()
     Run.create(tmp_path)
-    os.chown(tmp_path / name, 65534, 65534)
+    given_away(tmp_path / name)
     with pytest.raises(PermissionError, match=f"checkpoint.pretrained={tmp_path}"):
         Run.create(tmp_path)
 
@@ -84,15 +82,6 @@ def test_newest_samples_are_those_of_the_last_iteration_that_has_some(tmp_path):
 
 
 # ---- owner
-
-
-def test_a_run_that_is_moved_reports_where_it_goes_on(tmp_path, caplog):
-    run = Run.create(tmp_path / "run")
-    run.claim()
-    run.path.rename(tmp_path / "moved")
-    run.tell("saving")
-    run.release()
-    assert str(run.path) in caplog.text
 
 
 def test_owner_tells_a_reused_pid_apart(tmp_path, monkeypatch):
@@ -285,3 +274,22 @@ def test_a_damaged_metrics_line_is_named(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "loss": 0.5}\n' + line + "\n")
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):
         read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("instead", ["nothing", "folder", "run"])
+def test_the_writer_of_a_folder_that_was_moved_stops_and_touches_no_other(tmp_path, instead):
+    run = Run.create(tmp_path / "run")
+    run.claim()
+    run.check_place()
+    run.path.rename(tmp_path / "moved")
+    if instead != "nothing":
+        run.path.mkdir()
+    if instead == "run":
+        run.pid_file.write_text("{}")
+    with pytest.raises(FileNotFoundError, match=str(run.path)):
+        run.tell("saving")
+    run.release()
+    assert run.pid_file.exists() == (instead == "run")
+    moved = Run.create(tmp_path / "moved")
+    moved.claim()
+    moved.release()

@@ -6,7 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from dfm_nb.base import video
+from dfm_nb import display
 from dfm_nb.butterflies import synthetic
 from tests.browser.lab_page import FLAGS, find_browser
 from tests.processes import wait_until
@@ -150,7 +150,7 @@ def test_where_video_tags_are_removed_an_animation_is_left(browser):
 
 
 def test_a_report_asks_the_network_for_nothing_and_its_clips_play(browser, tmp_path):
-    shown = video.inline_html(synthetic.render({"colour": "red"}, 0, 64, 64, 9), 12, "a red one")
+    shown = display.inline_html(synthetic.render({"colour": "red"}, 0, 64, 64, 9), 12, "a red one")
     cell = nbformat.v4.new_code_cell("clip")
     cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": shown})]
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# A run"), cell])

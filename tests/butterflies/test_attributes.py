@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from dfm_nb.base.intervals import wilson
 from dfm_nb.butterflies import captions, synthetic, wordings
 from dfm_nb.butterflies.attributes import MEASURED, is_pair, score, share, shares, unseen_attributes
 from dfm_nb.butterflies.judge import HEADS
+from dfm_nb.measure.intervals import wilson
 
 
 def test_wilson_interval_is_the_published_one():

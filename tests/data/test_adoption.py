@@ -161,7 +161,7 @@ def test_energons_own_metadata_and_splits_are_kept_and_later_tars_are_named(fold
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["counts"]["train"] == manifest["counts"]["val"] == 6
     train = [s["name"] for s in manifest["shards"] if s["split"] == "train"]
-    assert train == shards.shards_of(folder, "train")
+    assert train == shards.splits_of(folder)["train"]
     shutil.copy(folder / "rank1-000000.tar", folder / "rank2-000000.tar")
     assert run(folder) == 0 and "leaves out 1 of the tars" in capsys.readouterr().err
 
@@ -173,6 +173,7 @@ def test_energons_own_metadata_and_splits_are_kept_and_later_tars_are_named(fold
         (["--text-encoder", "minilm"], "384"),
         (["--tokenizer", "pca"], "pca"),
         (["--val-fraction", "1"], "--val-fraction"),
+        (["--reindex"], "--reindex"),
     ],
 )
 def test_mistakes_are_named(folder, capsys, more, named):
@@ -192,11 +193,12 @@ def test_shards_of_another_width_of_text_are_named(folder, capsys):
 def test_folders_that_cannot_be_adopted_are_named(tiny_data, tmp_path, capsys):
     assert run(tiny_data) == 2 and str(tiny_data) in capsys.readouterr().err  # of `dfm prepare`
     assert run(tmp_path) == 2 and str(tmp_path) in capsys.readouterr().err
+    assert guard(adopt.main, [str(tmp_path)]) == 2 and "--tokenizer" in capsys.readouterr().err
     add_sample(tmp_path / "a.tar", "k", txt=b"a caption")
     assert run(tmp_path) == 2 and "a.tar: sample k" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "checksums.json"])
+@pytest.mark.parametrize("name", ["manifest.json", "checksums.json", "text_empty.safetensors"])
 def test_a_listing_of_another_tool_is_kept(folder, capsys, name):
     (folder / name).write_text('{"theirs": 1}')
     assert run(folder) == 2 and name in capsys.readouterr().err

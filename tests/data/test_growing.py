@@ -172,9 +172,10 @@ def test_what_an_older_version_made_and_other_settings_are_refused(copy):
     paint(source, [30])
     assert run(source, folder, "--short-side", "32") == 2
     path = next((folder / ".dfm").glob("*.tar.json"))
-    path.write_text(path.read_text().replace('"contents"', '"other"'))
     before = tars(folder)
-    assert run(source, folder) == 2 and tars(folder) == before and (folder / "checksums.json").is_file()
+    for key in ("contents", "lost"):
+        path.write_text(path.read_text().replace(f'"{key}"', '"other"'))
+        assert run(source, folder) == 2 and tars(folder) == before and (folder / "checksums.json").is_file()
 
 
 def test_copies_are_drawn_into_one_split(tmp_path):

@@ -173,7 +173,7 @@ def test_balanced_steps_are_the_same_packs_and_alike_in_work():
 @pytest.mark.parametrize(
     "where, name, number",
     [("steps", "window", 10**8), ("steps", "taken", -1), ("steps", "packs_per_step", 10**12)]
-    + [(0, "cursor", -5), (0, "epoch", 10**400), (None, "lane_window", 0)],
+    + [(0, "cursor", -5), (0, "epoch", 10**400), (None, "lane_window", 0), (None, "lanes", [])],
 )
 def test_a_position_that_no_run_reaches_is_refused(where, name, number):
     one = steps(window=2, lanes=2)

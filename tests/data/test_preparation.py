@@ -4,7 +4,7 @@ import pytest
 
 from dfm_nb.data.preparation import PrepareConfig, check, prepare
 from dfm_nb.data.prepared_folder import PreparedFolder
-from dfm_nb.data.tokenizers import residual
+from dfm_nb.offline import residual
 from tests.data.sources.test_folder import picture
 
 
@@ -56,14 +56,9 @@ def test_what_was_begun_with_other_captions_or_pictures_is_not_resumed(name, con
         check(config, 1)
 
 
-def test_what_was_begun_with_other_sides_is_not_resumed(config):
-    """Version 1.0 floored them, and its plans do not say so; drawn pictures stay as they were."""
-    with (folder := PreparedFolder(config.output_dir)).turn():
-        plan = check(config, 1)
-        folder.claim({name: value for name, value in plan.items() if name != "fit"}, True, False)
-    with pytest.raises(FileExistsError, match="older version.*train on it"):
-        check(config, 1)
-    assert plan["fit"] == "crop" and "fit" not in (drawn := PrepareConfig(output_dir="d")).plan(drawn.open_source(), 1)
+def test_drawn_pictures_are_not_fitted():
+    drawn = PrepareConfig(output_dir="d")
+    assert "fit" not in drawn.plan(drawn.open_source(), 1)
 
 
 def test_the_default_share_that_a_folder_was_begun_with_stays(config):
@@ -75,7 +70,7 @@ def test_the_default_share_that_a_folder_was_begun_with_stays(config):
 
 
 def test_the_default_tokenizer_is_that_of_the_folder_or_the_source(config):
-    """`general` for pictures of any kind; a folder that an earlier version began keeps its own."""
+    """`general` for pictures of any kind; a folder that was begun keeps its own."""
     assert PrepareConfig(output_dir="d").tokenizer_name == "residual"
     default = config.replace(tokenizer=None)
     assert check(default, 1)["tokenizer"] == "general"

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dfm_nb import prepare_dataset
+from dfm_nb import adopt, prepare_dataset
 from dfm_nb.base.argv import guard
 from dfm_nb.config import Config
 from dfm_nb.data import sample_index
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.sample_index import SampleIndex, index_dataset
 from dfm_nb.data.stores import ShardStore
-from dfm_nb.index import main
 from dfm_nb.inspect import inspect_dataset
 from dfm_nb.packs.packs import PackSettings
 
@@ -44,7 +43,7 @@ def test_sizes_are_those_of_the_grids(data):
 
 
 def test_weights_are_in_the_index_when_a_sample_has_one(tmp_path, data):
-    assert SampleIndex(data, "train").weights(1.0) is None, "as in indexes from before weights"
+    assert SampleIndex(data, "train").weights(1.0) is None, "a usual weight takes no column"
     for i in range(4):
         Image.new("RGB", (32, 32), "red").save(tmp_path / f"{i}.png")
     (tmp_path / "metadata.csv").write_text("file_name,text,weight\n0.png,a,2.5\n1.png,b,\n2.png,c,7\n3.png,d,0\n")
@@ -76,7 +75,7 @@ def test_tars_that_are_not_of_the_preparation_are_named(data, caplog):
 def test_writing_it_again_changes_nothing(data):
     names = [p.name for p in data.glob("*.arrow")]
     whole = [(data / name).read_bytes() for name in ("checksums.json", *names)]
-    assert index_dataset(data) == {"train": 11, "val": 1}
+    assert index_dataset(data)["counts"]["train"] == 11
     assert [(data / name).read_bytes() for name in ("checksums.json", *names)] == whole
 
 
@@ -107,12 +106,12 @@ STALE = {"longer": longer, "gone": lambda d: (d / "rank0-000000.tar").unlink(), 
 
 
 @pytest.mark.parametrize("change", STALE.values(), ids=STALE)
-def test_index_of_other_shards_is_refused_until_dfm_index_mends_it(data, change):
+def test_index_of_other_shards_is_refused_until_it_is_written_again(data, change):
     change(data)
     with pytest.raises(ValueError, match=r"rank0-000000.tar|split.yaml"):
         ShardStore(data)
     if (data / "rank0-000000.tar").exists():
-        assert guard(main, [str(data)]) == 0 and len(ShardStore(data)) == 11
+        assert guard(adopt.main, [str(data), "--reindex"]) == 0 and len(ShardStore(data)) == 11
 
 
 def test_verify_compares_the_index_with_the_shards(data, monkeypatch):

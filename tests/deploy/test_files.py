@@ -1,6 +1,5 @@
-"""The job files: shell and Kubernetes accept them, the commands in them parse, and they do what they promise."""
+"""The job files: the commands in them parse, and the batch scripts do what they promise."""
 
-import copy
 import json
 import os
 import re
@@ -8,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,37 +19,15 @@ from tests.test_train import losses
 from tests.text.text_tokenizers import build, save
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-SLURM, KUBERNETES = DEPLOY / "slurm", DEPLOY / "kubernetes"
+SLURM = DEPLOY / "slurm"
 
 
-def objects(path: Path) -> list[dict]:
-    return list(yaml.safe_load_all(path.read_text()))
-
-
-def containers(node: object) -> Iterator[dict]:
-    """Every mapping with a command: containers, and the trainer of a TrainJob."""
-    if isinstance(node, dict):
-        if "command" in node:
-            yield node
-        node = list(node.values())
-    if isinstance(node, list):
-        for value in node:
-            yield from containers(value)
-
-
-def container(name: str) -> dict:
-    (found,) = containers(objects(KUBERNETES / name))
-    return found
-
-
-def environment(container: dict) -> dict[str, str]:
-    return {e["name"]: e["value"] for e in container["env"]}
-
-
-def words(container: dict, **changes: str) -> list[str]:
-    """The command as Kubernetes starts it: $(NAME) stands for a variable of the container."""
-    values = {**environment(container), **changes}
-    return [re.sub(r"\$\((\w+)\)", lambda m: values[m[1]], w) for w in container["command"]]
+def job_command() -> list[str]:
+    """The command of train-job.yaml as Kubernetes starts it: $(NAME) stands for a variable of the container."""
+    _, job = yaml.safe_load_all((DEPLOY / "kubernetes/train-job.yaml").read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    values = {entry["name"]: entry["value"] for entry in container["env"]}
+    return [re.sub(r"\$\((\w+)\)", lambda name: values[name[1]], word) for word in container["command"]]
 
 
 def edited(script: Path, **variables: str) -> str:
@@ -62,23 +38,6 @@ def edited(script: Path, **variables: str) -> str:
         assert old is not None, name
         text = text.replace(old[0], f"{name}={value}", 1)
     return text
-
-
-# ---- formats -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", sorted(KUBERNETES.glob("*.yaml")), ids=lambda p: p.name)
-def test_kubernetes_objects_obey_the_strict_schemas(path):
-    """Kubeflow's own models drop what they do not know: what comes back must be what went in."""
-    from kubeflow_trainer_api import models
-    from kubernetes_validate import validate
-
-    types = {"TrainJob": models.TrainerV1alpha1TrainJob, "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime}
-    for item in objects(path):
-        if "kubeflow" in item["apiVersion"]:
-            assert types[item["kind"]].from_dict(copy.deepcopy(item)).to_dict() == item
-        for version in ("1.29", "1.37") if "kubeflow" not in item["apiVersion"] else ():
-            validate(item, version, strict=True)
 
 
 # ---- commands ------------------------------------------------------------------------------------------------------
@@ -130,22 +89,15 @@ def started(tmp_path: Path, script: str, *arguments: str, **more: str) -> list[s
     return shlex.split(log.read_text())
 
 
-def training_commands(tmp_path: Path) -> dict[str, list[str]]:
-    found = {"train.sbatch": started(tmp_path, edited(SLURM / "train.sbatch", VENV=str(tmp_path)))}
-    return found | {name: words(container(name)) for name in ("train-job.yaml", "trainjob.yaml")}
-
-
-def test_training_commands_are_understood_by_torchrun_and_by_dfm(tmp_path, monkeypatch):
+def test_training_commands_are_understood_by_torchrun_and_by_dfm(tmp_path):
     from torch.distributed.run import get_args_parser
 
-    # Kubeflow hands torchrun its place as PET_* variables: the command must not say otherwise.
-    monkeypatch.setenv("PET_NNODES", "2")
-    monkeypatch.setenv("PET_NPROC_PER_NODE", "8")
-    for name, command in training_commands(tmp_path).items():
+    batch = started(tmp_path, edited(SLURM / "train.sbatch", VENV=str(tmp_path)))
+    for command in (batch, job_command()):
         args = get_args_parser().parse_args(command[1:])
-        assert command[0] == "torchrun" and args.module and args.training_script == "dfm_nb.train", name
-        assert (args.nnodes, args.nproc_per_node, args.max_restarts) == ("2", "8", 3), name
-        assert args.rdzv_backend == ("static" if name == "trainjob.yaml" else "c10d")
+        assert command[0] == "torchrun" and args.module and args.training_script == "dfm_nb.train"
+        assert (args.nnodes, args.nproc_per_node, args.max_restarts) == ("2", "8", 3)
+        assert args.rdzv_backend == "c10d"
         training = TrainOptions.parse(args.training_script_args)
         assert (training.dataset_path, training.run_dir) == ("/shared/data/shards", "/shared/runs/dit-xl")
         # the shards are not here
@@ -154,37 +106,26 @@ def test_training_commands_are_understood_by_torchrun_and_by_dfm(tmp_path, monke
 
 
 @pytest.mark.slow
-def test_text_jobs_in_parts_and_merged_give_the_bytes_of_the_single_job(tmp_path, monkeypatch):
+def test_text_jobs_in_parts_and_merged_give_the_bytes_of_the_single_job(tmp_path):
     tokenizer = save(build("gpt2"), tmp_path / "tokenizer")
     source = tmp_path / "corpus.jsonl"
     lines = [json.dumps({"text": f"document {i} of the quick brown fox"}) for i in range(50)]
     source.write_text("\n".join(lines) + "\n")
 
-    def dfm(command: list[str]) -> None:
-        assert command[0] == "dfm" and cli.main([re.sub("^--workers=16$", "--workers=1", w) for w in command[1:]]) == 0
+    def run(prefix: str, *arguments: str, **more: str) -> list[str]:
+        here = {"VENV": tmp_path, "INPUT": source, "OUTPUT_PREFIX": tmp_path / prefix, "TOKENIZER": tokenizer}
+        script = edited(SLURM / "text.sbatch", **{name: str(value) for name, value in here.items()})
+        command = started(tmp_path, script, *arguments, **more)
+        assert command[0] == "dfm" and cli.main(command[1:]) == 0
+        return command
 
-    def kubernetes(name: str, prefix: str) -> list[str]:
-        here = {"INPUT": str(source), "OUTPUT_PREFIX": str(tmp_path / prefix), "TOKENIZER": str(tokenizer)}
-        return words(container(name), **here)
-
-    def slurm(*arguments: str, **more: str) -> list[str]:
-        here = {"VENV": tmp_path, "INPUT": source, "OUTPUT_PREFIX": tmp_path / "array", "TOKENIZER": tokenizer}
-        script = edited(SLURM / "text.sbatch", **{k: str(v) for k, v in here.items()})
-        return started(tmp_path, script, *arguments, **more)
-
-    for prefix, count in (("whole", 1), ("parts", 3)):
-        monkeypatch.setenv("JOB_COMPLETIONS", str(count))
-        for index in range(count):
-            monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
-            dfm(kubernetes("text-job.yaml", prefix))
-    dfm(kubernetes("text-merge-job.yaml", "parts"))
+    assert run("whole")[-2:] == ["--partition", "0/1"]  # without --array
     for index in range(3):
-        dfm(slurm(SLURM_ARRAY_TASK_ID=str(index), SLURM_ARRAY_TASK_COUNT="3"))
-    dfm(slurm("merge"))
-    assert slurm()[-2:] == ["--partition", "0/1"]  # without --array
+        run("parts", SLURM_ARRAY_TASK_ID=str(index), SLURM_ARRAY_TASK_COUNT="3")
+    run("parts", "merge")
     for ending in ("bin", "idx"):
-        whole, parts, array = (tmp_path / f"{n}_text_document.{ending}" for n in ("whole", "parts", "array"))
-        assert whole.read_bytes() == parts.read_bytes() == array.read_bytes() and whole.stat().st_size > 100
+        whole, parts = (tmp_path / f"{name}_text_document.{ending}" for name in ("whole", "parts"))
+        assert whole.read_bytes() == parts.read_bytes() and whole.stat().st_size > 100
 
 
 # ---- the batch script at work --------------------------------------------------------------------------------------

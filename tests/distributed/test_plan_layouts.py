@@ -2,11 +2,11 @@ import pytest
 
 from dfm_nb import parallel
 from dfm_nb.model import attention
-from dfm_nb.planning.layouts import GpuLayout
-from dfm_nb.planning.training_memory import parameters
+from dfm_nb.planner.layouts import GpuLayout
+from dfm_nb.planner.training_memory import parameters
 from tests.conftest import run_ranks
 from tests.networks import cases
-from tests.planning.test_training_memory import NETWORKS, estimated_layer, model_of, one_layer
+from tests.planner.test_training_memory import NETWORKS, estimated_layer, model_of, one_layer
 
 pytestmark = pytest.mark.slow
 

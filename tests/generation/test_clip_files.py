@@ -205,8 +205,12 @@ def test_too_little_memory_is_said_before_drawing(tiny_pipe, monkeypatch):
     assert tiny_pipe(["a"], height=32, width=32, num_steps=1).array().shape == (1, 1, 32, 32, 3), "small ones still fit"
 
 
-def test_a_file_with_the_name_of_a_sidecar_is_kept(tmp_path):
-    clip_files.check_sidecar(tmp_path / "a.png")
-    (tmp_path / "a.png.json").write_text('{"mine": 1}')
-    with pytest.raises(FileExistsError, match=r"a\.png\.json"):
-        clip_files.check_sidecar(tmp_path / "a.png")
+@pytest.mark.parametrize("name", ["a.png", "a.png.json", "a.png.safetensors"])
+def test_a_file_with_the_name_of_a_clips_is_kept(name, tmp_path):
+    clip = clip_files.Generated(np.zeros((1, 8, 8, 3), np.uint8), Request("a"), torch.zeros(16, 1, 1, 1))
+    (tmp_path / name).write_text('{"mine": 1}')
+    with pytest.raises(FileExistsError, match=re.escape(name)):
+        clip.save(tmp_path / "a.png", latent=True)
+    assert (tmp_path / name).read_text() == '{"mine": 1}'
+    clip.save(tmp_path / "a.png", latent=True, overwrite=True)
+    clip.save(tmp_path / "a.png", latent=True)  # its own

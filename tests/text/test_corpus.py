@@ -1,6 +1,7 @@
 """preprocess and merge: Megatron's bytes, whatever the workers, the stops and the parts; bad input is named."""
 
 import dataclasses
+import errno
 import gzip
 import io
 import json
@@ -516,3 +517,21 @@ def test_a_corpus_of_another_tool_is_kept(tmp_path):
     ):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["c.bin"]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_full_disk_is_named_by_the_folder_that_fills_it(folders, tmp_path, monkeypatch, joined):
+    source = write_jsonl(tmp_path / "a.jsonl", texts(20))
+    if joined:
+        preprocess(config(source, str(tmp_path / "one"), folders["gpt2"]))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "full")  # as of an open file: without a name
+
+    monkeypatch.setattr(text_parts.Parts, "write", full)
+    with pytest.raises(OSError, match="all") as caught:
+        if joined:
+            merge([str(tmp_path / "one_text_document")], str(tmp_path / "all"), progress=False)
+        else:
+            preprocess(config(source, str(tmp_path / "all"), folders["gpt2"]))
+    assert caught.value.filename == str(tmp_path / "all.unfinished") and not Path(caught.value.filename).exists()

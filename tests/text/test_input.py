@@ -1,14 +1,16 @@
 """A corpus from a URL has the bytes of the one from the same files here."""
 
 import gzip
+import os
 import zipfile
 from functools import partial
+from pathlib import Path
 
 import fsspec
 import pytest
 
 from dfm_nb.text.corpus import PreprocessConfig, merge, preprocess
-from dfm_nb.text.input import expand_inputs
+from dfm_nb.text.input import expand_inputs, open_input
 from tests.servers import Quiet, serving
 from tests.text.test_corpus import pair, texts, write_jsonl
 
@@ -81,6 +83,28 @@ def test_a_url_without_files_and_a_name_that_is_a_chain_are_refused(served, tmp_
     with zipfile.ZipFile(tmp_path / "url.zip", "w") as archive:
         archive.writestr("http://127.0.0.1:9/a.jsonl", "{}")
     assert expand_inputs([str(tmp_path / "url.zip")])[0].startswith("zip://")
+
+
+def test_what_a_glob_finds_is_a_file_inside(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("in/a.jsonl", "secret"):
+        (tmp_path / name).write_text("{}\n")
+    os.mkfifo(tmp_path / "in/b.jsonl")
+    (tmp_path / "in/c.jsonl").symlink_to(tmp_path / "secret")
+    (tmp_path / "in/d.jsonl").symlink_to("a.jsonl")
+    assert [Path(name).name for name in expand_inputs([f"{tmp_path}/in/*.jsonl"])] == ["a.jsonl", "d.jsonl"]
+    named = [f"{tmp_path}/in/b.jsonl", f"{tmp_path}/in/c.jsonl"]
+    assert expand_inputs(named) == named, "a person may name a pipe, or a link"
+
+
+def test_a_compressed_line_is_bounded(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b"1" * 100_000 + b"\n" + b"2" * (5 << 20) + b"\n3\n"))
+    with open_input(str(path)) as lines:
+        assert [len(line) for line in lines] == [100_001, (5 << 20) + 1, 2]
+    monkeypatch.setattr("dfm_nb.text.input.MOST_BYTES", 3 << 20)
+    with pytest.raises(ValueError, match="split"), open_input(str(path)) as lines:
+        list(lines)
 
 
 def test_a_file_that_two_globs_find_is_named(tmp_path, caplog):

@@ -17,7 +17,7 @@ from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.run import Run
 from dfm_nb.checkpoints.folders import read_state
 from dfm_nb.data.sample_index import index_dataset
-from dfm_nb.data.shards import shards_of
+from dfm_nb.data.shards import splits_of
 from dfm_nb.training import loop
 from dfm_nb.training.loop import OUT_OF_TIME, StopRequest
 from tests import tiny_run
@@ -122,7 +122,7 @@ def test_a_run_goes_on_with_data_that_grew_if_it_is_told(shards_of_four, tmp_pat
     """From the switch on resume is exact again, also from the checkpoint before it; foreign data are refused."""
     data, often = shutil.copytree(shards_of_four, tmp_path / "data"), ["checkpoint.save_interval=1"]
     splits = data / ".nv-meta" / "split.yaml"
-    last = shards_of(data, "train")[-1]
+    last = splits_of(data)["train"][-1]
     splits.write_text("".join(line for line in splits.read_text().splitlines(True) if last not in line))
     (data / last).unlink()
     index_dataset(data)

@@ -26,7 +26,7 @@ SETTINGS += ["dataset.use_train_split_for_val=true", "ema.sigma_rels=[0.28,0.02]
 
 
 def _train_without_text_encoder(argv: list[str]) -> int:
-    from dfm_nb.data.text_encoders import minilm
+    from dfm_nb.offline import minilm
     from dfm_nb.train import main
 
     def refuse(*_args, **_settings):

@@ -171,6 +171,10 @@ def test_shards_that_name_a_module_are_not_encoded_again(tiny_data, tmp_path):
     browser.manifest["arguments"] |= {"tokenizer": "cosmos_cv", "tokenizer_path": str(tmp_path / "data")}
     with pytest.raises(ValueError, match="tokenizer_path"):
         browser.encode_captions()
+    del browser.manifest["arguments"]["tokenizer_path"]
+    browser.manifest["arguments"] |= {"options": {"allow_outside": True}}
+    with pytest.raises(ValueError, match="options"):
+        browser.encode_captions()
 
 
 def test_an_edit_that_cannot_be_kept_is_told(tiny_data, tmp_path):

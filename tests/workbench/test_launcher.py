@@ -233,21 +233,14 @@ def test_resume_runs_nothing_that_a_foreign_folder_names(tmp_path, program):
     assert workbench.Launcher.attach(planted(tmp_path / "ours")).doubt == ""
 
 
-def of_another_user(*paths: Path) -> None:
-    if os.geteuid():
-        pytest.skip("only root gives files away")
-    for path in paths:
-        os.chown(path, 65534, 65534)
-
-
 @pytest.mark.parametrize("given", ["folder", "record", "copied"])
-def test_stop_asks_before_it_ends_what_a_foreign_record_names(tmp_path, front_end, given):
+def test_stop_asks_before_it_ends_what_a_foreign_record_names(tmp_path, front_end, given_away, given):
     other = subprocess.Popen(["sleep", "600"])
     began = psutil.Process(other.pid).create_time()
     named = {"pid": other.pid, "started_s": began, "since_boot_s": began - psutil.boot_time(), "exit_code": None}
     folder = planted(tmp_path / "run", **named, **({"inode": 1} if given == "copied" else {}))
     if given != "copied":
-        of_another_user(folder if given == "folder" else folder / "launch.json")
+        given_away(folder if given == "folder" else folder / "launch.json")
     launcher = workbench.Launcher(folder, ["--mock"])
     stop = panel_of(launcher).buttons["Stop"]
     stop.click()

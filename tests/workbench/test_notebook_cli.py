@@ -15,7 +15,7 @@ import pytest
 
 from dfm_nb import cli
 from dfm_nb.base.argv import guard
-from dfm_nb.sweep_ import parse_grid
+from dfm_nb.experiments.sweep import parse_grid
 from tests.processes import commands, wait_until
 from workbench import check_parameters, lab, notebook_run, notebook_sweep
 
@@ -107,6 +107,8 @@ def test_optional_parameters_take_values_and_none(tmp_path, monkeypatch):
     known = notebook_run.parameters("{n}.ipynb")
     assert notebook_run.convert({"n": "3", "lr": "1e-3", "name": "3"}, known) == {"n": 3, "lr": 1e-3, "name": "3"}
     assert notebook_run.convert({"n": "None", "name": "null"}, known) == {"n": None, "name": None}
+    deep = "1" + "+1" * 5000
+    assert notebook_run.convert({"any": deep}, {"any": notebook_run.Parameter("any", "None", "", "")}) == {"any": deep}
     with pytest.raises(ValueError, match="'n'"):
         notebook_run.convert({"n": "x"}, known)
 

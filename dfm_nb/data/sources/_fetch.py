@@ -8,6 +8,7 @@ import contextlib
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from dfm_nb.base.urls import web
 PAUSES_S = (1.0, 2.0, 4.0)  # before each further attempt
 MOST_BYTES = 512 << 20
 MAY_PASS = (408, 425, 429)  # of the HTTP statuses below 500
+OF_ARCHIVES = (zipfile.BadZipFile, zlib.error, NotImplementedError)  # the last for a method that zipfile does not know
 
 
 def fetch(server: Any, file: str, path: Path, url: str, most_bytes: int | None = None) -> None:
@@ -49,7 +51,7 @@ def fetch(server: Any, file: str, path: Path, url: str, most_bytes: int | None =
             raise SampleError("missing_file", f"{url} does not exist; correct the name or remove it") from None
         except Exception as error:  # each driver raises types of its own
             status = getattr(error, "status", None)
-            refused = isinstance(error, (ValueError, PermissionError, zipfile.BadZipFile))
+            refused = isinstance(error, (ValueError, PermissionError, *OF_ARCHIVES))
             refused = refused or (isinstance(status, int) and status < 500 and status not in MAY_PASS)
             if refused or pause_s is None:
                 said = " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -257,7 +257,11 @@ class RowSource(Source, Protocol):
             raise SampleError("too_many_given", said)
         weight = weight_of(self.weight(index), key)
         with contextlib.ExitStack() as stack:
-            opened, *given = [stack.enter_context(self.location.media(one)) for one in media]
+            try:
+                opened, *given = [stack.enter_context(self.location.media(one)) for one in media]
+            except (ValueError, OSError) as error:  # a name may be anything, and is this row's fault alone
+                reason = error.reason if isinstance(error, SampleError) else "no_media"
+                raise SampleError(reason, str(error)) from None
             beside = reading.beside(given, key)
             for clip_key, frames, fps, lost in reading.clips(opened, key):
                 pictures, faults = beside(fps)

@@ -42,6 +42,7 @@ from typing import Any, Literal
 
 from dfm_nb.base import video
 from dfm_nb.base.files import parsed, plain, read_text
+from dfm_nb.base.limits import MOST_TEXT
 from dfm_nb.base.log import legible, log
 from dfm_nb.base.options import option
 from dfm_nb.base.records import SampleError
@@ -327,7 +328,7 @@ class Folder(RowSource):
         assert file is not None
         try:
             with self.location.local(file) as path:
-                record = parsed(read_text(plain(path, most_bytes=captioning.LARGEST_CAPTION)))
+                record = parsed(read_text(plain(path, most_bytes=MOST_TEXT)))
             values = [record.get(key) for key in ("caption", "text", "prompt")] if isinstance(record, dict) else []
             texts = [value for value in values if isinstance(value, (str, list))]
             return captioning.texts_of(texts[0], file) if texts else []
@@ -439,10 +440,12 @@ def _read_list(path: Path, flags: Flags, named: Callable[[str], str], files: Con
     columns = table.columns_of(rows, str(path), flags, exists=lambda said: named(said) in files, needs_caption=False)
     splits = table.held_out(rows["split"], path) if "split" in rows else itertools.repeat(None)
     found: dict[str, Row] = {}
+    nameless = 0
     for number, split in zip(range(len(next(iter(rows.values())))), splits):
         cells = {name: values[number] for name, values in rows.items() if not isinstance(values, table.StoredPictures)}
         file = next((cells[name] for name in columns.media if isinstance(cells.get(name), str)), None)
         if file is None:
+            nameless += 1
             continue
         row = found.setdefault(named(file), Row())
         if columns.caption and columns.caption != columns.tags:
@@ -454,13 +457,15 @@ def _read_list(path: Path, flags: Flags, named: Callable[[str], str], files: Con
         row.split = row.split or split
         given = [one for name in columns.given for one in table.pictures_of(rows[name][number])]
         row.given = [named(str(one)) for one in given] or row.given
+    if nameless:
+        log.warning("%d rows of %s are not used, because they name no file", nameless, path)
     return found
 
 
 def _caption_lines(path: Path) -> list[str]:
     """The lines of a .txt that are not empty, each with single spaces."""
     video.check_regular(path)
-    if (size := path.stat().st_size) > (most := captioning.LARGEST_CAPTION):
+    if (size := path.stat().st_size) > (most := MOST_TEXT):
         raise SampleError("too_large", f"{path} must have at most {most} bytes; it has {size}; shorten it")
     try:
         lines = [" ".join(line.split()) for line in read_text(path).splitlines()]

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import url2pathname
 
 import numpy as np
@@ -43,6 +43,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from dfm_nb.base.files import parsed, read_text
+from dfm_nb.base.limits import MOST_BYTES, MOST_CELLS, MOST_ROWS
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
 from dfm_nb.base.records import Clip, SampleError
@@ -87,7 +88,6 @@ BINARY = (pa.binary(), pa.large_binary())
 GROUPS_HELD = 2  # row groups of a parquet column of pictures that are in memory
 TIMES, MORE, MORE_TEXT = 4, 1 << 26, 1 << 28
 """Bytes in memory for each one in a parquet file, and on top: for a row group of pictures, for texts."""
-LONGEST_NAME = 1 << 14
 
 Rows = Mapping[str, Sequence[Any]]
 """A table: {column: its values}."""
@@ -177,7 +177,7 @@ def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
             raise ValueError(f"it must end in {', '.join(SUFFIXES)}; convert or rename it")
         if not files and suffix != ".parquet":
             return _some(_read_text(path, suffix))
-        files = files or [pq.ParquetFile(path)]
+        files = files or [_footer(path)]
         schema, lock = files[0].schema_arrow, threading.Lock()
         if odd := [file for file in files if file.schema_arrow.names != schema.names]:
             raise ValueError(f"its files must have the same columns; {schema.names} and {odd[0].schema_arrow.names}")
@@ -193,6 +193,16 @@ def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
         return _some({n: StoredPictures(files, n, lock) if n in stored else held[n] for n in schema.names})
     except (ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _footer(file: Any) -> pq.ParquetFile:
+    """A parquet file, of which only the footer is read; ValueError if that says what cannot be."""
+    opened = pq.ParquetFile(file)
+    about = opened.metadata
+    rows = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+    if min(rows, default=0) < 0 or sum(rows) != about.num_rows or about.num_rows > MOST_ROWS:
+        raise ValueError(f"a parquet file must have at most {MOST_ROWS} rows; its footer says {about.num_rows}")
+    return opened
 
 
 def _holds_texts(kind: pa.DataType) -> bool:
@@ -234,21 +244,32 @@ def _read_text(path: Path, suffix: str) -> Rows:
     if suffix in (".jsonl", ".json"):
         records = list(_records(lines)) if suffix == ".jsonl" else _json_records(text)
         names = dict.fromkeys(name for record in records for name in record)
+        check_cells(len(records) * len(names), len(text))
         return {name: [_cell(record.get(name)) for record in records] for name in names}
     separator = "\t" if suffix == ".tsv" else max(",;\t", key=text.partition("\n")[0].count)
-    columns = [(name.strip(), cells) for name, *cells in zip(*_csv_rows(lines, separator))]
+    columns = [(name.strip(), cells) for name, *cells in zip(*_csv_rows(lines, separator, len(text)))]
     uses = Counter(name for name, _ in columns if name)
     if twice := [name for name, count in uses.items() if count > 1]:
         raise ValueError(f"its header has the column {', '.join(twice)} more than once; rename or remove one")
     return {name: list(map(_cell, cells)) for name, cells in columns}
 
 
-def _csv_rows(lines: Iterable[str], separator: str) -> Iterator[list[str]]:
+def check_cells(cells: int, characters: int) -> None:
+    """ValueError for a table of far more cells than its text can have said: most are filled in, and take memory."""
+    if cells > max(characters, MOST_CELLS):
+        raise ValueError(f"its {characters} characters mean {cells} cells, nearly all empty; drop columns")
+
+
+def _csv_rows(lines: Iterable[str], separator: str, characters: int) -> Iterator[list[str]]:
     """The header and the rows, all of its length."""
-    reader, width, begin = csv.reader(lines, delimiter=separator, strict=True), 0, 1
+    csv.field_size_limit(MOST_BYTES)  # Python's is 128 kB, and one long caption is a fault of its row alone
+    reader = csv.reader(lines, delimiter=separator, strict=True)
+    width, begin, rows = 0, 1, 0
     try:
         for row in reader:
             width = width or len(row)
+            rows += 1
+            check_cells(rows * width, characters)
             if len(row) > width:
                 fix = f"quote cells that hold {separator!r}"
                 raise ValueError(f"line {begin} has {len(row)} cells and the header {width} columns; {fix}")
@@ -386,9 +407,7 @@ def _reference(value: Any) -> Any:
     """What `Location.media` opens, of a picture in a cell: a path of ~ or of a file:// URL is one of this machine."""
     if not isinstance(value, str):
         return value
-    if len(value) > LONGEST_NAME:
-        raise SampleError("too_large", f"a path or URL must have at most {LONGEST_NAME} characters")
-    scheme = urlsplit(value).scheme if "://" in value else ""
+    scheme = _split(value).scheme if "://" in value else ""
     if scheme not in ("", "file", "http", "https"):
         raise SampleError("bad_url", f"it must be a path or a file, http or https URL; got {scheme}")
     return value if scheme.startswith("http") else str(_path(value))
@@ -396,7 +415,15 @@ def _reference(value: Any) -> Any:
 
 def _path(reference: str) -> Path:
     """Of a path or a file:// URL."""
-    return Path(os.path.expanduser(url2pathname(urlsplit(reference).path) if "://" in reference else reference))
+    return Path(os.path.expanduser(url2pathname(_split(reference).path) if "://" in reference else reference))
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of a URL; all is path of one that has no form of a URL, and no file will have that name."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return SplitResult("", "", url, "", "")
 
 
 def _exists(location: Location, reference: str) -> bool:
@@ -407,7 +434,7 @@ def _exists(location: Location, reference: str) -> bool:
 def pictures_of(value: Any) -> list[Any]:
     """What a cell holds, each a path or URL, bytes, an image or array."""
     if isinstance(value, str) and value.startswith("["):  # a list in a CSV
-        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             value = ast.literal_eval(value)
     several = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
     return [found for v in (value if several else [value]) if (found := _picture(v)) is not None]
@@ -478,8 +505,8 @@ def _has_media(values: Sequence[Any], exists: Callable[[str], bool] | None = Non
         for one in pictures_of(value)[:1]:
             if isinstance(one, (bytes, Image.Image)) or (isinstance(one, np.ndarray) and one.ndim > 1):
                 return True
-            if isinstance(one, str) and len(one) <= LONGEST_NAME:
-                path = urlsplit(one).path if "://" in one else one
+            if isinstance(one, str):
+                path = _split(one).path if "://" in one else one
                 if exists(one) if exists else PurePosixPath(path).suffix.lower() in MEDIA_SUFFIXES:
                     return True
     return False
@@ -549,9 +576,9 @@ def _parquet(location: Location, name: str) -> pq.ParquetFile:
     """A file that stays open; of one that a driver reads, row groups are fetched on demand."""
     with reported(f"{location.spec}/{name}"):
         if location.server and not location.http:
-            return pq.ParquetFile(location.opened(name))
+            return _footer(location.opened(name))
         with location.local(name) as path:
-            return pq.ParquetFile(path)
+            return _footer(path)
 
 
 def _open_all(location: Location) -> tuple[Rows, list[str | None]]:

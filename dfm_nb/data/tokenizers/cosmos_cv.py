@@ -22,7 +22,6 @@ from dfm_nb.base.files import sha256
 from dfm_nb.base.log import log
 from dfm_nb.base.memory import GIB, available_bytes
 from dfm_nb.base.options import Options, option
-from dfm_nb.planning.inference_memory import cosmos_bytes
 
 
 class Flags(Options):
@@ -39,9 +38,18 @@ HOW_TO_FETCH = (
 )
 HALVES = ("decoder", "encoder")
 SPATIAL, TEMPORAL = geometry.PX_PER_LATENT, geometry.FRAMES_PER_LATENT
+VALUES_PER_PX, VALUES_PER_PAIR = 96, 3
+"""Values held per pixel. The decoder's tensors are 32, the encoder's 20 (the published source at full width); with the
+workspace of convolutions a process grew by up to 91. Spatial attention holds pairs of latent pixels."""
 WINDOW_FRAMES = 49  # of a clip that does not fit whole
 OVERLAP_LATENTS = 3  # of a window, seen again by the next
 _checksum = functools.cache(sha256)
+
+
+def memory_bytes(latent_frames: int, area: int, bytes_per_number: int) -> int:
+    """Bytes that a half needs for a clip (or its tiles) with `area` latent pixels per frame."""
+    per_frame = TEMPORAL * SPATIAL**2 * VALUES_PER_PX + area * VALUES_PER_PAIR
+    return latent_frames * area * per_frame * bytes_per_number
 
 
 def _in_float32(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
@@ -155,7 +163,8 @@ class CosmosCV:
         """Whether free memory holds a clip of this size; decided once for each size, with a warning if it does not."""
         if (name, size) not in self._fits:
             t, h, w = size
-            needed, free = cosmos_bytes(t, h * w, self._half(name)[1].itemsize), available_bytes(self.device)
+            needed = memory_bytes(t, h * w, self._half(name)[1].itemsize)
+            free = available_bytes(self.device)
             self._fits[name, size] = needed <= free
             pixels = geometry.pixel_size(*size)
             if needed > free and pixels[0] > WINDOW_FRAMES:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dfm_nb.base.files import plain
+from dfm_nb.base.files import UNLIMITED, plain
 from dfm_nb.checkpoints.pickles import Record, read_pickle
 from dfm_nb.checkpoints.tensor_files import CheckpointError, assembled, reason
 from dfm_nb.data.tensor_bytes import read_saved
@@ -20,7 +20,7 @@ INDEX = ".metadata"
 def _fields(value: Any, *names: str) -> list[Any]:
     """Those of a record's state."""
     state = value.state if type(value) is Record else None
-    if type(state) is not dict or not state.keys() >= set(names):
+    if not isinstance(state, dict) or not state.keys() >= set(names):
         raise ValueError(f"it has something else in place of an object with {', '.join(names)}")
     return [state[name] for name in names]
 
@@ -36,12 +36,13 @@ def _size(value: Any) -> list[int]:
 def _chunk(folder: Path, info: Any) -> Tensor:
     """A part of a tensor, as torch.save wrote it into a file of the folder."""
     name, offset, length = _fields(info, "relative_path", "offset", "length")
-    if type(name) is not str or Path(name).name != name or not (folder / name).is_file():
+    if type(name) is not str or Path(name).name != name:
         raise ValueError(f"{name!r:.80} must be the plain name of a file in the folder")
-    size = (folder / name).stat().st_size
+    path = plain(folder / name, None, UNLIMITED)
+    size = path.stat().st_size
     if not all(type(n) is int and 0 <= n <= size for n in (offset, length)) or info.state.get("transform_descriptors"):
         raise ValueError(f"a part of {name} must lie in it, untransformed")
-    with (folder / name).open("rb") as f:
+    with path.open("rb") as f:
         f.seek(offset)
         value = read_saved(f.read(length))
     if not isinstance(value, Tensor):

@@ -155,7 +155,7 @@ def test_captions_csv_with_a_missing_file_is_an_item_that_says_so(tmp_path):
     [
         ("a.txt", b"\xff bad", "caption_not_utf8"),
         ("a.txt", b" \n ", "no_caption"),
-        ("a.txt", bytes(folder.captioning.LARGEST_CAPTION + 1), "too_large"),
+        ("a.txt", bytes(limits.MOST_TEXT + 1), "too_large"),
     ],
 )
 def test_a_bad_caption_file_is_named_and_not_replaced_by_the_name(name, content, reason, tmp_path):
@@ -639,3 +639,11 @@ def test_paths_of_another_machine_are_neither_given_nor_made(column, tmp_path):
     for source in (folder.build(str(tmp_path)), table.build(str(tmp_path / "metadata.csv"))):
         (clip,) = read(source)
         assert len(source) == 1 and clip.given == [] and clip.caption == "a fox"
+
+
+def test_rows_that_name_no_file_are_counted(tmp_path, caplog):
+    picture(tmp_path / "a.png")
+    rows = [{"file_name": name, "text": "one"} for name in ("a.png", None)]
+    (tmp_path / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"text": "two"}]))
+    assert len(folder.build(str(tmp_path))) == 1
+    assert "2 rows of" in caplog.text

@@ -1,6 +1,6 @@
 """Wan among the networks that tests of the core are repeated with (`tests.networks`)."""
 
-from dfm_nb.planning.layouts import GpuLayout
+from dfm_nb.planner.layouts import GpuLayout
 
 _SMALL = ["model.variant=wan", "model.ffn_hidden_size=160"]
 TINY = {"wan": ["model.variant=wan", "model.adaln_lora_dim=null", "model.text_padding=14"]}

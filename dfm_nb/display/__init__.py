@@ -1,0 +1,187 @@
+"""Pictures and clips as HTML of notebooks, and as sheets: what `clips.show()` finds as a plug-in.
+
+Generated clips know how they are shown only by its name, so that a machine that trains needs none of it.
+"""
+
+import base64
+import io
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+
+from dfm_nb.base.markup import Html, fill
+from dfm_nb.base.records import Clip
+from dfm_nb.base.video import compressed
+
+PAPER, INK = (250, 249, 246), (52, 50, 48)
+GAP_PX, LINE_PX, CAPTION_LINES = 12, 16, 5
+FILM_FRAMES, FILM_GAP_PX = 4, 2
+
+
+def contact_sheet(sections: Mapping[str, Sequence[tuple[Sequence[np.ndarray], str]]], columns: int = 8) -> np.ndarray:
+    """A page of pictures and clips with captions below, under headings.
+
+    Parameters
+    ----------
+    sections : entries by heading ("" for none). An entry has videos that belong together, such as a picture and its
+        sample, uint8 [T, H, W, 3] of any sizes, and their caption, which is cut with an ellipsis after five lines.
+        Stills stand side by side; clips are film strips of four frames, one above the other.
+    columns : squares in a row; a strip takes up to four.
+
+    Returns
+    -------
+    uint8 [H, W, 3].
+    """
+    sides = [max(v.shape[1:3]) for entries in sections.values() for videos, _ in entries for v in videos]
+    cell = min(256, max([128, *sides]))  # px, the longest side of a picture
+    rows = list[tuple[str, list[Image.Image]]]()
+    for heading, entries in sections.items():
+        if entries:
+            rows.append((heading, []))
+        for videos, caption in entries:
+            entry = _entry(videos, caption, cell)
+            if sum(e.width + GAP_PX for e in rows[-1][1]) + entry.width > columns * (cell + GAP_PX):
+                rows.append(("", []))
+            rows[-1][1].append(entry)
+    font, heights = ImageFont.load_default(size=15), [max(e.height for e in row) + GAP_PX for _, row in rows]
+    wide = (max(sum(e.width + GAP_PX for e in row), int(font.getlength(text)) + GAP_PX) for text, row in rows)
+    width = max(wide, default=GAP_PX)
+    height = sum(heights) + sum(2 * LINE_PX for text, _ in rows if text)
+    sheet = Image.new("RGB", (GAP_PX + width, GAP_PX + height), PAPER)
+    y = GAP_PX
+    for (text, row), height in zip(rows, heights):
+        ImageDraw.Draw(sheet).text((GAP_PX, y), text, INK, font)
+        x, y = GAP_PX, y + 2 * LINE_PX * bool(text)
+        for entry in row:
+            sheet.paste(entry, (x, y))
+            x += entry.width + GAP_PX
+        y += height
+    return np.asarray(sheet)
+
+
+def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image:
+    """Stills in squares side by side, on their lower edges; clips as strips below one another; their caption below."""
+    strips = list[list[Image.Image]]()
+    for video in videos:
+        frames = video[np.linspace(0, len(video) - 1, FILM_FRAMES).round().astype(int)] if len(video) > 1 else video
+        strips.append([ImageOps.contain(Image.fromarray(frame), (cell, cell)) for frame in frames])
+    if all(len(strip) == 1 for strip in strips):
+        strips = [[ImageOps.pad(p, (cell, cell), color=PAPER, centering=(0.5, 1.0)) for (p,) in strips]]
+    w, h = (max(size) + FILM_GAP_PX for size in zip(*(p.size for strip in strips for p in strip)))
+    width, height = max(map(len, strips)) * w - FILM_GAP_PX, len(strips) * h - FILM_GAP_PX
+    font = ImageFont.load_default(size=12)
+    lines = textwrap.wrap(caption, int(width / font.getlength("n")), max_lines=CAPTION_LINES, placeholder="…")
+    page = Image.new("RGB", (width, height + LINE_PX * (1 + len(lines))), PAPER)
+    ImageDraw.Draw(page).multiline_text((0, height + 4), "\n".join(lines), INK, font)
+    for row, strip in enumerate(strips):
+        for column, picture in enumerate(strip):
+            page.paste(picture, (column * w, row * h))
+    return page
+
+
+POSTER_PX, POSTER_FRAMES = 128, 17
+SHEET_BYTES = 100_000
+
+
+def small_png(picture: np.ndarray) -> bytes:
+    """A picture, uint8 [H, W, 3], as a PNG of at most `SHEET_BYTES`: with 256 colours, and smaller if it must be.
+
+    For outputs of a notebook where no HTML is shown: some code hosts, and PDF.
+    """
+    image = Image.fromarray(picture)
+    while True:
+        image.quantize(256).save(out := io.BytesIO(), "PNG", optimize=True)
+        if out.tell() <= SHEET_BYTES:
+            return out.getvalue()
+        image = image.resize((max(1, image.width * 4 // 5), max(1, image.height * 4 // 5)))
+
+
+IMAGE = '<img src="{}" alt="{}" style="{}">'
+VIDEO = (
+    '<video src="{}" autoplay loop muted playsinline{} onmouseenter="this.controls=true" '
+    'onmouseleave="this.controls=false" aria-label="{}" style="{}">{}</video>'
+)
+
+
+def media_html(
+    kind: str, data: bytes, said: str, width_px: int, begins: tuple[np.ndarray, float] | None = None, playing: str = ""
+) -> Html:
+    """A picture, or a clip that loops muted like one: `<img>` or `<video>` with its bytes in `src`.
+
+    A video's controls appear under the pointer, and browsers pause a muted autoplaying video while it is off screen.
+    From untrusted notebooks, such as papermill's, JupyterLab removes a `<source>` inside and the two event handlers;
+    the rest still plays. Where a code host removes the <video> tag, an animated WebP inside it is left.
+
+    Parameters
+    ----------
+    kind, data : media type and bytes.
+    said : alternative text for screen readers.
+    begins : first frames and their rate, for that WebP (`POSTER_FRAMES`) and for a still where the clip cannot play.
+    playing : script to run when a clip begins to play; "" for none.
+    """
+    style = f"width:{width_px}px;max-width:100%;border-radius:6px;display:block"
+    if not kind.startswith("video/"):
+        return fill(IMAGE, data_url(kind, data), said, style)
+    shown, instead = [fill(' onplaying="{}"', playing)] if playing else [], []
+    if begins:
+        frames, fps = begins
+        shown.append(fill(' poster="{}"', _webp_url(frames[:1], fps)))
+        instead.append(fill(IMAGE, _webp_url(frames[:POSTER_FRAMES], fps), said, style))
+    return fill(VIDEO, data_url(kind, data), shown, said, style, instead)
+
+
+def _webp_url(frames: np.ndarray, fps: float) -> str:
+    """A small WebP of some kB, animated if there are several frames."""
+    first, *rest = (Image.fromarray(frame) for frame in frames)
+    for picture in (first, *rest):
+        picture.thumbnail((POSTER_PX, POSTER_PX))
+    how: dict[str, Any] = {"duration": round(1000 / fps), "loop": 0, "quality": 50}
+    first.save(out := io.BytesIO(), "WEBP", save_all=True, append_images=rest, **how)
+    return data_url("image/webp", out.getvalue())
+
+
+def data_url(kind: str, data: bytes) -> str:
+    """Bytes of a media type as a data URL."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def inline_html(frames: np.ndarray, fps: float, caption: str) -> Html:
+    """A self-contained <figure>: a looping MP4 for a clip, a PNG for one frame.
+
+    Parameters
+    ----------
+    frames : uint8 [T, H, W, 3].
+    caption : shown below, also as alternative text.
+    """
+    width = max(frames.shape[2], 192)
+    media = media_html(*compressed(frames, fps), caption, width, (frames, fps))
+    figure = '<figure style="display:inline-block;margin:8px;vertical-align:top">{}{}</figure>'
+    text = '<figcaption style="max-width:{}px;font-size:13px;margin-top:4px">{}</figcaption>'
+    return fill(figure, media, fill(text, width, caption))
+
+
+def row_html(figures: Iterable[Html]) -> Html:
+    """Figures side by side."""
+    return fill('<div style="display:flex;flex-wrap:wrap;gap:8px">{}</div>', [*figures])
+
+
+def sheet_png(clips: Iterable[tuple[np.ndarray, str]]) -> bytes:
+    """A small PNG of videos, uint8 [T, H, W, 3], with their captions."""
+    return small_png(contact_sheet({"": [([video], caption) for video, caption in clips]}))
+
+
+def show(clips: Iterable[Clip]) -> None:
+    """Play clips of a source side by side in the notebook, each with its caption."""
+    shown = list(clips)
+    page = row_html(inline_html(clip.video, clip.fps, clip.caption) for clip in shown)
+    show_output(page, sheet_png([(clip.video, clip.caption) for clip in shown]))
+
+
+def show_output(page: str, sheet: bytes) -> None:
+    """Display our HTML in the notebook, and a PNG for where no HTML is shown."""
+    from IPython.display import display
+
+    display({"text/html": page, "image/png": base64.b64encode(sheet).decode(), "text/plain": ""}, raw=True)

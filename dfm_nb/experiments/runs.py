@@ -1,0 +1,180 @@
+"""Compare runs: `compare(runs)` returns a table; `run_page(run)` is one run as self-contained HTML."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dfm_nb import config as cfg
+from dfm_nb import display
+from dfm_nb.base import plots
+from dfm_nb.base.files import MARK, UNLIMITED, plain, read_json
+from dfm_nb.base.log import legible
+from dfm_nb.base.markup import Html, fill
+from dfm_nb.base.metrics import damage_of, series
+from dfm_nb.base.run import MEDIA, Run, ended, media_in
+from dfm_nb.config import notation
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_checkpoint")
+"""Settings that differ in every run and explain nothing."""
+TAIL_BYTES = 1 << 16
+"""Enough of `metrics.jsonl` for its last record, which may list losses by noise level."""
+_ITERATION = re.compile(rb'"iteration": ?(\d+)')
+LEVELS = 4
+FIGURES = ("state", "iterations", "best_val_loss", "best_at", "val_loss", "loss", "seconds")
+CURVES = {"loss": "Training loss", "val_loss": "Validation loss"}
+ROUNDS_SHOWN, SAMPLES_SHOWN, SAMPLE_PX = 4, 8, 128
+STYLE = (
+    "body{font-family:sans-serif;margin:24px;max-width:1200px}table.runs{border-collapse:collapse;font-size:14px}"
+    ".runs td,.runs th{padding:3px 10px;border-bottom:1px solid #ccc;text-align:left}img{max-width:100%}"
+    ".samples{display:flex;flex-wrap:wrap;gap:10px;font-size:12px}figure{margin:0;width:128px}"
+)
+
+
+def runs_below(folder: str | os.PathLike) -> list[Path]:
+    """The run folders in a folder, four levels down; the folder itself when it is a run, or when there are none.
+
+    A link to a folder is not one of its runs, because a view writes notes and pages into them: open its target.
+    """
+    top = Path(folder).expanduser()
+    if (top / "metrics.jsonl").exists() or (top / "config.yaml").exists():
+        return [top]
+    runs = []
+    for place, folders, files in os.walk(top):  # which follows no link
+        depth = len(Path(place).relative_to(top).parts)
+        if depth and "metrics.jsonl" in files + folders:
+            runs.append(Path(place))
+        folders[:] = [name for name in folders if depth < LEVELS and not name.startswith(".")]
+    return sorted(runs) or [top]
+
+
+def settings_of(run: Path) -> dict[str, Any]:
+    """What `config.yaml` says by dotted key; {} when it is not there, or is no configuration."""
+    try:
+        loaded = notation.read(plain(run / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return dict(cfg.flatten(loaded)) if isinstance(loaded, dict) else {}
+
+
+def ended_in_terminal(folder: Path) -> Literal["not started", "finished", "stopped"]:
+    """The same for a folder without a launcher's record, from the end of its metrics."""
+    run = Run(folder)
+    try:
+        with plain(run.metrics_file, None, UNLIMITED).open("rb") as file:
+            file.seek(max(0, run.metrics_file.stat().st_size - TAIL_BYTES))
+            found = _ITERATION.findall(file.read())
+        return ended(int(found[-1]) if found else 0, _length(folder, run.config_file.stat().st_mtime_ns))
+    except (OSError, ValueError):
+        return "not started"
+
+
+@functools.lru_cache(16)
+def _length(folder: Path, _mtime_ns: int) -> Any:
+    return settings_of(folder).get("train.train_iters")
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys whose values are not the same in all runs that have settings."""
+    known = [s for s in settings if s]
+    keys = dict.fromkeys(key for s in known for key in s if not key.startswith("provenance."))
+    return [k for k in keys if k not in PLACES and any(s.get(k) != known[0].get(k) for s in known)]
+
+
+def compare(runs: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFrame:
+    """One row per run: its progress, its losses, and the settings in which the runs differ.
+
+    Parameters
+    ----------
+    runs : run folders, or one folder that holds runs.
+
+    Returns
+    -------
+    DataFrame with the run's folder as index and the columns `state` (running, finished, stopped, not started; or
+    `damaged: line 7` of its metrics, of which those before are read), `iterations`, `best_val_loss` and `best_at` (an
+    iteration; of the average that generates), `val_loss` and `loss` (the last ones), `seconds`, and one
+    for each setting that differs.
+
+    >>> compare("runs").sort_values("best_val_loss")  # doctest: +SKIP
+    """
+    import pandas as pd
+
+    folders = runs_below(runs) if isinstance(runs, (str, os.PathLike)) else [Path(run).expanduser() for run in runs]
+    if missing := [str(f) for f in folders if not Run(f).config_file.exists() and not Run(f).metrics_file.exists()]:
+        raise FileNotFoundError(f"{missing[0]} is neither a run folder nor a folder of runs; pass a --run-dir")
+    settings = [settings_of(folder) for folder in folders]
+    keys = differing(settings)
+    rows = [_row(f, s) | {key: s.get(key) for key in keys} for f, s in zip(folders, settings)]
+    top = os.path.commonpath([folder.absolute().parent for folder in folders])
+    names = [folder.absolute().relative_to(top).as_posix() for folder in folders]
+    return pd.DataFrame(rows, index=pd.Index(map(legible, names), name="run"), dtype=object)
+
+
+def _row(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a run; one that cannot be read, of many, is a row that says why."""
+    try:
+        return Run(folder).figures(settings.get("train.train_iters"))
+    except (ValueError, TypeError, LookupError, ArithmeticError, OSError) as error:
+        return {**dict.fromkeys(FIGURES), "state": f"cannot be read: {error}"}
+
+
+# ---- one page -----------------------------------------------------------------------------------------------------
+
+
+def run_page(run: str | os.PathLike) -> Html:
+    """Self-contained HTML of one run: its figures, the settings that are not the default, curves, samples over time."""
+    import pandas as pd
+
+    folder = Path(run).expanduser().resolve()
+    resolved = cfg.from_yaml(folder / "config.yaml")
+    changed = [key for key, field in cfg.FIELDS.items() if resolved.get(key) != field.default]
+    own = [(key, str(resolved.get(key)), resolved.provenance[key]) for key in changed]
+    tables = [compare([folder]).reset_index(), pd.DataFrame(own, columns=["setting", "value", "from"])]
+    rounds = [(f"Samples at iteration {i}", media_in(place)) for i, place in Run(folder).rounds()]
+    samples = dict(rounds[:: -max(1, len(rounds) // ROUNDS_SHOWN)])  # the newest first
+    title = f"Run {folder.name}"
+    parts = [fill("<h1>{}</h1>", title), *map(_table, tables)]
+    records = damage_of(folder)[0]
+    for key, name in CURVES.items():
+        x, y = series(records, key)
+        if x:
+            picture = display.data_url("image/png", plots.curve_png(x, y, name))
+            parts.append(fill('<p><img src="{}" alt="{}"></p>', picture, f"{name}: {y[-1]:.4g} at {x[-1]}"))
+    for heading, media in samples.items():
+        parts.append(fill('<h3>{}</h3><div class="samples">{}</div>', heading, [*map(_figure, media[:SAMPLES_SHOWN])]))
+    page = '<!doctype html><meta charset="utf-8"><title>{}</title><style>{}</style>{}{}'
+    return fill(page, title, Html(STYLE), parts, Html(MARK))
+
+
+def _table(table: pd.DataFrame) -> Html:
+    cells = table.astype(object).fillna("").map(lambda value: f"{value:.5g}" if isinstance(value, float) else value)
+    lines = [[fill("<th>{}</th>", name) for name in cells]]
+    lines += [[fill("<td>{}</td>", cell) for cell in row] for row in cells.itertuples(index=False)]
+    return fill('<table class="runs">{}</table>', [fill("<tr>{}</tr>", line) for line in lines])
+
+
+SHOWN = dict(
+    dict.fromkeys(("prompt", "sampler", "caption_of"), str),
+    **dict.fromkeys(("seed", "num_steps", "iteration", "guidance", "fps"), int | float),
+)
+"""What a view shows of the sidecar of a clip, with types."""
+
+
+def clip_settings(path: Path) -> dict[str, Any]:
+    """The settings of a clip in its sidecar that have their types."""
+    told = read_json(path.with_suffix(path.suffix + ".json"))
+    return {key: told[key] for key, kind in SHOWN.items() if isinstance(told.get(key), kind)}
+
+
+def _figure(path: Path) -> Html:
+    """A picture or clip over its prompt or its name."""
+    said = clip_settings(path).get("prompt") or path.stem
+    media = display.media_html(MEDIA[path.suffix], path.read_bytes(), said, SAMPLE_PX)
+    return fill("<figure>{}{}</figure>", media, said)

@@ -1,0 +1,49 @@
+"""Sheets, and the HTML of clips."""
+
+import base64
+import io
+import re
+import time
+
+import numpy as np
+from PIL import Image
+
+from dfm_nb import display
+from dfm_nb.base import video
+from tests.base.test_video import gradient
+
+
+def test_contact_sheet_shows_every_picture_and_keeps_a_caption_under_it():
+    started = time.process_time()
+    first, clip, second, third = (
+        np.full((t, 128, 128, 3), c, np.uint8) for t, c in [(1, 10), (9, 90), (1, 170), (1, 230)]
+    )
+    sections = {"": [([first], "W" * 100_000), ([second], "")], "pairs": [([third, third], "x"), ([clip, clip], "")]}
+    sheet = display.contact_sheet(sections, columns=4)
+    assert time.process_time() - started < 5  # over 60 s when each cut measured the whole word
+    shown = {c: (sheet == c).all(-1) for c in (10, 90, 170, 230)}
+    assert {c: int(s.sum()) for c, s in shown.items()} == {
+        c: n * 128**2 for c, n in {10: 1, 90: 8, 170: 1, 230: 2}.items()
+    }
+    assert shown[90].any(0).sum() == 4 * 128 and shown[90].any(1).sum() == 2 * 128, "a strip of four below the other"
+    below = (sheet[display.GAP_PX + 128 : shown[230].any(1).argmax() - 40] == display.INK).all(-1)
+    assert below[:, : display.GAP_PX + 128].any() and not below[:, display.GAP_PX + 128 :].any()
+
+
+def test_inline_html_carries_the_clip_and_escapes_the_caption(tmp_path):
+    text = display.inline_html(gradient(5), 8, 'a <b>"bold"</b> & blue one')
+    assert "<b>" not in text and "&lt;b&gt;&quot;bold&quot;" in text
+    assert "<source" not in text  # JupyterLab takes it out of a notebook that it does not trust
+    data = re.search(r'src="data:video/mp4;base64,([^"]+)"', text).group(1)
+    (tmp_path / "a.mp4").write_bytes(base64.b64decode(data))
+    assert video.read_video(tmp_path / "a.mp4")[0].shape == (5, 48, 64, 3)
+    still, moving = re.findall(r'(?:poster|<img src)="data:image/webp;base64,([^"]+)"', text)
+    assert len(video.read_image(base64.b64decode(still))) == 1
+    assert Image.open(io.BytesIO(base64.b64decode(moving))).n_frames == 5, "where a code host removes <video>"
+
+
+def test_a_png_of_a_notebook_is_bounded():
+    noise = np.random.default_rng(0).integers(0, 256, (400, 900, 3), np.uint8)
+    made = display.small_png(noise)
+    assert len(made) <= display.SHEET_BYTES and 1 < video.read_image(made).shape[2] < 900
+    assert video.read_image(display.small_png(gradient(1)[0])).shape == gradient(1).shape
