@@ -26,8 +26,6 @@ These widgets never train inside the kernel's process; they may generate there, 
 also works headless, as text and pictures. Names are loaded on first use, so the import is light.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -5,8 +5,6 @@ decoded with the tokenizer in the manifest; one from the folder itself may consi
 only `edits.jsonl`: edited captions and excluded samples (`dfm_nb.data.edits`).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter

@@ -4,8 +4,6 @@ Every control is a native form element, so that keyboards and screen readers wor
 not colour alone. Numbers are text boxes, because a number box silently rounds 12.7 to 12.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

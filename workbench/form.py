@@ -4,8 +4,6 @@
 each fault is shown at its control. Later cells of a notebook read `form.values()`.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import shlex

@@ -7,8 +7,6 @@ Any process can recreate a `Job` from the folder alone. The command survives the
 `parent`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

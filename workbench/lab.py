@@ -4,8 +4,6 @@ The server replaces this process; Ctrl-C ends it, and runs continue. The package
 `notebooks/`; in a checkout, which has them there, to `my-notebooks/`, so that git stays clean.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

@@ -300,18 +300,18 @@ class Launcher(Live):
         return asyncio.ensure_future(self._wait(until, start_in_s))
 
     async def _wait(self, until: Callable[[], bool], start_in_s: float) -> None:
-        headless = is_headless()
-        if headless and start_in_s < math.inf and self.state != "running" and not self.followed:
+        if is_headless() and start_in_s < math.inf and self.state != "running" and not self.followed:
             self.start()
-        offset = self.job.record.get("log_offset_bytes", 0)
         try:
-            await self._end(until, start_in_s, offset, headless)
+            await self._end(until, start_in_s)
         finally:
             self.waits = False
             self.starts_at = math.inf
             self._refresh()
 
-    async def _end(self, until: Callable[[], bool], start_in_s: float, offset: int, headless: bool) -> None:
+    async def _end(self, until: Callable[[], bool], start_in_s: float) -> None:
+        headless = is_headless()
+        offset = self.job.record.get("log_offset_bytes", 0)
         while True:
             state = self.state  # before the log, so that its last lines are never lost
             running = state == "running"

@@ -6,8 +6,6 @@ above it is connected: by class names of our own, so in any front end. In Jupyte
 area, too, and the widget's while it is not connected.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

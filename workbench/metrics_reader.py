@@ -4,8 +4,6 @@ Numbers are kept in columns, 12 bytes a point, so that a million records need me
 read later, when it is complete. A damaged line is reported, not raised, after those before it.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -92,10 +90,6 @@ class MetricsReader:
     def iteration(self) -> int:
         """The newest record's; 0 without one."""
         return int(self.recent[-1]["iteration"]) if self.recent else 0
-
-    def keys(self) -> list[str]:
-        """The keys that have a number."""
-        return list(self._columns)
 
     def points(self, key: str, over: str = "iteration") -> tuple[np.ndarray, np.ndarray]:
         """x and y, float64 [N] each. over : "iteration", "samples" or "elapsed_s"; in between it is interpolated."""

@@ -116,7 +116,7 @@ class Watched:
 
     def best(self, over: str = "iteration") -> tuple[float, float, int] | None:
         """Iteration and loss of the best validation, and the number of later rounds; None before the second round."""
-        x, y = self.reader.points(compared_loss(self.reader.keys()), over)
+        x, y = self.reader.points(compared_loss(self.reader.last), over)
         if len(y) < 2:
             return None
         at = int(y.argmin())
@@ -309,7 +309,7 @@ class Monitor(Live):
         if len(y):
             curves.append(Series("training", x, y, smoothing=smoothing))
         names = {"val_loss": "validation"}
-        for key in reader.keys():
+        for key in reader.last:
             if key.startswith("val_loss_ema_"):
                 names[key] = f"averaged weights ({key.removeprefix('val_loss_ema_')})"
         for colour, (key, name) in enumerate(names.items(), 1):

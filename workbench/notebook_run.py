@@ -4,8 +4,6 @@ The cell tagged `parameters` holds lines `name: type = default  # help`. Unknown
 refused before a kernel starts. The source notebook is not touched.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

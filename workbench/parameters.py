@@ -1,7 +1,5 @@
 """A notebook checks its parameters in its second cell, so that errors come before any work."""
 
-from __future__ import annotations
-
 import inspect
 import types
 import typing

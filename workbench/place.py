@@ -4,8 +4,6 @@ JupyterLab, nbmake and nbconvert start in `notebooks/`, papermill in the caller'
 agree.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -5,8 +5,6 @@ dash and marker as well as colour; the arrow keys move a cursor that reads out v
 Why we wrote our own: docs/decisions/0010.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
@@ -65,14 +63,14 @@ class Series:
         }
 
 
-def downsample(x: Any, y: Any, limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
-    """At most `limit` points: the first, the last, and the lowest and highest of each interval."""
+def downsample(x: Any, y: Any) -> tuple[list[float], list[float]]:
+    """At most `MAX_POINTS` points: the first, the last, and the lowest and highest of each interval."""
     x = np.asarray(x, float)
     y = np.asarray(y, float)
     n = len(x)
-    stretches = (limit - 2) // 2
+    stretches = (MAX_POINTS - 2) // 2
     # 3,000 points: 249 intervals of 13 in the middle, the last ones padded; two points of each, and both ends
-    if n > limit:
+    if n > MAX_POINTS:
         size = math.ceil((n - 2) / stretches)
         middle = np.pad(y[1:-1], (0, size * stretches - (n - 2)), mode="edge").reshape(stretches, size)
         first = 1 + size * np.arange(stretches)
@@ -83,12 +81,12 @@ def downsample(x: Any, y: Any, limit: int = MAX_POINTS) -> tuple[list[float], li
     return x.tolist(), y.tolist()
 
 
-def averaged(x: np.ndarray, y: np.ndarray, share: float, limit: int = MAX_POINTS) -> tuple[list[float], list[float]]:
-    """A running mean over `share` of the points; for many points, over the means of at most `limit` intervals."""
-    if len(x) > limit:
+def averaged(x: np.ndarray, y: np.ndarray, share: float) -> tuple[list[float], list[float]]:
+    """A running mean over `share` of the points; for many points, over the means of `MAX_POINTS` intervals."""
+    if len(x) > MAX_POINTS:
         # the end of each interval, so that the line ends with the run
-        x = np.array([part[-1] for part in np.array_split(x, limit)])
-        y = np.array([part.mean() for part in np.array_split(y, limit)])
+        x = np.array([part[-1] for part in np.array_split(x, MAX_POINTS)])
+        y = np.array([part.mean() for part in np.array_split(y, MAX_POINTS)])
     return x.tolist(), smooth(y.tolist(), max(1, int(share * len(y))))
 
 
@@ -105,7 +103,7 @@ def finite(x: Any, y: Any, log_x: bool = False) -> tuple[np.ndarray, np.ndarray]
     x = np.asarray(x, float)  # None becomes NaN
     y = np.asarray(y, float)
     good = np.isfinite(x) & np.isfinite(y) & ((x > 0) | (not log_x))
-    return (x, y) if good.all() else (x[good], y[good])
+    return x[good], y[good]
 
 
 def ends(drawn: Sequence[tuple[Series, list[float], list[float]]]) -> tuple[float, float]:

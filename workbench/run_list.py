@@ -1,7 +1,5 @@
 """The runs of a folder as a table: each run's newest sample, progress, losses, settings that differ, tags and note."""
 
-from __future__ import annotations
-
 import functools
 import re
 import shutil

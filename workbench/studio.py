@@ -6,8 +6,6 @@ module. Clips that would take too long are generated only by the button. A clip 
 for the same settings.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

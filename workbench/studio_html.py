@@ -1,7 +1,5 @@
 """Pieces of the Studio's page as HTML."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

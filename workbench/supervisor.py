@@ -5,8 +5,6 @@ sent to the workers, so that a trainer saves and exits with 0; after two minutes
 Workers whose launcher was killed are adopted and killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Where in a clip a model's cross attention attends to each word of the prompt."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -59,7 +59,7 @@ class TokenizerIds:
         ValueError : there is no `.meta.json`, the tokenizers differ, or there is no EOD token
         """
         require_alike(blend.prefixes(), but=ONE_EOD)
-        meta = next((m for m in map(read_meta, blend.prefixes()) if m), None)
+        meta = next(filter(None, map(read_meta, blend.prefixes())), None)
         if meta is None:
             raise ValueError("the corpora have no .meta.json; pass tokenizer=TokenizerIds(vocab_size, eod)")
         if meta["eod_id"] is None:
@@ -103,9 +103,8 @@ def build_datasets(
     for prefix in blend.prefixes():
         index = sound(prefix)
         if not 0 < seq_length < index.num_tokens:
-            raise ValueError(
-                f"seq_length must be 1 to below the tokens of each corpus; {prefix} has {index.num_tokens}"
-            )
+            got = f"{prefix} has {index.num_tokens}"
+            raise ValueError(f"seq_length must be 1 to below the tokens of each corpus; {got}")
     if blend.train[0].weight is None:
         blend = apply_strategy(blend, "proportional", token_counts(blend))
     if split and not blend.validation and not blend.test:
@@ -148,7 +147,8 @@ def _cache(base: Path, name: str) -> tuple[Path, Path | None]:
     told: list[Any] = [None]
     if dist.get_rank() == 0:
         final = _ours(base / name)
-        base, building = final.parent, None
+        base = final.parent
+        building = None
         if not final.exists():
             base.mkdir(parents=True, exist_ok=True, mode=0o700)
             _remove_killed(base)
@@ -199,20 +199,23 @@ def _require_tokens(blend: Blend, seq_length: int, num_samples: tuple[int, int, 
     given = re.findall(r"[.0-9]+", split)
     if len(given) > 3:
         raise ValueError(f"split must have a share each for training, validation and test; got {split!r}")
-    parts = np.array([float(part) for part in given] + [0.0] * 3)[:3]
+    shares = np.array([*map(float, given), 0.0, 0.0, 0.0])[:3]
     for prefix in blend.prefixes():
         documents = Index.open(prefix).document_tokens()
-        bounds = np.rint(np.cumsum([0, *parts]) / max(parts.sum(), 1e-9) * len(documents)).astype(int)
+        bounds = np.rint(np.cumsum([0, *shares]) / max(shares.sum(), 1e-9) * len(documents)).astype(int)
         for name, wanted, first, end in zip(SPLITS, num_samples, bounds, bounds[1:]):
-            if wanted and (tokens := documents[first:end].sum()) <= seq_length:
+            tokens = documents[first:end].sum()
+            if wanted and tokens <= seq_length:
                 fix = f"it needs over {seq_length} (seq_length); change the split, or ask for no samples of {name}"
                 raise ValueError(f"split {split} leaves {name} {tokens} tokens of {prefix}; {fix}")
 
 
 def _pair(corpora: tuple[BlendCorpus, ...]) -> tuple[list[str], list[float | None] | None] | None:
     """Prefixes and weights in megatron's form: no corpus of weight 0, and no weights for a single corpus."""
-    kept = [c for c in corpora if c.weight]
-    return ([c.prefix for c in kept], [c.weight for c in kept] if len(kept) > 1 else None) if kept else None
+    weights = {corpus.prefix: corpus.weight for corpus in corpora if corpus.weight}
+    if not weights:
+        return None
+    return list(weights), list(weights.values()) if len(weights) > 1 else None
 
 
 class BatchSampler:
@@ -230,9 +233,8 @@ class BatchSampler:
     ):
         step = micro_batch_size * dp_size
         if consumed_samples % step:
-            raise ValueError(
-                f"consumed_samples must divide by micro_batch_size * dp_size, {step}; got {consumed_samples}"
-            )
+            must = f"divide by micro_batch_size * dp_size, {step}"
+            raise ValueError(f"consumed_samples must {must}; got {consumed_samples}")
         first = dp_rank * micro_batch_size  # of this rank, in a global batch
         self._size = micro_batch_size
         self._starts = range(consumed_samples + first, total - step + 1 + first, step)

@@ -37,22 +37,29 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
     dict, ready for JSON. `length_percentiles` are document lengths in tokens; `frequent_tokens` are rows of id, text,
     count and share, from the first 20 million tokens. A `text` is None if the tokenizer is unknown.
     """
-    index, meta = sound(prefix), read_meta(prefix)
+    index = sound(prefix)
+    meta = read_meta(prefix)
     spec = _tokenizer(prefix, tokenizer_model)
     backend = spec.backend() if spec else None
 
     def text(ids: list[int]) -> str | None:
         return backend.decode(ids, skip_special_tokens=False) if backend else None
 
-    tokens, lengths = index.tokens(), index.document_tokens()
-    first_documents, start = [], 0
+    tokens = index.tokens()
+    lengths = index.document_tokens()
+    first_documents = []
+    start = 0
     for number, length in enumerate(lengths[:documents].tolist()):
         ids = tokens[start : start + min(200, length)].tolist()
         first_documents.append({"document": number, "tokens": length, "ids": ids[:20], "text": text(ids)})
         start += length
     values, counts = np.unique(tokens[:_SAMPLE_TOKENS], return_counts=True)
-    most = np.argsort(-counts, kind="stable")[:20]
-    frequent = zip(values[most].tolist(), counts[most].tolist(), (counts[most] / counts.sum()).tolist())
+    frequent_tokens = []
+    for i in np.argsort(-counts, kind="stable")[:20]:
+        value = values[i].item()
+        count = counts[i].item()
+        share = float(counts[i] / counts.sum())
+        frequent_tokens.append({"id": value, "text": text([value]), "count": count, "share": share})
     some = lengths if len(lengths) else np.zeros(1)
     return {
         "prefix": str(prefix),
@@ -67,8 +74,10 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
         "distinct_tokens": len(values),
         "mean_length": float(some.mean()),
         "length_percentiles": dict(zip(map(str, _PERCENTILES), np.percentile(some, _PERCENTILES).tolist())),
-        **{name: meta.get(name) for name in ("tokenizer", "eod_id", "append_eod")},
-        "frequent_tokens": [{"id": i, "text": text([i]), "count": n, "share": share} for i, n, share in frequent],
+        "tokenizer": meta.get("tokenizer"),
+        "eod_id": meta.get("eod_id"),
+        "append_eod": meta.get("append_eod"),
+        "frequent_tokens": frequent_tokens,
         "first_documents": first_documents,
     }
 
@@ -78,13 +87,13 @@ def report_text(report: dict) -> str:
     percentiles = ", ".join(f"{k} % {v:g}" for k, v in report["length_percentiles"].items())
     lines = [
         "{prefix}: {documents:,} documents ({empty_documents:,} empty), {sequences:,} sequences, {tokens:,} tokens "
-        "({dtype}, version {version}, {bin_bytes:,} bytes)",
-        "tokenizer {tokenizer}; EOD {eod_id}; append_eod {append_eod}",
-        "tokens per document: mean {mean_length:.1f}; " + percentiles,
-        "{distinct_tokens:,} different tokens; the most frequent:",
+        "({dtype}, version {version}, {bin_bytes:,} bytes)".format(**report),
+        "tokenizer {tokenizer}; EOD {eod_id}; append_eod {append_eod}".format(**report),
+        f"tokens per document: mean {report['mean_length']:.1f}; {percentiles}",
+        f"{report['distinct_tokens']:,} different tokens; the most frequent:",
     ]
-    lines = [line.format(**report) for line in lines]
-    lines += ["  {id:>7} {count:>12,} {share:7.2%}  {text!r}".format(**row) for row in report["frequent_tokens"]]
+    for row in report["frequent_tokens"]:
+        lines.append("  {id:>7} {count:>12,} {share:7.2%}  {text!r}".format(**row))
     for row in report["first_documents"]:
         shown = row["text"] or f"ids {row['ids']}"
         lines.append(f"document {row['document']} ({row['tokens']} tokens): {shown[:300]!r}")
@@ -115,9 +124,10 @@ def verify(
     append_eod : whether each document must end with the EOD; None: as recorded
     inputs : JSONL files or globs whose documents are counted
     """
-    sizes = {p.name: p.stat().st_size if p.is_file() else 0 for p in (bin_path(prefix), idx_path(prefix))}
-    detail = ", ".join(f"{name} {size:,} bytes" for name, size in sizes.items())
-    checks = [Check("both files are there and not empty", all(sizes.values()), detail)]
+    files = (bin_path(prefix), idx_path(prefix))
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
+    detail = ", ".join(f"{path.name} {size:,} bytes" for path, size in zip(files, sizes))
+    checks = [Check("both files are there and not empty", all(sizes), detail)]
     try:
         index = Index.open(prefix)
     except (ValueError, FileNotFoundError) as error:
@@ -128,15 +138,20 @@ def verify(
         return [*checks, Check("the tokens are valid", None, "not read, because the index is damaged")]
     meta = read_meta(prefix)
     spec = _tokenizer(prefix, tokenizer_model)
-    max_id, eod = (spec.max_id, spec.eod_id) if spec else (meta.get("max_id"), meta.get("eod_id"))
-    checks.append(_ids(index, max_id, progress))
-    checks.append(_ends(index, eod, meta.get("append_eod") if append_eod is None else append_eod))
-    checks.append(_made_with(spec, meta, prefix))
-    return [*checks, _count(index, meta, inputs)]
+    if append_eod is None:
+        append_eod = meta.get("append_eod")
+    return [
+        *checks,
+        _ids(index, spec.max_id if spec else meta.get("max_id"), progress),
+        _ends(index, spec.eod_id if spec else meta.get("eod_id"), append_eod),
+        _made_with(spec, meta, prefix),
+        _count(index, meta, inputs),
+    ]
 
 
 def _structure(index: Index) -> list[Check]:
-    size, want = bin_path(index.prefix).stat().st_size, index.num_tokens * index.dtype.itemsize
+    size = bin_path(index.prefix).stat().st_size
+    want = index.num_tokens * index.dtype.itemsize
     lengths = index.lengths.astype(np.int64)
     wrong = np.flatnonzero((np.cumsum(lengths) - lengths) * index.dtype.itemsize != index.pointers)
     bounds = index.documents
@@ -160,17 +175,20 @@ def sound(prefix: str | Path) -> Index:
 
 
 def _ids(index: Index, max_id: int | None, progress: bool) -> Check:
-    tokens, top, low = index.tokens(), -1, 0
+    tokens = index.tokens()
+    top = -1
+    low = 0
     for start in tqdm(range(0, len(tokens), _BLOCK_TOKENS), desc="verify", unit="block", disable=not progress):
         block = tokens[start : start + _BLOCK_TOKENS]
-        top, low = max(top, int(block.max())), min(low, int(block.min()))
+        top = max(top, int(block.max()))
+        low = min(low, int(block.min()))
     passed = None if max_id is None else 0 <= low and top <= max_id
     return Check("token ids are in the vocabulary", passed, f"ids up to {top}; the vocabulary's largest is {max_id}")
 
 
-def _ends(index: Index, eod: int | None, asked: bool | None) -> Check:
+def _ends(index: Index, eod: int | None, append_eod: bool | None) -> Check:
     name = "documents end with EOD"
-    if not asked:
+    if not append_eod:
         return Check(name, None, "not requested (--append-eod)")
     sizes = index.document_tokens()
     last = np.cumsum(sizes)[sizes > 0] - 1  # of each document that is not empty: they are contiguous
@@ -179,10 +197,12 @@ def _ends(index: Index, eod: int | None, asked: bool | None) -> Check:
 
 
 def _made_with(spec: text_tokenizer.TokenizerSpec | None, meta: dict, prefix: str | Path) -> Check:
-    name, record = "made with this tokenizer", meta_path(prefix)
+    name = "made with this tokenizer"
+    record = meta_path(prefix)
     if not meta:
-        passed, what = (False, "is not of these files") if record.exists() else (None, "is missing")
-        return Check(name, passed, f"{record.name} {what}")
+        if record.exists():
+            return Check(name, False, f"{record.name} is not of these files")
+        return Check(name, None, f"{record.name} is missing")
     if not spec:
         return Check(name, None, f"{meta['tokenizer']} is not on this machine; give --tokenizer-model")
     detail = f"recorded: {meta['tokenizer']}; compared with: {spec.name}"
@@ -191,17 +211,19 @@ def _made_with(spec: text_tokenizer.TokenizerSpec | None, meta: dict, prefix: st
 
 def _count(index: Index, meta: dict, inputs: list[str] | None) -> Check:
     name = "all documents of the JSONL are there"
+    documents = index.num_documents
     if inputs:
         want = -meta.get("skipped", 0)
         for path in expand_inputs(inputs):
             with open_input(path) as f:
                 want += sum(1 for line in f if line.strip())
+        source = "in --input, without skipped lines"
     elif meta:
         want = meta["documents"]
+        source = "recorded"
     else:
-        return Check(name, None, f"{index.num_documents:,} documents; give --input to count")
-    source = "in --input, without skipped lines" if inputs else "recorded"
-    return Check(name, want == index.num_documents, f"{index.num_documents:,} documents; {want:,} {source}")
+        return Check(name, None, f"{documents:,} documents; give --input to count")
+    return Check(name, want == documents, f"{documents:,} documents; {want:,} {source}")
 
 
 def alike(prefixes: list[str]) -> list[Check]:
@@ -209,31 +231,36 @@ def alike(prefixes: list[str]) -> list[Check]:
 
     Parts of one run must also be of one list of files, so that no file is in two parts or in none.
     """
-    metas = {prefix: read_meta(prefix) for prefix in prefixes}
-    checks = [_same("one dtype", {p: Index.open(p).dtype.name for p in prefixes})]
-    for name, setting in (("one tokenizer", "tokenizer_sha256"), (ONE_EOD, "append_eod")):
-        checks.append(_same(name, {p: f"{setting} {str(m[setting])[:12]}" if m else None for p, m in metas.items()}))
+    dtypes: dict[str, str | None] = {}
+    tokenizers: dict[str, str | None] = {}
+    ends: dict[str, str | None] = {}
     runs: dict[tuple[str, str], dict[str, str | None]] = {}
-    for prefix, meta in metas.items():
-        if match := re.fullmatch(r"(.*)_part(\d{5})-of-(\d{5})(_.*)", str(prefix)):
+    for prefix in prefixes:
+        meta = read_meta(prefix)
+        dtypes[prefix] = Index.open(prefix).dtype.name
+        tokenizers[prefix] = f"tokenizer_sha256 {meta['tokenizer_sha256'][:12]}" if meta else None
+        ends[prefix] = f"append_eod {meta['append_eod']}" if meta else None
+        match = re.fullmatch(r"(.*)_part(\d{5})-of-(\d{5})(_.*)", str(prefix))
+        if match:
             run, index, count, key = match.groups()
-            told = f"listing_sha256 {str(meta.get('listing_sha256'))[:12]}"
-            told += f", tokenizer_backend {meta.get('tokenizer_backend')}, part {meta.get('part')}"
+            origin = f"listing_sha256 {str(meta.get('listing_sha256'))[:12]}"
+            origin += f", tokenizer_backend {meta.get('tokenizer_backend')}, part {meta.get('part')}"
             # without its own number, so that a part under the number of another one differs from all others
-            told = told.removesuffix(f", part {int(index)}/{int(count)}")
-            runs.setdefault((run, key), {})[prefix] = told if "part" in meta else None
-    return [*checks, *(_same("parts of one list of files", found) for found in runs.values())]
+            origin = origin.removesuffix(f", part {int(index)}/{int(count)}")
+            runs.setdefault((run, key), {})[prefix] = origin if "part" in meta else None
+    checks = [_same("one dtype", dtypes), _same("one tokenizer", tokenizers), _same(ONE_EOD, ends)]
+    return checks + [_same("parts of one list of files", origins) for origins in runs.values()]
 
 
-def _same(name: str, found: dict[str, str | None]) -> Check:
-    """Whether all corpora have one value; `found` is the value of each, None where it is unknown."""
-    last = {value: prefix for prefix, value in found.items()}
+def _same(name: str, values: dict[str, str | None]) -> Check:
+    """Whether all corpora have one of these values by prefix, None where it is unknown."""
+    last = {value: prefix for prefix, value in values.items()}
     unknown = last.pop(None, None)
     if len(last) > 1:
         return Check(name, False, " and ".join(f"{value} in {prefix}" for value, prefix in last.items()))
     if unknown:
         return Check(name, None, f"no .meta.json of {unknown} records it")
-    return Check(name, True, f"{', '.join(map(str, last))} in {len(found)} corpora")
+    return Check(name, True, f"{', '.join(map(str, last))} in {len(values)} corpora")
 
 
 def require_alike(prefixes: list[str], but: str | None = None) -> list[str]:

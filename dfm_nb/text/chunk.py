@@ -4,6 +4,7 @@ A line without a document is reported with its reason. As in Megatron-LM's tool,
 an EOD alone), and a list of strings is a document of several sequences.
 """
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from typing import Literal, Sequence
@@ -86,7 +87,7 @@ class ChunkEncoder:
     def _row(self, line: bytes) -> list[list[str]]:
         """The texts of a line under each requested key; a string becomes a list of one."""
         row = _loads(line, self.config.json_keys)
-        found: list[list[str]] = []
+        texts_of_keys: list[list[str]] = []
         for key in self.config.json_keys:
             if key not in row:
                 has = ", ".join(map(repr, row)) or "no keys"
@@ -96,15 +97,16 @@ class ChunkEncoder:
                 raise ValueError(f"{key!r} must be a string or a list of strings; got {type(texts).__name__}")
             if any(text_encode.too_long(self._text, t) for t in texts):
                 raise ValueError(f"{key!r} must have {text_encode.MAX_CHARS:,} characters at most; split the document")
-            found.append(texts)
-        return found
+            texts_of_keys.append(texts)
+        return texts_of_keys
 
     def _encode(self, documents: list[list[str]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        rows = self._text([text for texts in documents for text in texts])
+        rows = self._text(list(itertools.chain.from_iterable(documents)))
         ids = np.concatenate([*rows, np.zeros(0, np.uint32)])
         lengths = np.fromiter(map(len, rows), np.int32, len(rows))
         owners = np.repeat(np.arange(len(documents)), list(map(len, documents)))  # the document of each sequence
-        owners, lengths = owners[lengths > 0], lengths[lengths > 0]
+        owners = owners[lengths > 0]
+        lengths = lengths[lengths > 0]
         if self.config.append_eod:
             assert self._eod is not None
             last = np.flatnonzero(np.diff(owners, append=-1))  # sequence of each document that is not empty

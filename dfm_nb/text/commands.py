@@ -4,6 +4,7 @@ The flags of preprocess are those of Megatron-LM's tools/preprocess_data.py.
 """
 
 import argparse
+import itertools
 import shlex
 import sys
 from pathlib import Path
@@ -35,11 +36,10 @@ class PreprocessOptions(chunk.PreprocessConfig, Verb):
         return done
 
     def report(self, result: Any) -> Report:
-        lines = [
-            f"{prefix}.bin .idx: {result.documents:,} documents ({result.empty_documents[key]} empty), "
-            f"{result.tokens[key]:,} tokens"
-            for key, prefix in result.prefixes.items()
-        ]
+        lines = []
+        for key, prefix in result.prefixes.items():
+            documents = f"{result.documents:,} documents ({result.empty_documents[key]} empty)"
+            lines.append(f"{prefix}.bin .idx: {documents}, {result.tokens[key]:,} tokens")
         listed = f" (in {result.skipped_path})" if result.skipped else ""
         resumed = f"resumed after {result.resumed_documents:,} documents; " if result.resumed_documents else ""
         lines.append(f"{resumed}bad lines skipped: {result.skipped:,}{listed}; blank lines: {result.blank_lines:,}")
@@ -56,18 +56,18 @@ class MergeOptions(Verb):
     json_keys: list[str] = option(["text"], "which corpora of the parts")
 
     def run(self) -> dict[str, dict[str, int]]:
-        jobs = {self.output_prefix: self.prefixes}
+        parts_of = {self.output_prefix: self.prefixes}
         if not self.prefixes:
-            jobs = {f"{self.output_prefix}_{k}_document": find_parts(self.output_prefix, k) for k in self.json_keys}
-        indexes = {joined: merge(parts, joined, progress=sys.stderr.isatty()) for joined, parts in jobs.items()}
-        return {
-            joined: {"documents": index.num_documents, "tokens": index.num_tokens, "parts": len(jobs[joined])}
-            for joined, index in indexes.items()
-        }
+            parts_of = {f"{self.output_prefix}_{k}_document": find_parts(self.output_prefix, k) for k in self.json_keys}
+        counts = {}
+        for joined, parts in parts_of.items():
+            index = merge(parts, joined, progress=sys.stderr.isatty())
+            counts[joined] = {"documents": index.num_documents, "tokens": index.num_tokens, "parts": len(parts)}
+        return counts
 
     def report(self, result: dict[str, dict[str, int]]) -> Report:
         line = "{}.bin .idx: {documents:,} documents, {tokens:,} tokens of {parts} parts"
-        return Report(result, "\n".join(line.format(joined, **made) for joined, made in result.items()))
+        return Report(result, "\n".join(line.format(joined, **counts) for joined, counts in result.items()))
 
 
 class InspectOptions(Verb):
@@ -96,23 +96,27 @@ class VerifyOptions(Verb):
 
     def run(self) -> dict[str, list[Any]]:
         show = sys.stderr.isatty() and not self.as_json
-        found = {p: check.verify(p, self.tokenizer_model, self.append_eod, self.input, show) for p in self.prefixes}
+        result = {}
+        for prefix in self.prefixes:
+            result[prefix] = check.verify(prefix, self.tokenizer_model, self.append_eod, self.input, show)
         if len(self.prefixes) > 1:
             unread = check.Check("the corpora are alike", None, "not compared, because a check failed")
-            found["blend"] = check.alike(self.prefixes) if _passed(found) else [unread]
-        return found
+            result["blend"] = check.alike(self.prefixes) if _passed(result) else [unread]
+        return result
 
     def report(self, result: dict[str, list[Any]]) -> Report:
-        marks, ok = {True: "ok  ", False: "FAIL", None: "-   "}, _passed(result)
+        marks = {True: "ok  ", False: "FAIL", None: "-   "}
         lines = []
         for prefix, checks in result.items():
-            lines += [prefix, *(f"  {marks[c.passed]} {c.name}: {c.detail}" for c in checks)]
-        found = {prefix: [vars(c) for c in checks] for prefix, checks in result.items()}
-        return Report({"ok": ok, "checks": found}, "\n".join(lines), int(not ok))
+            lines.append(prefix)
+            lines += [f"  {marks[each.passed]} {each.name}: {each.detail}" for each in checks]
+        ok = _passed(result)
+        rows = {prefix: list(map(vars, checks)) for prefix, checks in result.items()}
+        return Report({"ok": ok, "checks": rows}, "\n".join(lines), int(not ok))
 
 
-def _passed(found: dict[str, list[Any]]) -> bool:
-    return all(c.passed is not False for checks in found.values() for c in checks)
+def _passed(result: dict[str, list[Any]]) -> bool:
+    return all(each.passed is not False for each in itertools.chain(*result.values()))
 
 
 class BlendOptions(FileVerb):
@@ -135,38 +139,43 @@ class BlendOptions(FileVerb):
 
         if sum(map(bool, (self.blend, self.data_path, self.config))) != 1:
             raise ValueError("a blend needs one of WEIGHT PREFIX ..., --data-path WEIGHT PREFIX ... or --config YAML")
-        words, normalize = self.blend or self.data_path, self.normalize
-        blend = mixture.read_yaml(self.config, normalize) if self.config else mixture.parse_list(words, normalize)
+        if self.config:
+            blend = mixture.read_yaml(self.config, self.normalize)
+        else:
+            blend = mixture.parse_list(self.blend or self.data_path, self.normalize)
         counts = mixture.token_counts(blend)
         if self.strategy or blend.train[0].weight is None:
             blend = mixture.apply_strategy(blend, self.strategy or "proportional", counts)
         budget = self.token_budget or float(sum(counts[c.prefix] for c in blend.train))
         rows = mixture.exposures(blend, counts, budget)
         warnings = [*blend.warnings, *check.require_alike(blend.prefixes(), but=check.ONE_EOD)]
-        seen = f"times in {budget:,.0f} tokens (over --max-epochs {self.max_epochs:g}); lower its weight, or add text"
-        warnings += ["{name} is seen {epochs:.1f} ".format(**r) + seen for r in rows if r["epochs"] > self.max_epochs]
+        limit = f"in {budget:,.0f} tokens (over --max-epochs {self.max_epochs:g})"
+        for row in rows:
+            if row["epochs"] > self.max_epochs:
+                often = f"{row['name']} is seen {row['epochs']:.1f} times {limit}"
+                warnings.append(f"{often}; lower its weight, or add text")
         if self.output:
             check_free(Path(self.output), self.overwrite, mark=MARK)
             mixture.write_yaml(blend, self.output)
-        others = [
-            f"{split}: {corpus.name} {corpus.weight:g}, {counts[corpus.prefix]:,} tokens"
-            for split in mixture.SPLITS[1:]
-            for corpus in blend.corpora(split)
-        ]
+        others = []
+        for split in mixture.SPLITS[1:]:
+            for corpus in blend.corpora(split):
+                others.append(f"{split}: {corpus.name} {corpus.weight:g}, {counts[corpus.prefix]:,} tokens")
         for text in warnings:
             print(f"warning: {text}", file=sys.stderr)
         return {"token_budget": budget, "train": rows, "warnings": warnings, "others": others}
 
     def report(self, result: dict[str, Any]) -> Report:
-        rows = result["train"]
         lines = [
             f"training on {result['token_budget']:,.0f} tokens",
             f"  {'corpus':<24}  {'weight':>7}  {'tokens':>15}  {'epochs':>7}",
-            *("  {name:<24}  {weight:>7.4f}  {tokens:>15,}  {epochs:>7.2f}".format(**row) for row in rows),
-            *(f"  {line}" for line in result["others"]),
-            "--data-path " + " ".join("{weight:.6g} ".format(**row) + shlex.quote(row["prefix"]) for row in rows),
         ]
-        return Report(result, "\n".join(lines))
+        data_path = "--data-path"
+        for row in result["train"]:
+            lines.append("  {name:<24}  {weight:>7.4f}  {tokens:>15,}  {epochs:>7.2f}".format(**row))
+            data_path += f" {row['weight']:.6g} {shlex.quote(row['prefix'])}"
+        lines += [f"  {line}" for line in result["others"]]
+        return Report(result, "\n".join([*lines, data_path]))
 
 
 VERBS = (PreprocessOptions, MergeOptions, InspectOptions, VerifyOptions, BlendOptions)

@@ -15,7 +15,7 @@ import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -65,9 +65,12 @@ def part_of(text: str | None) -> tuple[int, int]:
             raise ValueError(f"--partition must be given where the environment has {got}; {fix}")
         return 0, 1
     if text == "auto":
-        found = [f"{os.environ[i]}/{os.environ[n]}" for i, n in PARTITION_ENV if i in os.environ and n in os.environ]
-        several = [pair for pair in found if not pair.endswith("/1")]  # an image may set WORLD_SIZE=1 for a Job
-        text = (several or found or [text])[0]
+        pairs = []
+        for index, count in PARTITION_ENV:
+            if index in os.environ and count in os.environ:
+                pairs.append(f"{os.environ[index]}/{os.environ[count]}")
+        pairs.sort(key=lambda pair: pair.endswith("/1"))  # last: an image may set WORLD_SIZE=1 for a Job
+        text = pairs[0] if pairs else text
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match:
         names = " or ".join(" and ".join(pair) for pair in PARTITION_ENV)
@@ -94,8 +97,9 @@ def preprocess(config: PreprocessConfig) -> PreprocessResult:
 
 
 def _preprocess(config: PreprocessConfig) -> PreprocessResult:
-    if odd := [key for key in config.json_keys if "/" in key]:
-        raise ValueError(f"--json-keys become names of files, so without /; got {odd[0]}")
+    for key in config.json_keys:
+        if "/" in key:
+            raise ValueError(f"--json-keys become names of files, so without /; got {key}")
     paths = text_input.expand_inputs(list(config.input), config.output_prefix)
     part, num_parts = part_of(config.partition)
     spans = text_input.partition(paths, part, num_parts)
@@ -124,15 +128,27 @@ def _preprocess(config: PreprocessConfig) -> PreprocessResult:
         # An input without a document is an error; an empty part is not.
         if done.counts["documents"] == 0 and num_parts == 1:
             raise ValueError(f"--input must contain a document; {', '.join(paths)} has none ({done.counts})")
-        made = {"tokenizer": spec.name, "tokenizer_sha256": spec.sha256, "vocab_size": spec.vocab_size}
-        made |= {"max_id": spec.max_id, "eod_id": spec.eod_id, "append_eod": config.append_eod, "dtype": dtype.name}
-        made |= {"tokenizer_backend": config.tokenizer_backend, "inputs": [asdict(s) for s in spans]}
+        meta: dict[str, Any] = {
+            "tokenizer": spec.name,
+            "tokenizer_sha256": spec.sha256,
+            "vocab_size": spec.vocab_size,
+            "max_id": spec.max_id,
+            "eod_id": spec.eod_id,
+            "append_eod": config.append_eod,
+            "dtype": dtype.name,
+            "tokenizer_backend": backend,
+            "inputs": list(map(asdict, spans)),
+        }
         if num_parts > 1:
-            made |= {"part": f"{part}/{num_parts}", "listing_sha256": text_input.listing_sha256(paths)}
-        parts.finish(dtype, {**made, **done.counts})
-    tokens = {key: done.sizes[f"{key}.bin"] // dtype.itemsize for key in prefixes}
-    empty = [key for key, count in tokens.items() if done.counts["documents"] and not count]
-    warnings = [f"every text under {key!r} is empty: {prefixes[key]}.bin has no token" for key in empty]
+            meta["part"] = f"{part}/{num_parts}"
+            meta["listing_sha256"] = text_input.listing_sha256(paths)
+        parts.finish(dtype, meta | done.counts)
+    tokens = {}
+    warnings = []
+    for key in prefixes:
+        tokens[key] = done.sizes[f"{key}.bin"] // dtype.itemsize
+        if done.counts["documents"] and not tokens[key]:
+            warnings.append(f"every text under {key!r} is empty: {prefixes[key]}.bin has no token")
     return PreprocessResult(prefixes, tokens, done.empty, resumed, parts.skipped_path, warnings, backend, **done.counts)
 
 
@@ -142,8 +158,9 @@ def _write(
     """Append the chunks to the part files; with on_error "stop" ValueError names the first bad line."""
     done = parts.progress
     # The bar counts bytes of text; a compressed file's size is not known before it is read.
-    known = not any(s.path == text_input.STDIN or text_input.is_compressed(s.path) for s in spans)
-    total = sum((s.end or text_input.size(s.path)) - s.start for s in spans) if known else None
+    total = None
+    if not any(span.path == text_input.STDIN or text_input.is_compressed(span.path) for span in spans):
+        total = sum((span.end or text_input.size(span.path)) - span.start for span in spans)
     with tqdm(total=total, unit="B", unit_scale=True, desc="tokenize", disable=not config.progress) as bar:
         for chunk, encoded in results:
             span = spans[chunk.end.span]
@@ -175,14 +192,16 @@ def find_parts(prefix: str, key: str = "text") -> list[str]:
     FileNotFoundError : there are none, or one is missing
     """
     pattern = f"{glob.escape(prefix)}_part?????-of-?????_{key}_document.idx"
-    found = {path.removesuffix(".idx") for path in glob.glob(pattern)}
-    if not found:
+    existing = {path.removesuffix(".idx") for path in glob.glob(pattern)}
+    if not existing:
         raise FileNotFoundError(f"there are no parts {prefix}_part00000-of-0000n_{key}_document")
-    count = int(min(found)[len(f"{prefix}_part00000-of-") :][:5])
-    wanted = [f"{_part_prefix(prefix, i, count)}_{key}_document" for i in range(count)]
-    if odd := found.symmetric_difference(wanted):
-        raise FileNotFoundError(f"all {count} parts of one run are needed; {min(odd)} is missing or of another run")
-    return wanted
+    count = int(min(existing)[len(f"{prefix}_part00000-of-") :][:5])
+    parts = [f"{_part_prefix(prefix, i, count)}_{key}_document" for i in range(count)]
+    different = existing.symmetric_difference(parts)
+    if different:
+        fault = f"{min(different)} is missing or of another run"
+        raise FileNotFoundError(f"all {count} parts of one run are needed; {fault}")
+    return parts
 
 
 def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
@@ -212,9 +231,12 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
         _join(prefixes, key, parts, progress)
         meta = None
         if all(metas):
-            total = {name: sum(m[name] for m in metas) for name in COUNTS}
-            meta = {**metas[0], **total, "inputs": [row for m in metas for row in m["inputs"]]}
+            meta = metas[0]
             meta.pop("part", None)
+            for other in metas[1:]:
+                meta["inputs"] += other["inputs"]
+                for name in COUNTS:
+                    meta[name] += other[name]
         parts.finish(Index.open(prefixes[0]).dtype, meta)
     return Index.open(output)
 

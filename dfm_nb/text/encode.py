@@ -54,23 +54,25 @@ class OtherIds(ValueError):
 def family(spec: TokenizerSpec) -> str | None:
     """The models with this kind of tokenizer whose ids were compared; None for another kind."""
     about = orjson.loads(spec.description)
+    added = about["added_tokens"]
+    special = any(t["lstrip"] or t["rstrip"] or t["single_word"] or t["normalized"] for t in added)
     model = {name: value for name, value in about["model"].items() if value and name not in ("vocab", "merges")}
-    odd = [t for t in about["added_tokens"] if t["lstrip"] or t["rstrip"] or t["single_word"] or t["normalized"]]
     kind = json.dumps([about["normalizer"], about["pre_tokenizer"], model], sort_keys=True)
     kind = kind.replace('"trim_offsets": true', '"trim_offsets": false')  # of no effect on ids
     name = FAMILIES.get(hashlib.sha256(kind.encode()).hexdigest()[:12])
-    if odd or spec.split_special_tokens or not name:
+    if special or spec.split_special_tokens or not name:
         return None
-    vocab, alphabet = about["model"]["vocab"].keys(), set(ByteLevel.alphabet())
+    vocab = about["model"]["vocab"].keys()
+    alphabet = set(ByteLevel.alphabet())
     # gigatoken finds such a word in a text as it is, `tokenizers` only as bytes, where "東" is "æĿ±"
-    words = "".join(vocab - {t["content"] for t in about["added_tokens"]}) if "ignore_merges" in model else ""
+    words = "".join(vocab - {t["content"] for t in added}) if "ignore_merges" in model else ""
     # `tokenizers` drops a byte that the vocabulary lacks (trained without the initial alphabet); gigatoken does not
     # load it, or gives other ids
     byte_tokens = {f"<0x{byte:02X}>" for byte in range(256)} if "byte_fallback" in model else alphabet
     return name if vocab >= byte_tokens and alphabet.issuperset(words) else None
 
 
-def choose(spec: TokenizerSpec, asked: str = "auto") -> str:
+def choose(spec: TokenizerSpec, backend: str = "auto") -> str:
     """The back end for `--tokenizer-backend`.
 
     Raises
@@ -80,12 +82,12 @@ def choose(spec: TokenizerSpec, asked: str = "auto") -> str:
     installed = next((d.version for d in distributions(name="gigatoken")), "")
     younger = unicodedata.unidata_version >= "17"  # so that it cannot tell which characters are new in 17
     fits = installed.startswith(GIGATOKEN) and not younger and family(spec) is not None
-    if asked == "gigatoken" and not fits:
+    if backend == "gigatoken" and not fits:
         got = f"got {installed or 'none'} and {spec.name}; use --tokenizer-backend tokenizers"
         raise ValueError(f"gigatoken must be {GIGATOKEN}* and the tokenizer of a family that was compared; {got}")
-    if asked == "auto" and not installed:
+    if backend == "auto" and not installed:
         log.warning("text is encoded by tokenizers, which is slower: pip install 'dfm_nb[text]' adds gigatoken")
-    return "gigatoken" if fits and asked != "tokenizers" else "tokenizers"
+    return "gigatoken" if fits and backend != "tokenizers" else "tokenizers"
 
 
 def encoder(spec: TokenizerSpec, backend: str) -> Encode:
@@ -110,10 +112,12 @@ class GigatokenEncoder:
     """
 
     def __init__(self, spec: TokenizerSpec):
-        self._spec, self._reference = spec, _tokenizers(spec)
+        self._spec = spec
+        self._reference = _tokenizers(spec)
         self._normalizes = orjson.loads(spec.description)["normalizer"] == {"type": "NFC"}
         self._known: set[str] = set()
-        self._chars, self._samples = RELOAD_CHARS, 256
+        self._chars = RELOAD_CHARS  # so that the first call loads it
+        self._samples = 256
 
     def __call__(self, texts: list[str]) -> list[np.ndarray]:
         if self._chars >= RELOAD_CHARS:
@@ -129,12 +133,13 @@ class GigatokenEncoder:
         mine = list(map(self.takes, texts))
         rows = [self._encode(t) if known else self._reference([t])[0] for t, known in zip(texts, mine)]
         beyond_ascii_first = sorted(itertools.compress(texts, mine), key=str.isascii)
-        some = [text[:SAMPLE_CHARS] for text in beyond_ascii_first[: self._samples]]
+        samples = [text[:SAMPLE_CHARS] for text in beyond_ascii_first[: self._samples]]
         self._samples = 1
-        for text, want in zip(some, self._reference(some)):
-            pairs = itertools.zip_longest(self._encode(text), want)
-            if (at := next((i for i, (a, b) in enumerate(pairs) if a != b), None)) is not None:
-                raise OtherIds(f"gigatoken and tokenizers differ in token {at} of the text that begins {text[:60]!r}")
+        for text, expected in zip(samples, self._reference(samples)):
+            for i, (ours, theirs) in enumerate(itertools.zip_longest(self._encode(text), expected)):
+                if ours != theirs:
+                    where = f"token {i} of the text that begins {text[:60]!r}"
+                    raise OtherIds(f"gigatoken and tokenizers differ in {where}")
         return rows
 
     def takes(self, text: str) -> bool:

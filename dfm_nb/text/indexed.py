@@ -76,7 +76,8 @@ class Index:
         ValueError : the file is not an index, or its size does not match its counts
         """
         path = idx_path(prefix)
-        if missing := [str(p) for p in (path, bin_path(prefix)) if not p.is_file()]:
+        missing = [str(file) for file in (path, bin_path(prefix)) if not file.is_file()]
+        if missing:
             raise FileNotFoundError(f"a corpus is a .bin and an .idx file; {' and '.join(missing)} is missing")
         plain(bin_path(prefix), None, UNLIMITED)
         size = path.stat().st_size
@@ -103,9 +104,11 @@ class Index:
 
     def tokens(self) -> np.ndarray:
         """All tokens, mapped read-only, shape [bytes of .bin // itemsize]."""
-        count = bin_path(self.prefix).stat().st_size // self.dtype.itemsize
-        # an empty file cannot be mapped
-        return np.memmap(bin_path(self.prefix), self.dtype, "r", shape=(count,)) if count else np.zeros(0, self.dtype)
+        path = bin_path(self.prefix)
+        count = path.stat().st_size // self.dtype.itemsize
+        if not count:
+            return np.zeros(0, self.dtype)  # an empty file cannot be mapped
+        return np.memmap(path, self.dtype, "r", shape=(count,))
 
     def document_tokens(self) -> np.ndarray:
         """Tokens of each document, int64 [documents]; an empty document has 0."""

@@ -19,7 +19,6 @@ import re
 import sys
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
 
@@ -101,16 +100,19 @@ def expand_inputs(patterns: list[str], output_prefix: str = "") -> list[str]:
     names = r"(_part\d{5}-of-\d{5})?(\.skipped\.jsonl|\.unfinished/.+|_.+_document\.[^/]+)"
     own = re.compile(re.escape(os.path.abspath(output_prefix)) + names)
     for pattern in patterns:
-        exists = pattern == STDIN or (os.path.exists(pattern) and not uses_fsspec(pattern))
-        find = _expand_url if uses_fsspec(pattern) else partial(glob.glob, recursive=True)
-        every = [pattern] if exists else sorted(find(pattern))
-        if not (exists or uses_fsspec(pattern)):  # found in a folder, where a pipe never ends; one may still name it
+        if uses_fsspec(pattern):
+            files = sorted(_expand_url(pattern))
+        elif pattern == STDIN or os.path.exists(pattern):
+            paths.append(pattern)
+            continue
+        else:  # found in a folder, where a pipe never ends; one may still name it
             folder = Path(re.split(r"[*?[]", pattern)[0] + "_").parent
-            every = [path for path in every if is_plain(Path(path), folder, UNLIMITED)]
-        found = [path for path in every if exists or not own.fullmatch(os.path.abspath(path))]
-        if not found:
+            matching = sorted(glob.glob(pattern, recursive=True))
+            files = [path for path in matching if is_plain(Path(path), folder, UNLIMITED)]
+        files = [path for path in files if not own.fullmatch(os.path.abspath(path))]
+        if not files:
             raise FileNotFoundError(f"--input must name JSONL files; {pattern} matches nothing")
-        paths += found
+        paths += files
     again = len(paths) - len({path if uses_fsspec(path) else os.path.realpath(path) for path in paths})
     if again:
         log.warning("--input names %d files more than once, and their documents are written as often", again)
@@ -126,10 +128,11 @@ def _expand_url(pattern: str) -> list[str]:
     server, path = filesystem("::".join((head, *chain)))
     with reported(pattern):
         server.invalidate_cache()
-        found = [name for name, info in server.glob(path, detail=True).items() if info["type"] == "file"]
-    if odd := [name for name in found if "::" in name]:
-        raise ValueError(f"{pattern} has a file named {odd[0]!r}, which would lead elsewhere; rename it")
-    return ["::".join((server.unstrip_protocol(name), *chain)) for name in found]
+        names = [name for name, info in server.glob(path, detail=True).items() if info["type"] == "file"]
+    for name in names:
+        if "::" in name:
+            raise ValueError(f"{pattern} has a file named {name!r}, which would lead elsewhere; rename it")
+    return ["::".join((server.unstrip_protocol(name), *chain)) for name in names]
 
 
 def _driver(path: str) -> tuple[Any, str]:
@@ -149,8 +152,8 @@ def size(path: str) -> int:
     if not uses_fsspec(path):
         return os.path.getsize(path)
     with reported(path):
-        server, place = _driver(path)
-        return int(server.size(place))
+        server, name = _driver(path)
+        return int(server.size(name))
 
 
 def partition(paths: list[str], index: int, count: int) -> list[Span]:
@@ -166,9 +169,11 @@ def partition(paths: list[str], index: int, count: int) -> list[Span]:
         raise ValueError("--partition needs files, because standard input cannot be split; write it to a file first")
     sizes = list(map(size, paths))
     total = sum(sizes)
-    low, high = total * index // count, total * (index + 1) // count  # this part's bytes of all files laid end to end
+    low = total * index // count  # this part's bytes of all files laid end to end
+    high = total * (index + 1) // count
     whole_files = any(map(is_compressed, paths))
-    spans, base = [], 0
+    spans = []
+    base = 0
     for path, length in zip(paths, sizes):
         if whole_files:
             if low <= base + length // 2 < high:
@@ -192,8 +197,8 @@ def open_input(path: str, start: int = 0) -> Iterator[BinaryIO]:
         return
     if uses_fsspec(path):
         with reported(path):
-            server, place = _driver(path)  # kept until the file is read, as a zip is closed with its driver
-            opened = server.open(place, "rb")
+            server, name = _driver(path)  # kept until the file is read, as a zip is closed with its driver
+            opened = server.open(name, "rb")
     else:
         opened = open(path, "rb", buffering=0)
     unpack = _UNPACKERS.get(_suffix(path))
@@ -202,7 +207,8 @@ def open_input(path: str, start: int = 0) -> Iterator[BinaryIO]:
             if start and not unpack:  # a pipe cannot seek
                 f.seek(start)
             text = io.BufferedReader(_Lines(unpack(f)) if unpack else f, CHUNK_BYTES)
-            if not unpack and (kind := _FOREIGN.get(text.peek(2)[:2])) and not start:
+            kind = None if unpack or start else _FOREIGN.get(text.peek(2)[:2])
+            if kind:
                 raise ValueError(f"--input must be JSONL, .gz or .zst; {path} is {kind}; rename or convert it")
             while unpack and start:
                 start -= len(text.read(min(start, CHUNK_BYTES))) or start
@@ -223,7 +229,8 @@ def _lines(span: Span, offset: int, most: int = CHUNK_BYTES) -> Iterator[tuple[l
         while span.end is None or offset < span.end:
             # `readlines` ends with the line that takes it over its limit, which it must have
             limit = min(most, most if span.end is None else span.end - offset) - 1
-            if not (lines := f.readlines(limit) if limit > 0 else list(itertools.islice(f, 1))):
+            lines = f.readlines(limit) if limit > 0 else list(itertools.islice(f, 1))
+            if not lines:
                 return
             offset += sum(map(len, lines))
             yield lines, offset
@@ -247,7 +254,8 @@ def chunks(
             offset -= sum(map(len, lines))
             for first in range(0, len(lines), chunk_documents):
                 some = lines[first : first + chunk_documents]
-                offset, line = offset + sum(map(len, some)), line + len(some)
+                offset += sum(map(len, some))
+                line += len(some)
                 yield LineChunk(some, Position(number, offset, line))
         start = START
 
@@ -258,8 +266,8 @@ def fingerprint(spans: list[Span]) -> list[list[object]]:
     def row(span: Span) -> list[object]:
         if uses_fsspec(span.path):
             with reported(span.path):  # size, and what the driver has of time, checksum or version
-                server, place = _driver(span.path)
-                return [span.path, span.start, span.end, sorted(map(str, server.info(place).items()))]
+                server, name = _driver(span.path)
+                return [span.path, span.start, span.end, sorted(map(str, server.info(name).items()))]
         stat = os.stat(span.path)
         return [str(Path(span.path).resolve()), span.start, span.end, stat.st_size, stat.st_mtime_ns]
 
@@ -274,5 +282,7 @@ def listing_sha256(paths: list[str]) -> str:
 
 def corpora_sha256(prefixes: list[str]) -> str:
     """Identity of the corpora for a resumed merge or a cache: a hash of the fingerprint of their files."""
-    files = [Span(str(path)) for p in prefixes for path in (bin_path(p), idx_path(p))]
+    files = []
+    for prefix in prefixes:
+        files += [Span(str(bin_path(prefix))), Span(str(idx_path(prefix)))]
     return hashlib.sha256(json.dumps(fingerprint(files)).encode()).hexdigest()

@@ -9,7 +9,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Sequence
+from typing import Literal, Sequence
 
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -47,14 +47,19 @@ class Blend:
 
     def prefixes(self) -> list[str]:
         """Every corpus once, in order."""
-        return list(dict.fromkeys(c.prefix for split in SPLITS for c in self.corpora(split)))
+        corpora = (*self.train, *self.validation, *self.test)
+        return list(dict.fromkeys(corpus.prefix for corpus in corpora))
 
     @property
     def warnings(self) -> list[str]:
         """Warnings about what is allowed but rarely intended."""
-        trained = {c.prefix for c in self.train}
-        twice = dict.fromkeys(c.prefix for c in (*self.validation, *self.test) if c.prefix in trained)
-        return [f"{p} is both trained on and evaluated on: its loss will be too good" for p in twice]
+        trained = {corpus.prefix for corpus in self.train}
+        warnings = []
+        for corpus in (*self.validation, *self.test):
+            if corpus.prefix in trained:
+                trained.remove(corpus.prefix)  # one warning is enough
+                warnings.append(f"{corpus.prefix} is both trained on and evaluated on: its loss will be too good")
+        return warnings
 
 
 def parse_list(words: Sequence[str], normalize: bool = False) -> Blend:
@@ -70,7 +75,8 @@ def parse_list(words: Sequence[str], normalize: bool = False) -> Blend:
         pairs = [(None, prefix) for prefix in words]
     elif len(words) % 2 or None in weights[::2]:
         raise ValueError(f"a blend alternates weights and prefixes: 0.5 PREFIX 0.5 PREFIX; got {' '.join(words)}")
-    return _sound_blend([("train", BlendCorpus(prefix, weight)) for weight, prefix in pairs], normalize)
+    corpora = [BlendCorpus(prefix, weight) for weight, prefix in pairs]
+    return _sound_blend({"train": corpora, "validation": [], "test": []}, normalize)
 
 
 def _number(word: str) -> float | None:
@@ -95,40 +101,50 @@ def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
         rows = TypeAdapter(list[_Row]).validate_python(words)
     except ValidationError as error:
         fault = error.errors()[0]  # located by the row, from 0, and the key
-        place = ".".join(map(str, fault["loc"])) or "the rows"
-        raise ValueError(f"{path}: {place}: {fault['msg']}; got {fault['input']!r}; see docs/text.md") from None
+        where = ".".join(map(str, fault["loc"])) or "the rows"
+        raise ValueError(f"{path}: {where}: {fault['msg']}; got {fault['input']!r}; see docs/text.md") from None
     except ValueError as error:
         raise ValueError(f"{path} must be YAML; {error}") from None
-    return _sound_blend([(r.dataset_split, BlendCorpus(r.dataset_prefix, r.dataset_weight)) for r in rows], normalize)
+    splits: dict[str, list[BlendCorpus]] = {split: [] for split in SPLITS}
+    for row in rows:
+        splits[row.dataset_split].append(BlendCorpus(row.dataset_prefix, row.dataset_weight))
+    return _sound_blend(splits, normalize)
 
 
 def write_yaml(blend: Blend, path: str | Path) -> None:
     """Write the blend in the form that `read_yaml` reads."""
-    corpora = [(split, c) for split in SPLITS for c in blend.corpora(split)]
-    rows = [{"dataset_prefix": c.prefix, "dataset_weight": c.weight, "dataset_split": s} for s, c in corpora]
+    rows = []
+    for split in SPLITS:
+        for c in blend.corpora(split):
+            rows.append({"dataset_prefix": c.prefix, "dataset_weight": c.weight, "dataset_split": split})
     write_atomically(path, f"# {MARK}\n{yaml.safe_dump(rows, sort_keys=False)}".encode())
 
 
-def _sound_blend(rows: list[tuple[str, BlendCorpus]], normalize: bool) -> Blend:
-    """The blend of these rows (split, corpus), with its weights divided by their sum."""
-    splits = {split: _sound(split, [c for s, c in rows if s == split], normalize) for split in SPLITS}
-    if not splits["train"]:
+def _sound_blend(splits: dict[str, list[BlendCorpus]], normalize: bool) -> Blend:
+    """The blend of these corpora, with the weights of each split divided by their sum."""
+    sound = {split: _sound(split, corpora, normalize) for split, corpora in splits.items()}
+    if not sound["train"]:
         raise ValueError("a blend needs a corpus with dataset_split train: 0.5 PREFIX 0.5 PREFIX; got none")
-    return Blend(**splits)
+    return Blend(**sound)
 
 
 def _sound(split: str, corpora: list[BlendCorpus], normalize: bool) -> tuple[BlendCorpus, ...]:
-    prefixes, weights = [c.prefix for c in corpora], [c.weight for c in corpora if c.weight is not None]
-    places = [os.path.realpath(f"{p}.idx") for p in prefixes]
-    if twice := [p for p, place in zip(prefixes, places) if places.count(place) > 1]:
-        raise ValueError(f"a corpus may appear once in a split; {twice[0]} appears {len(twice)} times in {split}")
+    files = [os.path.realpath(f"{corpus.prefix}.idx") for corpus in corpora]
+    for corpus, file in zip(corpora, files):
+        if files.count(file) > 1:
+            times = f"{corpus.prefix} appears {files.count(file)} times in {split}"
+            raise ValueError(f"a corpus may appear once in a split; {times}")
+    weights = [corpus.weight for corpus in corpora if corpus.weight is not None]
     if not weights:
         return tuple(corpora)
     total = math.fsum(weights)
-    positive = all(0 <= w < math.inf for w in weights) and total > 0
-    if not positive or (abs(total - 1) > TOLERANCE and not normalize):
-        listed = " + ".join(f"{w:g}" for w in weights)
-        must = "sum to 1, or use --normalize" if positive else "be 0 or more, and not all 0"
+    must = ""
+    if not all(0 <= weight < math.inf for weight in weights) or total <= 0:
+        must = "be 0 or more, and not all 0"
+    elif abs(total - 1) > TOLERANCE and not normalize:
+        must = "sum to 1, or use --normalize"
+    if must:
+        listed = " + ".join(f"{weight:g}" for weight in weights)
         raise ValueError(f"the weights of {split} must {must}; got {listed} = {total:g}")
     return _weighted(corpora, weights)
 
@@ -174,12 +190,14 @@ def apply_strategy(blend: Blend, strategy: str, counts: dict[str, int]) -> Blend
 def _upweight(corpora: Sequence[BlendCorpus], tokens: list[int], argument: str) -> list[float]:
     name, _, value = argument.partition("=")
     share = _number(value) or 0.0
-    chosen = [name in (c.name, c.prefix) for c in corpora]
-    rest = sum(t for t, mine in zip(tokens, chosen) if not mine)
-    if sum(chosen) != 1 or not 0 < share < 1 or not rest:
-        names = ", ".join(c.name for c in corpora)
+    chosen = [i for i, corpus in enumerate(corpora) if name in (corpus.name, corpus.prefix)]
+    rest = sum(tokens) - sum(tokens[i] for i in chosen)
+    if len(chosen) != 1 or not 0 < share < 1 or not rest:
+        names = ", ".join(corpus.name for corpus in corpora)
         raise ValueError(f"--strategy upweight needs one NAME of {names} and a share below 1; got {argument!r}")
-    return [share if mine else (1 - share) * t / rest for t, mine in zip(tokens, chosen)]
+    shares = [(1 - share) * count / rest for count in tokens]
+    shares[chosen[0]] = share
+    return shares
 
 
 def exposures(blend: Blend, counts: dict[str, int], token_budget: float) -> list[dict]:
@@ -187,7 +205,11 @@ def exposures(blend: Blend, counts: dict[str, int], token_budget: float) -> list
 
     Rows of name, prefix, weight, tokens and epochs = weight * budget / tokens, ready for JSON and for pandas.
     """
-    rows: list[dict[str, Any]] = [
-        {"name": c.name, "prefix": c.prefix, "weight": c.weight, "tokens": counts[c.prefix]} for c in blend.train
-    ]
-    return [row | {"epochs": row["weight"] * token_budget / max(1, row["tokens"])} for row in rows]
+    rows = []
+    for corpus in blend.train:
+        assert corpus.weight is not None
+        tokens = counts[corpus.prefix]
+        epochs = corpus.weight * token_budget / max(1, tokens)
+        row = {"name": corpus.name, "prefix": corpus.prefix, "weight": corpus.weight, "tokens": tokens}
+        rows.append(row | {"epochs": epochs})
+    return rows

@@ -59,7 +59,10 @@ class Parts:
         self._folder = Path(f"{prefix}.unfinished")
         self._skips = Path(f"{prefix}.skipped.jsonl")
         self._state = self._folder / "progress.json"
-        self._paths = {f"{k}.{name}": self._part(p, name) for k, p in prefixes.items() for name in APPENDED}
+        self._paths = {}
+        for key, corpus in prefixes.items():
+            for name in APPENDED:
+                self._paths[f"{key}.{name}"] = self._part(corpus, name)
         if "merge" not in signature:  # which skips no line
             self._paths[SKIPPED] = self._folder / SKIPPED
         self.progress = Progress(sizes=dict.fromkeys(self._paths, 0), empty=dict.fromkeys(prefixes, 0))
@@ -95,8 +98,8 @@ class Parts:
             raise ValueError(f"another run is writing {prefix}; change --output-prefix") from None
         try:
             parts._resume()
-            for name, place in parts._paths.items():
-                with appending(place) as f:
+            for name, path in parts._paths.items():
+                with appending(path) as f:
                     f.truncate(parts.progress.sizes[name])
             with naming(folder):
                 yield parts

@@ -40,8 +40,10 @@ class TokenizerSpec:
 
     @property
     def sha256(self) -> str:
-        settings = "split_special_tokens" * self.split_special_tokens
-        return hashlib.sha256((self.description + settings).encode()).hexdigest()
+        text = self.description
+        if self.split_special_tokens:
+            text += "split_special_tokens"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def check(self, dtype: np.dtype, append_eod: bool) -> None:
         """Raise ValueError unless every id fits in `dtype`, and there is an EOD token if one is needed."""
@@ -68,7 +70,8 @@ def load(model: str | Path) -> TokenizerSpec:
     ------
     ValueError : it is not found (the message explains how to get it), or it has no Rust ("fast") form
     """
-    model, path = str(model), Path(model)
+    model = str(model)
+    path = Path(model)
     try:
         for file in path.glob("*.json"):  # a pipe would never end
             plain(file, ANYWHERE)
@@ -112,8 +115,11 @@ def _plain(path: Path) -> tuple[Tokenizer, str | None] | None:
         settings["eos_token"] = next((token for token in ENDS if token in words), None)
     decoder = settings.get("added_tokens_decoder", {})
     older = () if decoder else ("special_tokens_map.json", "added_tokens.json")
-    given = [v for k, v in settings.items() if k.endswith(("_token", "_special_tokens")) and not isinstance(v, bool)]
-    named = {_content(t) for token in given for t in (token if isinstance(token, list) else [token])} - {None}
+    named: set[str | None] = set()
+    for name, value in settings.items():
+        if name.endswith(("_token", "_special_tokens")) and not isinstance(value, bool):
+            named.update(map(_content, value if isinstance(value, list) else [value]))
+    named.discard(None)
     eod = _content(settings.get("eos_token") or settings.get("sep_token"))
     if (
         (eod is None and settings.get("tokenizer_class") not in PLAIN_CLASSES)

@@ -52,7 +52,9 @@ def ordered_map(
         function = make(*arguments)
         yield from ((item, function(item)) for item in items)
         return
-    context, processes, idle = get_context("spawn"), [], SimpleQueue[Connection]()
+    context = get_context("spawn")
+    processes = []
+    idle = SimpleQueue[Connection]()
     for _ in range(workers):
         connection, its_end = context.Pipe()
         processes.append(context.Process(target=_work, args=(its_end, make, arguments), daemon=True))
@@ -73,7 +75,8 @@ def ordered_map(
             raise result
         return item, result
 
-    threads, waiting = ThreadPoolExecutor(workers), deque[Future[tuple[Item, Result]]]()
+    threads = ThreadPoolExecutor(workers)
+    waiting = deque[Future[tuple[Item, Result]]]()
     try:
         for item in items:
             waiting.append(threads.submit(ask, item))
