@@ -24,13 +24,13 @@ from dfm_nb.config import networks, notation, samples, sizes
 from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
 from dfm_nb.config.schema import FIELDS, CheckpointConfig, Config, ModelConfig
 
-__all__ = ["DERIVED", "FIELDS", "Config", "ConfigError", "Fault", "ModelConfig", "Resolved"]
+__all__ = ["DERIVED", "FIELDS", "OF_SAMPLES", "Config", "ConfigError", "Fault", "ModelConfig", "Resolved"]
 __all__ += ["describe_limits", "flatten", "from_yaml", "print_config", "recipes", "resolve", "text_type", "to_yaml"]
 
 RECIPES = {p.stem: p for p in Path(__file__).parents[1].rglob("recipes/*.yaml")}
 DEFAULT, COMMAND_LINE = "default", "command line"
 DERIVED, WEIGHTS = "derived", "weights of"
-OF_SAMPLES = {"generation.sizes", "generation.captions", "generation.given"}
+OF_SAMPLES = ("generation.sizes", "generation.captions", "generation.given", "generation.other.")  # of fa46f34c
 MODULES = {"generation.sampler", "logger.report_to"}  # keys that may be `module:name`
 START = "checkpoint.pretrained"
 DIALLED = f"{DERIVED}: train.minutes,"
@@ -188,7 +188,7 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, An
     told = tree.pop("provenance", None)
     provenance = {str(k): str(v) for k, v in told.items()} if isinstance(told, dict) else {}
     leaves = _leaves(tree, words)
-    of_samples = {k: v for k, v in leaves.items() if k in OF_SAMPLES or k.startswith("generation.other.")}
+    of_samples = {k: v for k, v in leaves.items() if k.startswith(OF_SAMPLES)}
     for key in map("generation.{}".format, samples.SETTINGS):
         if provenance.get(key, "").startswith(DERIVED):
             of_samples[key] = leaves[key]

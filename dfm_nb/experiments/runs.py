@@ -67,7 +67,7 @@ def settings_of(run: Path) -> dict:
     except (OSError, ValueError):
         return {}
     tree = loaded if isinstance(loaded, dict) else {}
-    return {key: value for key, value in cfg.flatten(tree) if key in cfg.FIELDS or key.startswith("provenance.")}
+    return {key: value for key, value in cfg.flatten(tree) if not key.startswith(cfg.OF_SAMPLES)}
 
 
 def ended_in_terminal(folder: Path) -> Ended:
