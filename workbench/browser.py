@@ -72,8 +72,8 @@ class DatasetBrowser(Live):
     def __init__(self, data_dir: str | Path):
         self._read(Path(data_dir).expanduser())
 
-    def _read(self, place: Path) -> None:
-        self.shards = InspectedShards(place)
+    def _read(self, path: Path) -> None:
+        self.shards = InspectedShards(path)
         self.manifest = self.shards.manifest
         self.entries = self.shards.entries
         # what a tokenizer can decode, known without reading a sample

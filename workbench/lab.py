@@ -41,11 +41,11 @@ def main(argv: list[str] | None = None) -> int:
     if not folder.is_dir():
         raise NotADirectoryError(f"--dir must be a folder; got {folder}")
     port = free_port(args.port)
-    place = working_copy(folder)
-    copied = provide(place)
+    copies = working_copy(folder)
+    copied = provide(copies)
     if copied:
-        print(f"copied {copied} notebooks to {place}", flush=True)
-    notebook = args.notebook or f"{place.name}/{FIRST}"
+        print(f"copied {copied} notebooks to {copies}", flush=True)
+    notebook = args.notebook or f"{copies.name}/{FIRST}"
     if not (folder / notebook).is_file():
         raise FileNotFoundError(f"there is no notebook {folder / notebook}")
     token = os.environ.get("JUPYTER_TOKEN") or secrets.token_hex(16)
@@ -129,7 +129,7 @@ def provide(folder: Path) -> int:
         return 0
     subfolder(folder.parent, folder.name, "images")
     for file in (*missing, *(source / "images").iterdir()):
-        place = folder / file.relative_to(source)
-        if not os.path.lexists(place):
-            write_atomically(place, file.read_bytes())
+        target = folder / file.relative_to(source)
+        if not os.path.lexists(target):
+            write_atomically(target, file.read_bytes())
     return len(missing)

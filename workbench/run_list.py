@@ -3,7 +3,6 @@
 import functools
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -183,19 +182,14 @@ class Runs(Live):
     @functools.cached_property
     def widget(self) -> Any:
         """The table, and buttons for the runs that are ticked."""
-        actions: dict[str, Callable[[tuple[str, ...], bool], Any]] = {
-            "Open": lambda names, _sure: self.open(*names).widget,
-            "Continue": lambda names, sure: self.resume(names[0], sure).widget,
-            "Page": lambda names, _sure: w.HTML(fill("{}", [fill("{}<br>", self.report(n)) for n in names])),
-            "Delete": lambda names, sure: w.HTML(fill("{}", [self.delete(n, confirm=sure) for n in names])),
-        }
         self._table = RunsTable()
         self._below = w.VBox()
         self._last_press: tuple[str, tuple[str, ...]] = ("", ())
         self._table.on_msg(lambda _widget, sent, _buffers: self.annotate(sent["run"], sent["tags"], sent["note"]))
-        buttons = [w.Button(description=name, layout={"width": "auto"}) for name in (*actions, "Refresh")]
+        names = ("Open", "Continue", "Page", "Delete", "Refresh")
+        buttons = [w.Button(description=name, layout={"width": "auto"}) for name in names]
         for button in buttons[:-1]:
-            button.on_click(functools.partial(self._press, actions[button.description]))
+            button.on_click(self._press)
         buttons[-1].on_click(lambda _button: self.refresh())
         self._paint()
         return w.VBox([self._table, w.HBox(buttons), self._below])
@@ -205,7 +199,19 @@ class Runs(Live):
         self._table.rows = self._rows()
         self._table.chosen = [name for name in self._table.chosen if name in self.paths]
 
-    def _press(self, action: Callable[[tuple[str, ...], bool], Any], button: Any) -> None:
+    def _act(self, action: str, names: tuple[str, ...], confirmed: bool) -> Any:
+        """Do what a button says with these runs; returns the widget to show below."""
+        if action == "Open":
+            return self.open(*names).widget
+        if action == "Continue":
+            return self.resume(names[0], confirmed).widget
+        if action == "Page":
+            lines: list[Any] = [fill("{}<br>", self.report(name)) for name in names]
+        else:
+            lines = [self.delete(name, confirmed) for name in names]
+        return w.HTML(fill("{}", lines))
+
+    def _press(self, button: Any) -> None:
         """Act on the selected runs; the result or the error is shown below; a second press confirms."""
         names = tuple(self._table.chosen)
         press = (button.description, names)
@@ -214,7 +220,7 @@ class Runs(Live):
         for old in self._below.children:
             old.close()
         try:
-            shown = action(names, confirmed) if names else w.HTML("tick runs first")
+            shown = self._act(*press, confirmed) if names else w.HTML("tick runs first")
         except Exception as error:
             shown = w.HTML(fill('<div role="alert">{}</div>', error))
         self._below.children = [shown]

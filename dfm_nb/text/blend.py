@@ -144,7 +144,7 @@ def _cache(base: Path, name: str) -> tuple[Path, Path | None]:
     ------
     ValueError : on all ranks, if one does not see rank 0's folder, or an index in it is no array
     """
-    told: list[Any] = [None]
+    shared: list[Any] = [None]
     if dist.get_rank() == 0:
         final = _ours(base / name)
         base = final.parent
@@ -154,9 +154,9 @@ def _cache(base: Path, name: str) -> tuple[Path, Path | None]:
             _remove_killed(base)
             building = temporary_of(final)
             building.mkdir(mode=0o700)
-        told = [(final, building, _damaged(final))]
-    dist.broadcast_object_list(told)
-    final, building, fault = told[0]
+        shared = [(final, building, _damaged(final))]
+    dist.broadcast_object_list(shared)
+    final, building, fault = shared[0]
     seen: list[bool] = [False] * dist.get_world_size()
     dist.all_gather_object(seen, (building or final).is_dir())
     if not all(seen):

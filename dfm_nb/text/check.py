@@ -85,13 +85,14 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
 def report_text(report: dict) -> str:
     """`inspect`'s result as text."""
     percentiles = ", ".join(f"{k} % {v:g}" for k, v in report["length_percentiles"].items())
-    lines = [
+    head = (
         "{prefix}: {documents:,} documents ({empty_documents:,} empty), {sequences:,} sequences, {tokens:,} tokens "
-        "({dtype}, version {version}, {bin_bytes:,} bytes)".format(**report),
-        "tokenizer {tokenizer}; EOD {eod_id}; append_eod {append_eod}".format(**report),
-        f"tokens per document: mean {report['mean_length']:.1f}; {percentiles}",
-        f"{report['distinct_tokens']:,} different tokens; the most frequent:",
-    ]
+        "({dtype}, version {version}, {bin_bytes:,} bytes)\n"
+        "tokenizer {tokenizer}; EOD {eod_id}; append_eod {append_eod}\n"
+        "tokens per document: mean {mean_length:.1f}; {percentiles}\n"
+        "{distinct_tokens:,} different tokens; the most frequent:"
+    )
+    lines = [head.format(**report, percentiles=percentiles)]
     for row in report["frequent_tokens"]:
         lines.append("  {id:>7} {count:>12,} {share:7.2%}  {text!r}".format(**row))
     for row in report["first_documents"]:

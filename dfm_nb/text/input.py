@@ -47,7 +47,8 @@ class _Lines(io.RawIOBase):
     """Unpacked text, read on; ValueError for a line that is longer than `MOST_BYTES`: a few bytes may mean many."""
 
     def __init__(self, text: Any):
-        self._text, self._line_bytes = text, 0
+        self._text = text
+        self._line_bytes = 0
 
     def readable(self) -> bool:
         return True
@@ -55,7 +56,9 @@ class _Lines(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         read = self._text.read(len(buffer))
         buffer[: len(read)] = read
-        self._line_bytes = self._line_bytes + len(read) if b"\n" not in read else len(read) - read.rfind(b"\n") - 1
+        if b"\n" in read:
+            self._line_bytes = 0
+        self._line_bytes += len(read.rpartition(b"\n")[2])
         if self._line_bytes > MOST_BYTES:
             raise ValueError(f"a line must have at most {MOST_BYTES >> 20} MiB unpacked; split it")
         return len(read)

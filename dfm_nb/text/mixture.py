@@ -70,12 +70,12 @@ def parse_list(words: Sequence[str], normalize: bool = False) -> Blend:
     ValueError : weights that are not numbers or do not sum to 1; a duplicate corpus
     """
     weights = [_number(word) for word in words]
-    pairs = list(zip(weights[::2], words[1::2]))
     if weights.count(None) == len(words):
-        pairs = [(None, prefix) for prefix in words]
+        corpora = list(map(BlendCorpus, words))
     elif len(words) % 2 or None in weights[::2]:
         raise ValueError(f"a blend alternates weights and prefixes: 0.5 PREFIX 0.5 PREFIX; got {' '.join(words)}")
-    corpora = [BlendCorpus(prefix, weight) for weight, prefix in pairs]
+    else:
+        corpora = list(map(BlendCorpus, words[1::2], weights[::2]))
     return _sound_blend({"train": corpora, "validation": [], "test": []}, normalize)
 
 

@@ -159,7 +159,7 @@ def test_draw_returns_the_clip_and_the_controls_follow(monkeypatch):
     studio = small(pipe)
     clip = studio.draw("a red moth", num_inference_steps=20, seed=3)
     assert pipe.decoded == 8 + 1, "only steps that are shown"
-    wanted = {"height": 32, "width": 32, "num_steps": 20, "guidance": 2.0, "sampler": "heun", "seed": 3, "fps": 12.0}
+    wanted = {"height": 32, "width": 32, "num_steps": 20, "guidance": 2.0, "sampler": "heun", "seed": 3}
     assert clip.request == Request("a red moth", **wanted)
     assert (studio.controls["prompt"].value, studio.controls["seed"].value) == ("a red moth", "3")
     assert studio.request() == clip.request and studio.history == [clip]
