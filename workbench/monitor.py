@@ -26,6 +26,7 @@ from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss, series
 from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.run import Run
+from dfm_nb.config.schema import INT_LIMIT
 from dfm_nb.display import data_url
 from dfm_nb.experiments.runs import differing, ended, runs_below, settings_of
 from workbench.controls import Slider, table_html
@@ -95,7 +96,7 @@ class Watched:
     def train_iters(self) -> int:
         """Length of the run in iterations; 0 if unknown."""
         value = self.settings.get("train.train_iters")
-        return value if isinstance(value, int) else 0
+        return value if isinstance(value, int) and value < INT_LIMIT else 0
 
     @property
     def progress(self) -> float:

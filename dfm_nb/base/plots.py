@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dfm_nb.base.files import write_atomically
+from dfm_nb.base.log import legible
 from dfm_nb.base.metrics import series, smooth
 
 if TYPE_CHECKING:
@@ -36,12 +37,15 @@ def blank(width_in: float, height_in: float, dpi: int = 120) -> Figure:
 
 
 def literal(drawn: Figure) -> Figure:
-    """The figure, whose text is no mathtext: two dollar signs in a name are no formula."""
+    """The figure, whose text is no mathtext: two dollar signs in a name are no formula. It is UTF-8, too."""
     from matplotlib.text import Text
 
     for text in drawn.findobj(Text):
-        if "mathdefault" not in text.get_text() and "$" in text.get_text():  # a tick's power of ten is a formula
+        shown = text.get_text()
+        if "mathdefault" not in shown and "$" in shown:  # a tick's power of ten is a formula
             text.set_parse_math(False)
+        if not shown.isprintable():
+            text.set_text(legible(shown))
     return drawn
 
 

@@ -104,6 +104,7 @@ def test_odd_values_in_records_end_no_view(foreign, file, key, value, monkeypatc
     told = json.loads(path.read_text()) if path.exists() else {"phase": "training", "host": "x", "started_s": 1.0}
     path.write_text(json.dumps({**told, key: value}))
     monkeypatch.setattr("workbench.monitor.Watched.state", "running")
+    (foreign / "config.yaml").write_text(f"train:\n  train_iters: 1{'0' * 400}\n")
     for view in VIEWS.values():
         seen(view, foreign)
 
