@@ -11,7 +11,7 @@ Also measured, before and after each training: how fast the cores multiply matri
 time (`matrix_rate`), and which share of that the model's own FLOPs are.
 
 Prints a table and writes benchmarks/results/speedrun.{json,md}, where earlier arms with the same target are kept.
-Takes eight minutes a seed on two quiet cores. Records and failed ideas: docs/log.
+Takes eight minutes a seed on two quiet cores. Records: benchmarks/results/speedrun.md.
 """
 
 from __future__ import annotations

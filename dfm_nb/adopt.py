@@ -6,7 +6,7 @@ from typing import Any
 from dfm_nb.data.adoption import AdoptOptions
 
 
-def adopt_dataset(folder: str | os.PathLike, tokenizer: str, text_encoder: str, **flags: Any) -> dict[str, Any]:
+def adopt_dataset(folder: str | os.PathLike, tokenizer: str, text_encoder: str, **flags: Any) -> dict:
     """The manifest of a folder of third-party shards that has got what it lacked.
 
     Parameters

@@ -15,7 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from dfm_nb.base.argv import TOLD, guard, mistake, usage
 from dfm_nb.base.installed import entry_points
@@ -63,7 +62,9 @@ def verbs() -> dict[str, tuple[str, str]]:
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    return _in_json(argv) if "--json" in argv and not {"-h", "--help"} & {*argv} else _run(argv)
+    if "--json" in argv and not {"-h", "--help"} & set(argv):
+        return _in_json(argv)
+    return _run(argv)
 
 
 def _run(argv: list[str]) -> int:
@@ -91,7 +92,7 @@ def _in_json(argv: list[str]) -> int:
     File descriptor 1 leads to stderr meanwhile, because libraries and started processes print to it.
     """
     sys.stdout.flush()
-    answer: dict[str, Any] = {"exit_code": 130}
+    answer: dict = {"exit_code": 130}
     out = os.dup(1)
     with tempfile.NamedTemporaryFile() as told:
         os.dup2(2, 1)

@@ -26,41 +26,46 @@ PACKAGES = {
 }
 """Modules that are imported, since wheels also fail for want of a system library; and their use, "" if required."""
 
+Finding = tuple[str, str]
+"""ok, note or MISSING, and a sentence."""
+
 
 class DoctorOptions(Verb):
     """Check this machine: what it has and what is missing."""
 
     prog = "dfm doctor"
 
-    def run(self) -> list[tuple[str, str]]:
+    def run(self) -> list[Finding]:
         return list(findings())
 
-    def report(self, result: list[tuple[str, str]]) -> Report:
-        missing = [level for level, _ in result].count("MISSING")
+    def report(self, result: list[Finding]) -> Report:
+        missing = sum(level == "MISSING" for level, _ in result)
         end = f"{missing} thing(s) missing" if missing else "everything that is needed is here"
+        lines = [f"{level:<7} {text}" for level, text in result]
         answer = {"missing": missing, "findings": [{"level": level, "text": text} for level, text in result]}
-        text = "\n".join([*(f"{level:<7} {text}" for level, text in result), "", end])
-        return Report(answer, text, int(missing > 0))
+        return Report(answer, "\n".join([*lines, "", end]), int(missing > 0))
 
 
 main = DoctorOptions.main
 
 
-def findings() -> Iterator[tuple[str, str]]:
-    """(ok, note or MISSING, a sentence) of packages, plug-ins, processors, disk and memory."""
+def findings() -> Iterator[Finding]:
+    """Of packages, plug-ins, processors, disk and memory."""
     for name, use in PACKAGES.items():
         try:
             importlib.import_module(name)
             yield "ok", name
         except (ImportError, OSError) as error:
             yield "note" if use else "MISSING", f"{name}: {error}; {use or 'pip install -c constraints.txt -e .'}"
-    for module in (module for kind in plugins.PASSED for module in plugins.load_all(kind).values()):
-        try:
-            if check := getattr(module, "check", None):
-                check()
+    for kind in plugins.PASSED:
+        for module in plugins.load_all(kind).values():
+            if not hasattr(module, "check"):
+                continue
+            try:
+                module.check()
                 yield "ok", f"{module.__name__}: all that it needs is here"
-        except (ImportError, OSError, ValueError) as error:
-            yield "MISSING" if getattr(module, "BUNDLED", False) else "note", f"{module.__name__}: {error}"
+            except (ImportError, OSError, ValueError) as error:
+                yield "MISSING" if getattr(module, "BUNDLED", False) else "note", f"{module.__name__}: {error}"
 
     import torch
 
@@ -73,12 +78,12 @@ def findings() -> Iterator[tuple[str, str]]:
         bf16 = "bf16" if cpu.fast_bf16() else "fp32, as bf16 is slower here"
         yield "note", f"no CUDA device: gloo on {os.cpu_count()} CPU cores; mixed_precision=auto is {bf16}"
     yield from _this_place()
-    disk, memory = shutil.disk_usage(".").free, available_bytes(torch.device("cpu"))
-    free = f"{disk / GIB:.0f} GiB of disk free here, {memory / GIB:.0f} GiB of memory available"
-    yield "ok" if disk > 5 * GIB else "note", free
+    disk = shutil.disk_usage(".").free / GIB
+    memory = available_bytes(torch.device("cpu")) / GIB
+    yield "ok" if disk > 5 else "note", f"{disk:.0f} GiB of disk free here, {memory:.0f} GiB of memory available"
 
 
-def _cuda() -> Iterator[tuple[str, str]]:
+def _cuda() -> Iterator[Finding]:
     """Whether torch can use the GPUs that nvidia-smi is here for; nothing without it."""
     import torch
 
@@ -91,7 +96,7 @@ def _cuda() -> Iterator[tuple[str, str]]:
             yield "MISSING", f"nvidia-smi is here, but torch uses no GPU: {str(error).splitlines()[0]}; {fix}"
 
 
-def _this_place() -> Iterator[tuple[str, str]]:
+def _this_place() -> Iterator[Finding]:
     """Whether processes can talk over the loopback, and the current folder has the kernel's locks."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5):

@@ -20,8 +20,8 @@ from dfm_nb.checkpoints.consolidated import without_updates, write_weights
 from dfm_nb.config import networks
 from dfm_nb.parallel.groups import Layout
 
-FORMATS = sorted({name for variant in networks.names() for name in networks.find(variant).exporters})
-DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16}
+FORMATS = sorted(set().union(*(networks.find(variant).exporters for variant in networks.names())))
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class ExportOptions(FileVerb):
@@ -38,21 +38,27 @@ class ExportOptions(FileVerb):
 
     @argv.quietly()
     def run(self) -> Path:
-        file, dtype = Path(self.output), DTYPES[self.dtype]
+        file = Path(self.output)
+        dtype = DTYPES.get(self.dtype or "")
         if self.format == "dfm" and file.suffix not in (".safetensors", ".pth"):
             raise ValueError(f"--output must end in .safetensors or .pth; got {file}")
         weights = loading.find_weights(self.source)
         exporters = weights.config.model.network.exporters
         if self.format not in ("dfm", *exporters):
-            known, variant = ", ".join(("dfm", *exporters)), weights.config.model.variant
-            raise ValueError(f"--format must be one of {known} with model.variant={variant}; got {self.format}")
-        written = [file, loading.lora_file(file)] if self.lora == "apart" else [file]
+            raise ValueError(
+                f"--format must be one of {', '.join(['dfm', *exporters])} with "
+                f"model.variant={weights.config.model.variant}; got {self.format}"
+            )
+        written = [file]
+        if self.lora == "apart":
+            written.append(loading.lora_file(file))
         for path in written:
             empty = path.is_dir() and not any(path.iterdir())
             check_free(path, self.overwrite or empty)
         # layout and folders of the machine that trained it mean nothing elsewhere
         weights.config.model = weights.config.model.model_copy(update=Layout().settings)
-        weights.config.dataset.path, weights.config.checkpoint = None, type(weights.config.checkpoint)()
+        weights.config.dataset.path = None
+        weights.config.checkpoint = type(weights.config.checkpoint)()
         parallel.init()
         average = "auto" if self.ema_sigma_rel is None else self.ema_sigma_rel
         tensors = weights.whole(None if self.raw else average)

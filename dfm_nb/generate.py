@@ -8,7 +8,7 @@ rounding.
 import contextlib
 import os
 import signal
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ from dfm_nb.parallel.groups import Layout, is_first_of_model, mpu
 class GenerateOptions(ModelOptions, FileVerb):
     """Generate clips with a trained DiT."""
 
-    prog, epilog, module = "dfm generate", NPROC, "dfm_nb.generate"
+    prog = "dfm generate"
+    epilog = NPROC
+    module = "dfm_nb.generate"
     checkpoint_path: str | None = option(
         None, f"run folder, iter_* folder, exported file or packaged model; default: the packaged {pretrained.DEFAULT}"
     )
@@ -50,14 +52,21 @@ class GenerateOptions(ModelOptions, FileVerb):
     save_latents: bool = option(False, "also write each latent as NAME.safetensors")
     skip_existing: bool = option(False, "skip what an interrupted run has finished")
     no_memory_check: bool = option(False, "generate even if memory seems too small")
-    shared: dict[str, Any] = option({}, "settings of `Request` that all prompts share", python_only=True)
+    shared: dict[str, Any] = option(
+        {}, "settings of `Request` that all prompts share", python_only=True, plugins="samplers"
+    )
 
     def __init__(self, /, **values: Any):
-        shared = {name: value for name in FLAGS if (value := values.pop(name, None)) is not None}
-        if size := values.get("size"):
-            if taken := {"width", "height"} & shared.keys():
-                raise ValueError(f"--size is short for --width and --height; leave out --{min(taken)}")
-            shared |= of_size(size)
+        shared = {}
+        for name in FLAGS:
+            value = values.pop(name, None)
+            if value is not None:
+                shared[name] = value
+        if values.get("size"):
+            for side in ("height", "width"):
+                if side in shared:
+                    raise ValueError(f"--size is short for --width and --height; leave out --{side}")
+            shared |= of_size(values["size"])
         super().__init__(**{"shared": shared, **values})
 
     @classmethod
@@ -66,84 +75,92 @@ class GenerateOptions(ModelOptions, FileVerb):
         Request.add_flags(parser, FLAGS)
         return parser
 
-    def find_weights(self) -> loading.Weights:
-        """The checkpoint's; a wrong path is said before anything starts."""
-        usual = pretrained.packaged(pretrained.DEFAULT) or pretrained.DEFAULT
-        return loading.find_weights(self.checkpoint_path or usual)
-
     def requests(self, config: cfg.Config | None = None) -> list[Request]:
         """Prompts of the command line, then those of the file; a line of a file may set any field of `Request`.
 
         config : the checkpoint's, for what neither sets.
         """
-        shared = self.shared
-        lines: list[tuple[str, dict]] = [("", {"prompt": p}) for p in self.prompt]
+        lines = [("", {"prompt": prompt}) for prompt in self.prompt]
         if self.prompts_file:
             lines += read_prompts(Path(self.prompts_file))
         if not lines:
             raise ValueError("there is nothing to generate: give --prompt TEXT or --prompts-file FILE")
         requests = []
+        indices = set()
         for i, (where, line) in enumerate(lines):
             try:
-                request = Request(**{**shared, "index": i, **line})
-                requests.append(request.completed(config) if config else request)
+                request = Request(**{**self.shared, "index": i, **line})
                 request.check()
+                if config:
+                    request = request.completed(config)
             except (ValueError, FileNotFoundError) as error:
                 kind = ValueError if isinstance(error, ValueError) else FileNotFoundError
                 raise kind(f"{where}: {error}" if where else str(error)) from None
-        uses = Counter(r.index for r in requests)
-        if (twice := next((i for i, count in uses.items() if count > 1), None)) is not None:
-            raise ValueError(
-                f"two prompts have index {twice}, which names their files and their noise; make them differ"
-            )
-        return [variant for request in requests for variant in request.variants(self.num_images)]
+            if request.index in indices:
+                raise ValueError(
+                    f"two prompts have index {request.index}, which names their files and their noise; make them differ"
+                )
+            indices.add(request.index)
+            requests += request.variants(self.num_images)
+        return requests
 
     def _base(self, request: Request) -> Path:
         """The name that was asked for; of several samples of a prompt, with the seed."""
         base = clip_files.output_name(self.video_save_path).absolute()
         return base if self.num_images == 1 else base.with_name(f"seed={request.seed}_{base.name}")
 
+    def _announced(self, requests: list[Request], config: cfg.Config) -> Iterator[str]:
+        """What is generated, and what of it was not trained."""
+        if not self.checkpoint_path:
+            yield f"no --checkpoint-path: generating with {pretrained.DEFAULT}, which comes with the package"
+        samples = config.samples
+        known = f"; most training samples are {described(samples.kinds)}" if samples.kinds else ""
+        yield f"generating {described(requests)}{known}"
+        if samples.captions and not {"width", "height", "num_video_frames"} & self.shared.keys():
+            yield "by default a prompt gets the frames, size and rate of the training caption most like it"
+        yield from dict.fromkeys(filter(None, (request.untrained(config) for request in requests)))
+
     def run(self) -> list[Request]:
         if self.overwrite and self.skip_existing:
             raise ValueError("give --overwrite or --skip-existing, not both")
         folder = clip_files.output_name(self.video_save_path).absolute().parent
         self.requests()  # a wrong flag is said before the checkpoint is read, which takes time if it is large
-        weights = self.find_weights()
+        weights = loading.find_weights(
+            self.checkpoint_path or pretrained.packaged(pretrained.DEFAULT) or pretrained.DEFAULT
+        )
         if self.tokenizer_model:
             # cosmos_cv: Cosmos-0.1-Tokenizer-CV4x8x8
             name = folders.read_manifest(weights.folder)["tokenizer"]["name"]
             if not all(word in self.tokenizer_model.lower() for word in name.split("_")):
-                given = f"got {self.tokenizer_model!r}; leave it out"
-                raise ValueError(f"--tokenizer-model must be {name}, the tokenizer of the checkpoint; {given}")
+                raise ValueError(
+                    f"--tokenizer-model must be {name}, the tokenizer of the checkpoint; "
+                    f"got {self.tokenizer_model!r}; leave it out"
+                )
         requests = self.requests(weights.config)
         layout = Layout(self.tp_size, self.pp_size, self.cp_size)
         made_by = {"checkpoint": weights.identity, "ema": self.average}
-        sidecar = Path(self.prompts_file) if self.prompts_file and self.prompts_file.endswith(".json") else None
-        if sidecar:
+        sidecar = Path(self.prompts_file or "")
+        replays = sidecar.suffix == ".json"
+        if replays:
             clip_files.check_replay(sidecar, requests[-1], made_by)
         parallel.init(layout)
-        if not self.checkpoint_path and parallel.rank() == 0:
-            print(f"[INFO] no --checkpoint-path: generating with {pretrained.DEFAULT}, which comes with the package")
-        if parallel.rank() == 0:
-            own = weights.config.generation
-            known = f"; most training samples are {described((own, own.other))}" if own.other.num_video_frames else ""
-            print(f"[INFO] generating {described(requests)}{known}")
-            if (own.captions or own.other.captions) and not {
-                "width",
-                "height",
-                "num_video_frames",
-            } & self.shared.keys():
-                print("[INFO] by default a prompt gets the frames, size and rate of the training caption most like it")
-            for said in dict.fromkeys(said for r in requests if (said := r.untrained(weights.config))):
-                print(f"[INFO] {said}")
-        dp_rank, dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+        first = parallel.rank() == 0
+        if first:
+            for line in self._announced(requests, weights.config):
+                print(f"[INFO] {line}")
+        dp_rank = mpu.get_data_parallel_rank()
+        dp_size = mpu.get_data_parallel_world_size()
         writes = is_first_of_model()
         folder.mkdir(parents=True, exist_ok=True)
         many = len(requests) > 1 or "RANK" in os.environ
-        work = [(clip_files.output_path(self._base(r), r, many), r) for r in requests[dp_rank::dp_size]]
-        if self.skip_existing:
-            work = [(p, r) for p, r in work if not clip_files.finished_before(p, r, made_by)]
-        for path, _ in work:
+        paths = []
+        work = []
+        for request in requests[dp_rank::dp_size]:
+            path = clip_files.output_path(self._base(request), request, many)
+            if self.skip_existing and clip_files.finished_before(path, request, made_by):
+                continue
+            paths.append(path)
+            work.append(request)
             files = [path, clip_files.sidecar_of(path)]
             if self.save_latents:
                 files.append(clip_files.latent_of(path))
@@ -156,20 +173,19 @@ class GenerateOptions(ModelOptions, FileVerb):
         with contextlib.suppress(ValueError):  # only the main thread may set a handler
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun sends it to those that are left
         try:
-            for i, result in pipe.run([r for _, r in work], self.batch_size, progress=parallel.rank() == 0):
+            for i, clip in pipe.run(work, self.batch_size, progress=first):
                 if writes:
-                    path = result.save(work[i][0], self.save_latents, self.overwrite)
-                    finished.append(path)
-                    print(
-                        f"[INFO] wrote {path}{clip_files.replay_verdict(sidecar, path) if sidecar else ''}", flush=True
-                    )
+                    path = clip.save(paths[i], self.save_latents, self.overwrite)
+                    finished.append(path.name)
+                    verdict = clip_files.replay_verdict(sidecar, path) if replays else ""
+                    print(f"[INFO] wrote {path}{verdict}", flush=True)
         except KeyboardInterrupt:
-            if writes:
-                names = ", ".join(p.name for p in finished) or "none"
-                kept = f"{len(finished)} of {len(work)} clips are finished and kept: {names}"
-                text = f"interrupted: {kept}; run the same command with --skip-existing for the rest"
-                raise KeyboardInterrupt(text) from None
-            raise
+            if not writes:
+                raise
+            raise KeyboardInterrupt(
+                f"interrupted: {len(finished)} of {len(work)} clips are finished and kept: "
+                f"{', '.join(finished) or 'none'}; run the same command with --skip-existing for the rest"
+            ) from None
         finally:
             with contextlib.suppress(ValueError):
                 signal.signal(signal.SIGTERM, before)
@@ -178,9 +194,13 @@ class GenerateOptions(ModelOptions, FileVerb):
 
     def report(self, result: list[Request]) -> Report:
         """The files of these prompts, whichever process wrote them."""
-        paths = [(r, clip_files.output_path(self._base(r), r, many)) for r in result for many in (False, True)]
-        found = [(r, file) for r, path in paths for file in clip_files.of_any_process(path)]
-        return Report({"clips": [{"index": r.index, "prompt": r.prompt, "file": str(file)} for r, file in found]})
+        clips = []
+        for request in result:
+            for many in (False, True):
+                path = clip_files.output_path(self._base(request), request, many)
+                for file in clip_files.of_any_process(path):
+                    clips.append({"index": request.index, "prompt": request.prompt, "file": str(file)})
+        return Report({"clips": clips})
 
 
 main = GenerateOptions.main

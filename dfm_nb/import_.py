@@ -40,7 +40,8 @@ class ImportOptions(FileVerb):
 
     @argv.quietly()
     def run(self) -> Path:
-        read, file = located(self.source), Path(self.output)
+        read = located(self.source)
+        file = Path(self.output)
         if file.suffix not in (".safetensors", ".pth"):
             file = file / pretrained.EXPORTED
         written = [file, loading.lora_file(file)] if self.base else [file]
@@ -53,8 +54,11 @@ class ImportOptions(FileVerb):
         if read.suffix == ".safetensors":
             raise ValueError(f"{read} must be LoRA adapters, which need --base, the imported weights that they are of")
         foreign = recognised(read)
-        named = {"tokenizer": self.tokenizer, "text_encoder": self.text_encoder}
-        manifest = foreign.manifest | {kind: {"name": name} for kind, name in named.items() if name}
+        manifest = dict(foreign.manifest)
+        if self.tokenizer:
+            manifest["tokenizer"] = {"name": self.tokenizer}
+        if self.text_encoder:
+            manifest["text_encoder"] = {"name": self.text_encoder}
         resolved = cfg.resolve(None, overrides=[*foreign.settings, "mixed_precision=bf16", *self.settings])
         parallel.init()
         tensors = foreign.tensors(resolved.config.model)
@@ -72,9 +76,12 @@ main = ImportOptions.main
 
 def located(source: str) -> Path:
     """The path itself, or the local copy of the hub's files of that id, fetched if needed."""
-    path, wanted = Path(source), [f for name in networks.names() for f in networks.find(name).hub_files]
+    path = Path(source)
     if path.is_file() or path.is_dir():
         return path
+    wanted: list[str] = []
+    for name in networks.names():
+        wanted += networks.find(name).hub_files
     if path.exists() or not wanted or not HUB_ID.fullmatch(source):
         raise FileNotFoundError(f"{path} must be a file or a folder; there is none, or a pipe or a device")
     from huggingface_hub import snapshot_download
@@ -90,18 +97,24 @@ def located(source: str) -> Path:
 
 def recognised(path: Path) -> exported.Foreign:
     """The weights there, by the first network that recognises them."""
-    importers = {name: networks.find(name).importer for name in networks.names()}
-    for importer in filter(None, importers.values()):
-        if (found := plugins.code(importer)(path)) is not None:
-            return found
-    known = ", ".join(name for name, importer in importers.items() if importer) or "none"
-    raise ValueError(f"{path} holds no weights of a network that can be imported ({known}); install what adds it")
+    known = []
+    for name in networks.names():
+        importer = networks.find(name).importer
+        if importer:
+            foreign = plugins.code(importer)(path)
+            if foreign is not None:
+                return foreign
+            known.append(name)
+    raise ValueError(
+        f"{path} holds no weights of a network that can be imported ({', '.join(known) or 'none'}); "
+        "install what adds it"
+    )
 
 
 def with_adapters(source: Path, base: str, output: Path) -> None:
     """Write the weights of `base` and, next to them, the LoRA adapters of `source`."""
-    found = loading.find_weights(base)
-    model = found.config.model
+    source_of_base = loading.find_weights(base)
+    model = source_of_base.config.model
     if not model.network.adapters or model.lora.rank:
         raise ValueError(
             f"--base {base} must be a network that adapters can be imported for, without any; it is {model.variant} "
@@ -109,10 +122,11 @@ def with_adapters(source: Path, base: str, output: Path) -> None:
         )
     parallel.init()
     rank, adapters = plugins.code(model.network.adapters)(source, model)
-    weights = found.whole()
+    weights = source_of_base.whole()
     both = exported.Lazy([*weights, *adapters], lambda name: adapters[name] if name in adapters else weights[name])
-    model.lora.rank, model.lora.alpha = rank, float(rank)
-    write_weights(both, output, found)
+    model.lora.rank = rank
+    model.lora.alpha = float(rank)
+    write_weights(both, output, source_of_base)
     parallel.shutdown()
 
 

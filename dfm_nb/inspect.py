@@ -32,13 +32,41 @@ class InspectOptions(FileVerb):
     tokenizer_path: str | None = option(None, "its file or folder", flags=("--tokenizer-cache-dir",))
 
     def run(self) -> Inspection:
-        found = InspectedShards(Path(self.folder).expanduser(), progress=not self.as_json)
-        about = Inspection(found.describe(), verified=self.verify)
-        faults = found.faults + (found.verify() if self.verify else [])
+        shards = InspectedShards(Path(self.folder).expanduser(), progress=not self.as_json)
+        about = Inspection(shards.describe(), verified=self.verify)
+        faults = shards.faults
+        if self.verify:
+            faults = faults + shards.verify()
         if self.verify or faults:
             about["faults"] = faults
-        about["contact_sheet"] = _draw(self, found)
+        about["contact_sheet"] = self._draw(shards)
         return about
+
+    def _draw(self, shards: InspectedShards) -> str:
+        """Write the contact sheet; returns its path, or the reason why there is none."""
+        if not self.samples or not shards.entries:
+            return "none"
+        why = "the tokenizer is unknown: see --tokenizer and --tokenizer-path"
+        try:
+            tokenizer = shards.tokenizer(self.tokenizer, self.tokenizer_path)
+        except FileNotFoundError as error:  # its weights are not on this machine
+            if self.tokenizer or self.tokenizer_path:
+                raise
+            tokenizer = None
+            why = str(error)
+        picture = shards.sheet(self.samples, tokenizer)
+        if picture is None:
+            return "none, as no sample can be read"
+        target = Path(self.contact_sheet or shards.folder / "contact_sheet.png")
+        ours = not self.contact_sheet and (shards.folder / CHECKSUMS).is_file()
+        check_free(target, self.overwrite or ours, mark=MARK)
+        try:
+            video.write_png(target, picture)
+        except OSError as error:
+            if self.contact_sheet or error.errno not in UNWRITABLE:
+                raise
+            return f"none, as {shards.folder} cannot be written; pass --contact-sheet OUT.png"
+        return f"{target} (in false colours: {why})" if tokenizer is None else str(target)
 
     def report(self, result: Inspection) -> Report:
         return Report(result, repr(result), int(bool(result.get("faults"))))
@@ -48,57 +76,63 @@ main = InspectOptions.main
 
 
 class Inspection(dict):
-    """Counts, sizes, statistics and `faults`; shown as the table of `dfm inspect`."""
+    """Counts, sizes, statistics and `faults`; shown as the table of `dfm inspect`, one finding a line."""
 
     def __repr__(self) -> str:
-        return table(self)
+        parts = ", ".join(f"{part or 'none of ours'} ({n})" for part, n in self["parts"].items())
+        lines = [
+            f"{self['folder']}: {self['samples']:,} samples in {self['shards']} shards, "
+            f"{self['bytes'] / 2**20:.1f} MiB",
+            f"  parts: {parts}",
+        ]
+        lines += [f"  {name}: {text}" for name, text in figures(self).items()]
+        counts = self.get("counts")
+        if counts:
+            lines += _named(counts["dropped_by_reason"], self["drops"])
+            lost = counts.get("lost_by_reason")
+            if lost and fits(lost, REASONS) and fits(self["lost"], DROPS):
+                lines += ["  used but incomplete:", *_named(lost, self["lost"])]
+            origins = self.get("captions_from")
+            if origins and fits(origins, [str]):
+                lines.append("  captions: " + "; ".join(origins))
+            lines.append(
+                f"  source {self['source']['name']}, tokenizer {self['tokenizer']['name']}, "
+                f"text encoder {self['text_encoder']['name']}"
+            )
+            lines += [f"  {line}" for line in psnr_lines(self["psnr_db"])]
+        else:
+            lines.append(f"  no manifest.json, so encoders and statistics are unknown: {how_to_adopt(self['folder'])}")
+        if self["duplicate_keys"]:
+            lines.append("  keys that occur more than once: " + ", ".join(self["duplicate_keys"]))
+        lines += [f"  FAULT: {fault}" for fault in self.get("faults", ())]
+        if self["verified"] and not self["faults"]:
+            lines.append("  verified: every checksum and every sample is good")
+        lines.append(f"  contact sheet: {self['contact_sheet']}")
+        return "\n".join(lines)
 
 
-def figures(d: dict[str, Any]) -> dict[str, str]:
+def figures(d: dict) -> dict[str, str]:
     """Sizes, captions and splits in words."""
-    found = {"kinds": kinds_line(d["sizes"]), "frames x height x width": sizes_line(d["sizes"])}
-    found["different captions"] = f"{d['captions']:,}"
+    lines = {
+        "kinds": kinds_line(d["sizes"]),
+        "frames x height x width": sizes_line(d["sizes"]),
+        "different captions": f"{d['captions']:,}",
+    }
     if d["given"]:
-        found["with given pictures"] = f"{d['given']:,}"
+        lines["with given pictures"] = f"{d['given']:,}"
     if "text_tokens" in d:
-        found["text tokens"] = "{min} to {max}, median {median}".format(**d["text_tokens"])
+        lines["text tokens"] = "{min} to {max}, median {median}".format(**d["text_tokens"])
     if "counts" in d:
-        found["splits"] = "train {train}, val {val}, test {test}; dropped {dropped}".format(**d["counts"])
-    return found
+        lines["splits"] = "train {train}, val {val}, test {test}; dropped {dropped}".format(**d["counts"])
+    return lines
 
 
 def _named(counts: dict[str, int], samples: list[dict[str, str]]) -> Iterator[str]:
     """A line for each reason, with the first keys that have it."""
     for reason, n in counts.items():
         keys = [sample["key"] for sample in samples if sample["reason"] == reason][:3]
-        yield f"    {reason}: {n} ({', '.join(keys)}{f' and {n - 3} more' if n > 3 else ''})"
-
-
-def table(d: dict[str, Any]) -> str:
-    """The findings, one per line."""
-    lines = [f"{d['folder']}: {d['samples']:,} samples in {d['shards']} shards, {d['bytes'] / 2**20:.1f} MiB"]
-    lines.append("  parts: " + ", ".join(f"{k or 'none of ours'} ({n})" for k, n in d["parts"].items()))
-    lines += [f"  {name}: {text}" for name, text in figures(d).items()]
-    if "counts" in d:
-        lines += _named(d["counts"]["dropped_by_reason"], d["drops"])
-        lost = d["counts"].get("lost_by_reason")
-        if lost and fits(lost, REASONS) and fits(d["lost"], DROPS):
-            lines += ["  used but incomplete:", *_named(lost, d["lost"])]
-        origins = d.get("captions_from")
-        if origins and fits(origins, [str]):
-            lines.append("  captions: " + "; ".join(origins))
-        named = (f"{k.replace('_', ' ')} {d[k]['name']}" for k in ("source", "tokenizer", "text_encoder"))
-        lines.append("  " + ", ".join(named))
-        lines += [f"  {line}" for line in psnr_lines(d["psnr_db"])]
-    else:
-        lines.append(f"  no manifest.json, so encoders and statistics are unknown: {how_to_adopt(d['folder'])}")
-    if d["duplicate_keys"]:
-        lines.append("  keys that occur more than once: " + ", ".join(d["duplicate_keys"]))
-    lines += [f"  FAULT: {fault}" for fault in d.get("faults", ())]
-    if d["verified"] and not d["faults"]:
-        lines.append("  verified: every checksum and every sample is good")
-    lines.append(f"  contact sheet: {d['contact_sheet']}")
-    return "\n".join(lines)
+        more = f" and {n - 3} more" if n > 3 else ""
+        yield f"    {reason}: {n} ({', '.join(keys)}{more})"
 
 
 def inspect_dataset(folder: str | os.PathLike, **flags: Any) -> Inspection:
@@ -111,29 +145,3 @@ def inspect_dataset(folder: str | os.PathLike, **flags: Any) -> Inspection:
     >>> inspect_dataset("data", verify=True, samples=0)  # doctest: +SKIP
     """
     return InspectOptions(folder=os.fspath(folder), **flags).run()
-
-
-def _draw(asked: InspectOptions, found: InspectedShards) -> str:
-    """Write the contact sheet; returns its path, or the reason why there is none."""
-    if not asked.samples or not found.entries:
-        return "none"
-    why = "the tokenizer is unknown: see --tokenizer and --tokenizer-path"
-    try:
-        tokenizer = found.tokenizer(asked.tokenizer, asked.tokenizer_path)
-    except FileNotFoundError as error:  # its weights are not on this machine
-        if asked.tokenizer or asked.tokenizer_path:
-            raise
-        tokenizer, why = None, str(error)
-    picture = found.sheet(asked.samples, tokenizer)
-    if picture is None:
-        return "none, as no sample can be read"
-    target = Path(asked.contact_sheet or found.folder / "contact_sheet.png")
-    ours = not asked.contact_sheet and (found.folder / CHECKSUMS).is_file()
-    check_free(target, asked.overwrite or ours, mark=MARK)
-    try:
-        video.write_png(target, picture)
-    except OSError as error:
-        if asked.contact_sheet or error.errno not in UNWRITABLE:
-            raise
-        return f"none, as {found.folder} cannot be written; pass --contact-sheet OUT.png"
-    return str(target) + (f" (in false colours: {why})" if tokenizer is None else "")

@@ -6,21 +6,21 @@ import json
 import os
 import signal
 import sys
-import typing
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dfm_nb.base.argv import guard
 from dfm_nb.base.torchrun import launch
 from dfm_nb.data.preparation import PrepareConfig
 
-if typing.TYPE_CHECKING:
+if TYPE_CHECKING:
     import pandas as pd
 
 
 class PreparedDataset(dict):
     """A finished data set: its manifest (`["counts"]`, `["latent_mean"]`, ...), usable as the path of its folder."""
 
-    def __init__(self, folder: str | os.PathLike, manifest: dict[str, typing.Any]):
+    def __init__(self, folder: str | os.PathLike, manifest: dict):
         super().__init__(manifest)
         self.path = Path(folder).absolute()  # also after os.chdir
 
@@ -43,11 +43,7 @@ class PreparedDataset(dict):
 
 
 def prepare_dataset(
-    source: str | pd.DataFrame = "synthetic",
-    *,
-    output_dir: str | os.PathLike,
-    num_processes: int = 1,
-    **flags: typing.Any,
+    source: str | pd.DataFrame = "synthetic", *, output_dir: str | os.PathLike, num_processes: int = 1, **flags: Any
 ) -> PreparedDataset:
     """Encode captioned images and clips into shards.
 
@@ -66,12 +62,13 @@ def prepare_dataset(
 
     >>> prepare_dataset(source="folder:photos", output_dir="data/photos", short_side=64)  # doctest: +SKIP
     """
-    table = None if isinstance(source, str) else source
-    name = source if isinstance(source, str) else "table"
-    config = PrepareConfig(source=name, output_dir=output_dir, table=table, **flags)
+    if isinstance(source, str):
+        config = PrepareConfig(source=source, output_dir=output_dir, **flags)
+    else:
+        config = PrepareConfig(source="table", output_dir=output_dir, table=source, **flags)
     if num_processes == 1:
         return PreparedDataset(config.output_dir, config.run())
-    if table is not None:
+    if config.table is not None:
         raise ValueError("a DataFrame is in this process alone; save it as .parquet and give source='table:FILE'")
     config.preflight(num_processes)
     launch("prepare", config.words(), num_processes)

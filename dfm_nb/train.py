@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def _settings_of(weights: str) -> dict[str, Any]:
+def _settings_of(weights: str) -> dict:
     """`checkpoints.loading.settings_of`; only a training that starts from weights needs torch to be settled."""
     from dfm_nb.checkpoints.loading import settings_of
 
@@ -74,7 +74,8 @@ class TrainedRun:
 class TrainOptions(Verb):
     """Train a DiT on prepared shards. Settings: recipe < --config-file < group.key=value."""
 
-    prog, epilog = "dfm pretrain", NPROC
+    prog = "dfm pretrain"
+    epilog = NPROC
     module: ClassVar[str | None] = "dfm_nb.train"
 
     dataset_path: str | None = option(None, "folder written by dfm prepare")
@@ -91,8 +92,12 @@ class TrainOptions(Verb):
 
     def resolve(self, world_size: int) -> cfg.Resolved:
         """The resolved configuration; one error lists every fault, also of the layout on `world_size` processes."""
-        named: dict[str, Any] = {"model.size": self.model, "dataset.path": self.dataset_path}
-        named |= {"dataset.mock": self.mock or None, "train.minutes": self.minutes}
+        named = {
+            "model.size": self.model,
+            "dataset.path": self.dataset_path,
+            "dataset.mock": self.mock or None,
+            "train.minutes": self.minutes,
+        }
         words = [f"{key}={write_value(value)}" for key, value in named.items() if value is not None]
         return cfg.resolve(
             self.recipe or ("own" if self.minutes else "default"),
@@ -128,8 +133,9 @@ class TrainOptions(Verb):
         run = Path(self.run_dir)
         saved = iteration_folders(run / "checkpoints")
         row = Run(run).figures(result.config.get("train.train_iters"))
-        stopped_by = (read_metrics(run) or [{}])[-1].get("stopped_by")
-        row |= {"stopped_by": stopped_by, "checkpoint": str(saved[-1][1]) if saved else None}
+        records = read_metrics(run)
+        row["stopped_by"] = records[-1].get("stopped_by") if records else None
+        row["checkpoint"] = str(saved[-1][1]) if saved else None
         return Report({"run_dir": str(run), **row})
 
 
@@ -142,7 +148,7 @@ def train_model(
     dataset_path: str | os.PathLike | None = None,
     run_dir: str | os.PathLike | None = None,
     recipe: str | None = None,
-    overrides: Iterable[str] | Mapping[str, Any] = (),
+    overrides: Iterable[str] | Mapping = (),
     num_processes: int = 1,
     **flags: Any,
 ) -> TrainedRun:
@@ -166,8 +172,8 @@ def train_model(
     >>> train_model(dataset_path="data", run_dir="runs/a", recipe="demo", overrides={"train.train_iters": 100})
     ... # doctest: +SKIP
     """
-    named: dict[str, Any] = {"dataset_path": dataset_path, "run_dir": run_dir, "recipe": recipe, "overrides": overrides}
-    options = TrainOptions(**named, **flags)
+    flags |= {"dataset_path": dataset_path, "run_dir": run_dir, "recipe": recipe, "overrides": overrides}
+    options = TrainOptions(**flags)
     options.preflight(num_processes if num_processes > 1 else world_size_from_env())
     if num_processes > 1:
         launch("pretrain", options.words(), num_processes)

@@ -1,12 +1,12 @@
 """The budget: tokens per room, compared with `[tool.dfm_nb.budget]` in pyproject.toml.
 
-    python scripts/house_figures.py [--root CHECKOUT] [--record] [--without INTEGRATION]
+    python scripts/house_figures.py [--root CHECKOUT] [--without INTEGRATION]
 
 Tokens are names, operators, numbers and strings of the code, without docstrings: unlike lines they do not fall when
 code is folded. Code lines are printed beside them and not held. The core is what `prepare`, `train` and `generate`
 import, with the sources `folder` and `table`, the tokenizer `cosmos_cv` and the text encoder `t5`. The exit code is 1
-if a room is above its budget or has none. `--record` adds the row of docs/log for this checkout: settings, flags and
-words. `--without wan` lists what goes with dfm_nb/integrations/wan: files, and lines elsewhere that name it.
+if a room is above its budget or has none. `--without wan` lists what goes with dfm_nb/integrations/wan: files, and
+lines elsewhere that name it.
 """
 
 from __future__ import annotations
@@ -120,24 +120,6 @@ def rooms(root: Path) -> dict[str, Counter[str]]:
     return found
 
 
-def record(root: Path) -> str:
-    """Settings, flags of all commands and words of the docs."""
-
-    def printed(*argv: str) -> str:
-        command = [sys.executable, "-m", "dfm_nb", *argv]
-        return subprocess.run(command, cwd=root, text=True, capture_output=True).stdout
-
-    def flags(*command: str) -> int:
-        text = printed(*command, "--help")
-        if " ...   (" in text:  # it lists subcommands
-            return sum(flags(*command, verb) for verb in re.findall(r"^  (\w+) ", text, re.M))
-        return len(set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.M)) - {"--help"})
-
-    settings = len(printed("pretrain", "--print-config").splitlines()) - 1
-    words = sum(len(p.read_text(encoding="utf-8").split()) for p in (root / "docs").rglob("*.md"))
-    return f"{settings} settings, {flags()} flags, {words:,} words in docs"
-
-
 def without(root: Path, name: str) -> list[str]:
     """Files with an integration's name as a word of their path, and lines of other files that name one of its parts."""
     files = subprocess.run(["git", "ls-files"], cwd=root, text=True, capture_output=True).stdout.splitlines()
@@ -164,7 +146,6 @@ def without(root: Path, name: str) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the checkout to count")
-    parser.add_argument("--record", action="store_true", help="count settings, flags and words of the docs too")
     parser.add_argument("--without", metavar="INTEGRATION", help="list what to remove with it")
     args = parser.parse_args()
     if args.without:
@@ -179,8 +160,6 @@ def main() -> int:
         print(f"{room:22}{tokens:8,} of {budget.get(room, 0):7,}{lines:9,}{tokens / max(lines, 1):8.1f}")
         if tokens > budget.get(room, 0):
             over.append(room)
-    if args.record:
-        print(record(args.root))
     if over:
         print(
             f"over the budget in pyproject.toml: {', '.join(over)}; remove code, or see CONTRIBUTING", file=sys.stderr

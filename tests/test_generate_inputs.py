@@ -21,12 +21,14 @@ FAST = {"height": 32, "width": 48, "num_steps": 4, "guidance": 3.0, "num_video_f
 def conditioned_checkpoint(tiny_data, tmp_path_factory):
     run = tmp_path_factory.mktemp("conditioned") / "run"
     frames = "dataset.condition_frames_prob=0.5", "dataset.condition_last_prob=0.5"
-    return tiny_run.train(tiny_data, run, *frames, "generation.given=true", "rng.seed=3")
+    return tiny_run.train(tiny_data, run, *frames, "rng.seed=3")
 
 
 @pytest.fixture(scope="module")
 def conditioned(conditioned_checkpoint, tiny_pipe):
-    return Pipeline.from_checkpoint(conditioned_checkpoint)
+    pipe = Pipeline.from_checkpoint(conditioned_checkpoint)
+    pipe.config = pipe.config.with_samples(pipe.config.samples.model_copy(update={"given": True}))
+    return pipe
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +159,7 @@ def test_transparent_pixels_show_the_ground_that_training_had_from_any_folder(
     monkeypatch.setattr(folders, "read_manifest", lambda folder: black)
     monkeypatch.chdir(conditioned_checkpoint.parent)
     pipe = Pipeline.from_checkpoint(conditioned_checkpoint.name)
+    pipe.config = pipe.config.with_samples(pipe.config.samples.model_copy(update={"given": True}))
     monkeypatch.chdir(tmp_path)
     size = {"height": 32, "width": 48, "num_video_frames": 9}
     kinds = {"init_image": "clear.png", "last_image": "clear.png", "init_video": "clear.png", "given": ["clear.png"]}

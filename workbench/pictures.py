@@ -24,7 +24,7 @@ from dfm_nb.base import video
 from dfm_nb.base.files import replacing
 from dfm_nb.base.geometry import FRAMES_PER_LATENT
 from dfm_nb.base.metrics import read_metrics, rounds_by_sigma
-from dfm_nb.base.plots import PALETTE, blank, literal, neutral, plain, plain_ticks, png
+from dfm_nb.base.plots import PALETTE, blank, literal, plain, plain_ticks, png
 from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run
 from dfm_nb.base.seeds import generator_for
@@ -63,7 +63,6 @@ class Picture:
     figure: Figure
     summary: str
 
-    @neutral()
     def save(self, path: str | Path) -> Path:
         """Write the figure in the format of the suffix, PNG by default."""
         kind = Path(path).suffix[1:] or "png"
@@ -145,7 +144,6 @@ def _table(
 # ---- data ---------------------------------------------------------------------------------------------------------
 
 
-@neutral()
 def tokenized(pipe: Pipeline, clip: Clip | Generated) -> Picture:
     """A clip through the tokenizer: its frames, the latent frames with all channels, and the decoded frames."""
     latent, _, frames = _clean(pipe, clip)
@@ -170,7 +168,6 @@ def tokenized(pipe: Pipeline, clip: Clip | Generated) -> Picture:
     return Picture(figure, summary)
 
 
-@neutral()
 def packs(data_dir: str | os.PathLike, capacity: int | None = None, recipe: str = "demo") -> Picture:
     """The first packs of a training on these shards, one of them as a padded batch, and which tokens attend to which.
 
@@ -180,9 +177,6 @@ def packs(data_dir: str | os.PathLike, capacity: int | None = None, recipe: str 
     """
     config = cfg.resolve(recipe).config
     store = ShardStore(Path(data_dir), "train")
-    from matplotlib.patches import Rectangle
-    from matplotlib.ticker import MultipleLocator
-
     settings = PackSettings(config)
     samples = [(t * h * w // settings.patch_volume, t) for t, h, w in map(store.grid, range(len(store)))]
     if capacity is None:
@@ -200,6 +194,9 @@ def packs(data_dir: str | os.PathLike, capacity: int | None = None, recipe: str 
         kinds.update(t for _, t in pack)
     packed = used / (PACKS_COUNTED * capacity)
     padded = used / padded_size
+
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import MultipleLocator
 
     colours = {}
     keys = []
@@ -252,7 +249,6 @@ def _bars(axes: Axes, packs: Sequence[Sequence[tuple[int, int]]], length: int, c
 # ---- noise --------------------------------------------------------------------------------------------------------
 
 
-@neutral()
 def noising(pipe: Pipeline, clip: Clip | Generated, sigmas: Sequence[float] = (0.05, 0.2, 0.5, 1, 2, 5, 20)) -> Picture:
     """The middle of a clip with noise of several levels, and the model's estimates D(x; sigma) of it without the noise.
 
@@ -285,7 +281,6 @@ def noising(pipe: Pipeline, clip: Clip | Generated, sigmas: Sequence[float] = (0
     return Picture(figure, f"{request.prompt} EDM loss with and without the caption by sigma: {', '.join(texts)}.")
 
 
-@neutral()
 def schedules(num_steps: int = 18, P_mean: float = _USUAL.P_mean, P_std: float = _USUAL.P_std) -> Picture:
     """The noise levels of every schedule, step by step, next to the distribution that training draws from."""
     figure = _figure(4.0)
@@ -324,7 +319,6 @@ def _density(sigmas: np.ndarray, P_mean: float, P_std: float) -> np.ndarray:
 LEVELS = tuple(float(s) for s in np.geomspace(0.02, 40, 12).round(3))
 
 
-@neutral()
 def loss_of_model(pipe: Pipeline, clips: Sequence[Clip | Generated], sigmas: Sequence[float] = LEVELS) -> Picture:
     """EDM loss of clips by noise level, with their captions and with the empty one, over the noise of training."""
     losses = np.zeros((2, len(sigmas)))
@@ -337,7 +331,6 @@ def loss_of_model(pipe: Pipeline, clips: Sequence[Clip | Generated], sigmas: Seq
     return _losses(curves, pipe.config.model)
 
 
-@neutral()
 def loss_of_run(run_dir: str | Path, rounds: int = 3) -> Picture:
     """A run's validation loss by noise level: first, last and some rounds between, over the noise of training."""
     records = rounds_by_sigma(read_metrics(run_dir))
@@ -377,7 +370,6 @@ def _losses(curves: dict[str, tuple[Sequence[float], Any]], model: ModelConfig) 
     return Picture(figure, f"EDM loss by sigma: {'; '.join(texts)}. {noise}")
 
 
-@neutral()
 def toy(network: Callable[..., torch.Tensor], y: torch.Tensor, sigma_data: float) -> Picture:
     """Points y [N, 2] with noise of three levels, and the estimates of them by a network F(c_in x, c_noise)."""
     sigmas = (0.1, 0.4, 2.0)
@@ -396,7 +388,6 @@ def toy(network: Callable[..., torch.Tensor], y: torch.Tensor, sigma_data: float
     return Picture(figure, f"Points, the points with noise, and the estimates: {spread}.")
 
 
-@neutral()
 def differences(losses: Mapping[str, Sequence[float]]) -> Picture:
     """Losses of runs by iteration, and how far each is from the first's."""
     figure = _figure(3.4)
@@ -423,7 +414,6 @@ def differences(losses: Mapping[str, Sequence[float]]) -> Picture:
     return Picture(figure, f"Losses of {', '.join(losses)}; the largest relative difference is {worst:.1e}.")
 
 
-@neutral()
 def convergence(
     pipe: Pipeline, prompt: str, evaluations: Sequence[int] = (7, 14, 28), reference_steps: int = 64, **settings: Any
 ) -> Picture:
@@ -463,7 +453,6 @@ def convergence(
 # ---- the network --------------------------------------------------------------------------------------------------
 
 
-@neutral()
 def rotary(side: int = 8, frames: int = 3, head_dim: int = 32) -> Picture:
     """Rotary positions: how the channel pairs of a head rotate over time, height and width.
 
@@ -506,7 +495,6 @@ def rotary(side: int = 8, frames: int = 3, head_dim: int = 32) -> Picture:
     return Picture(figure, f"{rotate} The fastest make a quarter turn per patch or frame.")
 
 
-@neutral()
 def attention(pipe: Pipeline, clip: Generated, words: Sequence[str], layer: int | None = None) -> Picture:
     """Where in a clip the cross attention attends to words of its prompt (`word_attention`).
 
@@ -541,7 +529,6 @@ def attention(pipe: Pipeline, clip: Generated, words: Sequence[str], layer: int 
     return Picture(figure, f"Shares of the cross attention, {which}: {'; '.join(texts)}.")
 
 
-@neutral()
 def guidance(pipe: Pipeline, prompt: str, weights: Sequence[float] = (0, 1, 2, 4, 8), **settings: Any) -> Picture:
     """The effect of guidance on the estimate at one noise level, and on stills with the same seeds.
 

@@ -17,7 +17,7 @@ import numpy as np
 import traitlets
 
 from dfm_nb.base.metrics import smooth
-from dfm_nb.base.plots import PALETTE, blank, neutral, plain, plain_ticks, png
+from dfm_nb.base.plots import PALETTE, blank, plain, plain_ticks, png
 
 MAX_POINTS = 500
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 4", "10 4")
@@ -183,7 +183,6 @@ class LinePlot(anywidget.AnyWidget):
             self.send({"name": f"{name}.png", "kind": "image/png"}, [draw_png([self])])
 
 
-@neutral()
 def draw_png(plots: Sequence[LinePlot]) -> bytes:
     """The plots in a row as one PNG."""
     shown = [plot for plot in plots if any(len(s.x) for s in plot.series)] or list(plots[:1])

@@ -462,7 +462,7 @@ class Studio(Live):
             "init_video": text("init_video", "start from", f"{PATH} or clip; Open takes one from your machine"),
             "strength": Slider(label="strength", min=0.05, max=1.0, step=0.05),
         }
-        if config.generation.given:
+        if config.samples.given:
             self.controls["given"] = text("given", "given", f"{PATH} or clip; Open takes one; several with spaces")
             self.controls["given_guidance"] = Slider(label="given guidance", max=5.0, step=0.05)
         if config.dataset.condition_frames_prob:
@@ -478,8 +478,7 @@ class Studio(Live):
             control.observe(lambda change, control=control: self._changed(control, change["old"]), names="value")
             self._fault_places[name] = w.HTML(layout=HIDDEN)
             rows += [control, self._fault_places[name]]
-        trained = config.generation
-        sizes = list(dict.fromkeys([*(trained.sizes or ()), *(trained.other.sizes or ())]))
+        sizes = list(dict.fromkeys(size for kind in config.samples.kinds for size in kind.sizes))
         self._sizes = w.Dropdown(options=sizes, value=None, description="trained", **LABELLED)
         self._sizes.tooltip = "sizes of the training samples, width x height, the most frequent first"
         self._sizes.layout.display = "" if sizes else "none"

@@ -108,8 +108,8 @@ def mistake(error: Exception) -> str | None:
     """A sentence for errors that a user or administrator can fix; None for a bug of ours."""
     number, file = getattr(error, "errno", None), getattr(error, "filename", None)
     # sqlite's words, in which Energon's index is written, and torch's of the ranks' store; ours are ValueErrors
-    told = "" if isinstance(error, ValueError) else str(error)
-    if number in DISK_FULL or re.search(f"disk is full|{os.strerror(errno.ENOSPC)}", told):
+    told = re.search(f"disk is full|{os.strerror(errno.ENOSPC)}", str(error))
+    if number in DISK_FULL or (told and not isinstance(error, ValueError)):
         where = (
             f" for {file}" if file else f", perhaps in /dev/shm or {os.environ.get('TMPDIR') or tempfile.gettempdir()}"
         )

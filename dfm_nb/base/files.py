@@ -38,9 +38,9 @@ def replacing(path: str | Path, durable: bool = True) -> Iterator[Path]:
     try:
         with naming(path):
             yield temporary
-        os.chmod(temporary, mode)  # safetensors replaces it by a file of mode 0600
-        if durable:
-            sync(temporary)
+            os.chmod(temporary, mode)  # safetensors replaces it by a file of mode 0600
+            if durable:
+                sync(temporary)
         fix = _free.pop(path.absolute(), "")
         try:
             place = os.link if fix else os.replace
@@ -172,7 +172,6 @@ def appending(path: Path, mode: str = "ab", **how: Any) -> IO[Any]:
     """`path` opened to append to, created if missing; ValueError for a link, a pipe or a device."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise ValueError(f"{path} must be a regular file and no link, because it is appended to; move it away")
-    _free.pop(path.absolute(), None)
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666), **how)
 
 
@@ -197,7 +196,7 @@ MARK = "<!--made by dfm_nb-->"
 
 _TAKEN = "{} exists, and no record says that it is ours; {}"
 _free: dict[Path, str] = {}
-"""Advice by names that were free: two processes that write one at once both found it so."""
+"""Advice by names that were free: of two processes that write one at once, both found it so. Folders have a lock."""
 
 
 def check_free(path: Path, ours: bool, fix: str = "pass --overwrite or another name", mark: str = "") -> None:
@@ -206,11 +205,10 @@ def check_free(path: Path, ours: bool, fix: str = "pass --overwrite or another n
     mark : `MARK` of a view; other files are replaced by their record alone.
     """
     absent = not os.path.lexists(path)
-    _free[path.absolute()] = fix if absent and not ours else ""
+    _free[path.absolute()] = fix if absent and not ours and "--overwrite" in fix else ""
     if absent or ours:
         return
-    readable = mark and path.is_file() and path.stat().st_size <= MOST_BYTES
-    if readable and mark.encode() in path.read_bytes():
+    if mark and is_plain(path) and mark.encode() in path.read_bytes():
         return
     raise FileExistsError(_TAKEN.format(path, fix))
 
@@ -219,8 +217,7 @@ def sync(path: Path) -> None:
     """Make a file's content, or the renames in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with naming(path):
-            os.fsync(descriptor)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

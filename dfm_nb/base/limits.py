@@ -18,7 +18,7 @@ MOST_HEADER = 100 * 10**6
 """Bytes of the header of a `.safetensors`; the limit of safetensors itself."""
 MOST_TEXT = 1 << 20
 """Characters of a caption with its tags; bytes of a sample's .json or of a configuration, which are parsed slowly."""
-MOST_SHARDS = 1 << 20
+MOST_SHARDS = 1 << 17
 """Names that patterns such as `a-{000..127}.tar` stand for."""
 MOST_DEPTH = 100
 """Of JSON. Parsers go to about 1,000, and printing or checking the value then fails."""

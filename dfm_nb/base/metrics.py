@@ -73,12 +73,6 @@ class Metrics:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> Metrics:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
 
 def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     """The complete records of `metrics.jsonl` or of a run folder, also while it is written; [] if it does not exist."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,34 +22,16 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's colours, which colour-blind people can distinguish."""
 
 
-def _import_matplotlib() -> None:
-    """Import it without `matplotlibrc` of the current folder, which it reads first: files there are data.
-
-    A pipe of that name would hang it, and bytes end it. matplotlib 3.11 tests the name by `os.path.exists`.
-    """
+def blank(width_in: float, height_in: float, dpi: int = 120) -> Figure:
+    """An empty figure to draw on; every plot begins with one."""
     exists = os.path.exists
+    # matplotlib 3.11 first looks for a `matplotlibrc` of the current folder, by this function. Files there are data:
+    # bytes would end it, a pipe hang it.
     os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
     try:
-        import matplotlib  # noqa: F401
+        from matplotlib.figure import Figure  # no pyplot: no global state, no display
     finally:
         os.path.exists = exists
-
-
-@contextlib.contextmanager
-def neutral() -> Iterator[None]:
-    """Draw in matplotlib's own style, whatever a user's `matplotlibrc` says."""
-    _import_matplotlib()
-    from matplotlib import style
-
-    with style.context("default"):
-        yield
-
-
-def blank(width_in: float, height_in: float, dpi: int = 120) -> Figure:
-    """An empty figure to draw on."""
-    _import_matplotlib()
-    from matplotlib.figure import Figure  # no pyplot: no global state, no display
-
     return Figure(figsize=(width_in, height_in), dpi=dpi, layout="constrained", facecolor="white")
 
 
@@ -64,7 +45,6 @@ def literal(drawn: Figure) -> Figure:
     return drawn
 
 
-@neutral()
 def png(drawn: Figure) -> bytes:
     """The figure as a PNG."""
     literal(drawn).savefig(out := io.BytesIO(), format="png")
@@ -91,7 +71,6 @@ def plain_ticks(axis: Axis) -> None:
     axis.set_major_formatter("{x:g}")
 
 
-@neutral()
 def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: str = "") -> None:
     """Draw loss against iteration as a PNG: every record faintly, a running mean, and validation points.
 
@@ -116,7 +95,6 @@ def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: s
     save(drawn, output)
 
 
-@neutral()
 def curve_png(iterations: Sequence[float], losses: Sequence[float], title: str) -> bytes:
     """Losses of a run as a PNG; of many a running mean."""
     drawn = blank(8.4, 3.4)

@@ -28,7 +28,6 @@ from dfm_nb.base.files import (
     remove_temporaries,
     subfolder,
     unlinked,
-    write_atomically,
     write_json,
 )
 from dfm_nb.base.log import log
@@ -129,10 +128,6 @@ class Run:
         """The folders of samples, by iteration; none that a link leads out to."""
         return [found for found in iteration_folders(self.samples) if not leads_out(found[1], self.path)]
 
-    def save_config(self, text: str) -> None:
-        """Write `config.yaml` atomically."""
-        write_atomically(self.config_file, text.encode())
-
     # ---- the folder's owner ---------------------------------------------------------------------------------------
 
     def claim(self) -> None:
@@ -211,7 +206,7 @@ class Run:
 
     def check_place(self) -> None:
         """FileNotFoundError if the folder of which this process is the writer is not at its path any more."""
-        if self._key in _HELD and _HELD[self._key][1] != (os.path.exists(self.path) and self.path.stat().st_ino):
+        if self._key in _HELD and _HELD[self._key][1] != (self.path.exists() and self.path.stat().st_ino):
             raise FileNotFoundError(
                 f"{self.path} must stay in its place while the run writes there; it was moved, replaced or removed; "
                 "give the command again with the folder's new name as --run-dir: it resumes from the newest checkpoint"
@@ -221,9 +216,8 @@ class Run:
         """Write the owner's current activity and its start into `run.pid`; other processes write nothing."""
         self.check_place()
         if self._key in _HELD:
-            told = {**process.identity(), "phase": phase, "since_s": time.time()}
             try:
-                write_json(self.pid_file, told)
+                write_json(self.pid_file, {**process.identity(), "phase": phase, "since_s": time.time()})
             except OSError as error:  # a checkpoint must still be saved
                 log.warning("the run folder %s cannot be written (%s)", self.path, error.strerror)
 

@@ -42,7 +42,8 @@ def unseen_attributes(count: int, motion: str, part: str = "development") -> lis
     part : `development`, for choosing settings, or `test` (`synthetic.unseen_combinations`).
     """
     by = [synthetic.unseen_combinations(part, how) for how in ("pairs", "triples")]
-    species, postures = synthetic.SPECIES, synthetic.POSTURES
+    species = synthetic.SPECIES
+    postures = synthetic.POSTURES
     most = 2 * min(map(len, by)) * len(species) * len(postures)
     if not 0 < count <= most:
         raise ValueError(f"there are {most} unseen combinations; got {count}; use --num-prompts {most} or fewer")
@@ -50,18 +51,21 @@ def unseen_attributes(count: int, motion: str, part: str = "development") -> lis
     for i in range(count):
         number, which = divmod(i, 2)
         turn, place = divmod(number, len(by[which]))
-        own = {
-            "species": species[(place + turn) % len(species)],  # each round has other pairs of species and posture
-            "posture": postures[(place // 2 + turn // len(species) + turn) % len(postures)],
-        }
-        out.append({**by[which][place], **own, "motion": motion})
+        out.append(
+            {
+                **by[which][place],
+                "species": species[(place + turn) % len(species)],  # each round has other pairs of species and posture
+                "posture": postures[(place // 2 + turn // len(species) + turn) % len(postures)],
+                "motion": motion,
+            }
+        )
     return out
 
 
 def is_pair(attributes: Mapping[str, str]) -> bool:
     """Whether training never showed this colour with this pattern."""
-    wanted = (attributes["colour"], attributes["pattern"])
-    return wanted not in {(a["colour"], a["pattern"]) for a in synthetic.seen_combinations()}
+    pair = {name: attributes[name] for name in ("colour", "pattern")}
+    return not any(pair.items() <= seen.items() for seen in synthetic.seen_combinations())
 
 
 def stored_thresholds(kind: str) -> Sure:
@@ -95,12 +99,15 @@ def _sets(wanted: Attributes) -> dict[str, np.ndarray]:
 
 def _shares(said: Mapping[str, np.ndarray], wanted: Attributes, sure: Sure) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    asked, found, chance = _asked(wanted), _sure(said, sure["value"]), [1 / len(HEADS[n]) for n in MEASURED]
+    asked = _asked(wanted)
+    likeliest = _sure(said)
+    found = _sure(said, sure["value"])
+    chance = [1 / len(HEADS[n]) for n in MEASURED]
     for name, of in _sets(wanted).items():
         another = ((asked[:, None] != asked[None]) & of[:, None]).any(2)
         wrong = ((found[:, None] == asked[None]) | ~of[:, None]).all(2) & another
         out[name] = {
-            "argmax": share(((_sure(said) == asked) | ~of).all(1)),
+            "argmax": share(((likeliest == asked) | ~of).all(1)),
             "sure": _sure_share(said, wanted, sure, of),
             "wrong": float(wrong.sum() / max(1, another.sum())),
             "chance": float(np.where(of, chance, 1).prod(1).mean()),
@@ -110,7 +117,10 @@ def _shares(said: Mapping[str, np.ndarray], wanted: Attributes, sure: Sure) -> d
 
 def _asked(wanted: Attributes) -> np.ndarray:
     """int [N, attributes], the index of the requested name."""
-    return np.array([[HEADS[n].index(w[n]) for n in MEASURED] for w in wanted])
+    asked = np.empty((len(wanted), len(MEASURED)), int)
+    for i, w in enumerate(wanted):
+        asked[i] = [HEADS[n].index(w[n]) for n in MEASURED]
+    return asked
 
 
 def _sure(said: Mapping[str, np.ndarray], at: Mapping[str, float] = dict.fromkeys(MEASURED, 0.0)) -> np.ndarray:
@@ -155,16 +165,15 @@ class Renders:
         seed: int,
         count: int | None = None,
     ):
-        n = count or MOST_RENDERS[kind]
-        wanted = unseen_attributes(n, "still" if kind == "images" else "flapping", part)
-        self.wanted = wanted * 2
-        self.as_drawn = [
-            synthetic.render(a, seed + i, size_px, size_px, 1 if kind == "images" else frames)
-            for i, a in enumerate(self.wanted)
-        ]
+        self.half = count or MOST_RENDERS[kind]
+        motion = "flapping"
+        if kind == "images":
+            motion = "still"
+            frames = 1
+        self.wanted = unseen_attributes(self.half, motion, part) * 2
+        self.as_drawn = [synthetic.render(a, seed + i, size_px, size_px, frames) for i, a in enumerate(self.wanted)]
         bar = tqdm(self.as_drawn, desc=f"real {kind}", leave=False, disable=None)
-        self.decoded = [round_trip(v) for v in bar]
-        self.half = n
+        self.decoded = list(map(round_trip, bar))
 
 
 def score(videos: Videos, wanted: Attributes, classifier: AttributeClassifier, sure: Sure) -> dict[str, Any]:
@@ -182,20 +191,25 @@ def score(videos: Videos, wanted: Attributes, classifier: AttributeClassifier, s
     out: dict[str, Any] = {"samples": len(videos), "thresholds": dict(sure["value"]), **_shares(said, wanted, sure)}
     for name in MEASURED:
         by_value: dict[str, dict[str, int]] = {}  # requested: {found: count}
-        found = [HEADS[name][i] for i in said[name].argmax(1)]
-        for (asked, saw), count in sorted(Counter((w[name], f) for f, w in zip(found, wanted)).items()):
-            by_value.setdefault(asked, {})[saw] = count
+        counts: Counter[tuple[str, str]] = Counter()
+        for w, index in zip(wanted, said[name].argmax(1)):
+            counts[w[name], HEADS[name][index]] += 1
+        for (asked, found), count in sorted(counts.items()):
+            by_value.setdefault(asked, {})[found] = count
         out[name]["found"] = by_value
-    pair, core = np.array([is_pair(w) for w in wanted]), np.isin(MEASURED, CORE)
-    for name, which in (("pairs", pair), ("triples", ~pair)):
-        if pair.any() and which.any():
+    pair = np.array([is_pair(w) for w in wanted])
+    core = np.isin(MEASURED, CORE)
+    if pair.any() and not pair.all():
+        for name, which in (("pairs", pair), ("triples", ~pair)):
             out[name] = {"samples": int(which.sum()), **_sure_share(said, wanted, sure, core, which)}
     frames, height, width, _ = videos[0].shape
     if min(map(len, videos)) > 1:  # of captions alone, some samples may be stills
-        drawn = [{name: w[name] for name in w if name in synthetic.ATTRIBUTES} for w in wanted[:16]]
-        real = [synthetic.render(w, i, height, width, frames) for i, w in enumerate(drawn)]
+        real = []
+        for i, w in enumerate(wanted[:16]):
+            drawn = {name: w[name] for name in synthetic.ATTRIBUTES if name in w}
+            real.append(synthetic.render(drawn, i, height, width, frames))
         out["wing_motion"] = {
-            "mean": float(np.mean([wing_motion(v) for v in videos])),
-            "real_clips": float(np.mean([wing_motion(v) for v in real])),
+            "mean": float(np.mean(list(map(wing_motion, videos)))),
+            "real_clips": float(np.mean(list(map(wing_motion, real)))),
         }
     return out

@@ -13,9 +13,16 @@ import numpy as np
 
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SPOKEN = WORDS["spoken"]
-COLOURS, ADJECTIVES, WINGS, PLACES = (SPOKEN[name] for name in ("colours", "adjectives", "wings", "places"))
-POSTURES, MOTIONS, POSITIONS, KINDS = (SPOKEN[name] for name in ("postures", "motions", "positions", "kinds"))
-SPECIES_SHARE, POSTURE_SHARE = 0.6, 0.5
+COLOURS = SPOKEN["colours"]
+ADJECTIVES = SPOKEN["adjectives"]
+WINGS = SPOKEN["wings"]
+PLACES = SPOKEN["places"]
+POSTURES = SPOKEN["postures"]
+MOTIONS = SPOKEN["motions"]
+POSITIONS = SPOKEN["positions"]
+KINDS = SPOKEN["kinds"]
+SPECIES_SHARE = 0.6
+POSTURE_SHARE = 0.5
 """Shares of the captions that name the species and the posture."""
 
 
@@ -29,7 +36,8 @@ def _maybe(rng: np.random.Generator, share: float) -> bool:
 
 def _phrase(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
     """A noun phrase without its full stop, "a spotted blue monarch, fluttering at night"; `said` names its facts."""
-    before, after = [], []
+    before = []
+    after = []
     if "size" in said:
         before.append(_one(rng, SPOKEN["small"]))
         after.append(_one(rng, POSITIONS[a["position"]]))
@@ -57,9 +65,11 @@ def _phrase(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
 
 def _tags(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
     """Keywords in any order: "night, blue butterfly, dots"."""
-    words = ["butterfly", *(a[name] for name in ("species", "colour") if name in said)]
-    if "colour" in said and _maybe(rng, 2 / 3):
-        words[-1] = _one(rng, COLOURS[a["colour"]])
+    words = ["butterfly"]
+    if "species" in said:
+        words.append(a["species"])
+    if "colour" in said:
+        words.append(_one(rng, COLOURS[a["colour"]]) if _maybe(rng, 2 / 3) else a["colour"])
     vocabularies = {"pattern": ADJECTIVES, "background": PLACES, "motion": MOTIONS, "posture": POSTURES}
     for name, vocabulary in vocabularies.items():
         if name in said:
@@ -73,12 +83,13 @@ def _facts(a: dict[str, str], rng: np.random.Generator) -> set[str]:
     """The facts of a caption: one in eight captions has only a part of them."""
     named = {"species": SPECIES_SHARE, "posture": POSTURE_SHARE, "motion": 0.9 if a["motion"] == "flapping" else 0.2}
     said = {name for name, share in named.items() if _maybe(rng, share)}
-    core = ["colour", "pattern", "background"]
-    if _maybe(rng, 1 / 8):
-        core = [name for name in core if _maybe(rng, 0.5)]
+    in_part = _maybe(rng, 1 / 8)
+    for name in ("colour", "pattern", "background"):
+        if not in_part or _maybe(rng, 0.5):
+            said.add(name)
     if a["size"] == "small":
         said.add("size")
-    return said | set(core)
+    return said
 
 
 def spoken(attributes: dict[str, str], rng: np.random.Generator) -> str:

@@ -31,7 +31,7 @@ COLOUR_RGB: dict[str, RGB] = {
 }
 INK: RGB = (34, 26, 34)
 CREAM: RGB = (255, 246, 218)
-PATTERN_RGB = {c: INK if c in ("orange", "yellow", "pink", "white") else CREAM for c in COLOUR_RGB}
+PATTERN_RGB = dict.fromkeys(COLOUR_RGB, CREAM) | dict.fromkeys(("orange", "yellow", "pink", "white"), INK)
 
 WINGS = tomllib.loads(Path(__file__).with_name("wings.toml").read_text(encoding="utf-8"))
 """{species: {"fore", "hind"}}, each the points of an outline."""
@@ -76,7 +76,9 @@ def _wash(canvas: skia.Canvas, w: float, h: float, *colours: RGB) -> None:
 def _sky(canvas: skia.Canvas, w: float, h: float, rng: np.random.Generator) -> None:
     _wash(canvas, w, h, (112, 190, 240), (172, 220, 248), (214, 238, 252))
     for _ in range(3):
-        x, y, s = rng.uniform(0, w), rng.uniform(0.08, 0.92) * h, rng.uniform(0.07, 0.12)
+        x = rng.uniform(0, w)
+        y = rng.uniform(0.08, 0.92) * h
+        s = rng.uniform(0.07, 0.12)
         cloud = skia.Path()
         for dx, dy, r in ((-1.5, 0.15, 0.7), (-0.6, -0.3, 0.95), (0.5, -0.1, 0.85), (1.4, 0.2, 0.6)):
             cloud.addCircle(x + dx * s, y + dy * s, r * s)
@@ -87,18 +89,24 @@ def _sky(canvas: skia.Canvas, w: float, h: float, rng: np.random.Generator) -> N
 def _meadow(canvas: skia.Canvas, w: float, h: float, rng: np.random.Generator) -> None:
     _wash(canvas, w, h, (206, 228, 130), (172, 206, 92), (124, 168, 60))
     for _ in range(5):
-        x, y, r = rng.uniform(0, w), rng.uniform(0, 0.7) * h, rng.uniform(0.04, 0.10)
-        canvas.drawCircle(x, y, r, _fill((238, 246, 176), 0.35))
+        x = rng.uniform(0, w)
+        y = rng.uniform(0, 0.7) * h
+        canvas.drawCircle(x, y, rng.uniform(0.04, 0.10), _fill((238, 246, 176), 0.35))
     for shade, lift in (((140, 184, 70), 0.34), ((96, 146, 48), 0.22)):
         blades = skia.Path()
         for x in np.arange(-0.02, w, 0.075):
-            x0, tall, lean = x + rng.uniform(-0.02, 0.02), lift * rng.uniform(0.5, 1.1), rng.uniform(-0.08, 0.08)
+            x0 = x + rng.uniform(-0.02, 0.02)
+            tall = lift * rng.uniform(0.5, 1.1)
+            lean = rng.uniform(-0.08, 0.08)
             blades.moveTo(x0, h)
             blades.quadTo(x0 + 0.01, h - tall * 0.6, x0 + lean, h - tall)
             blades.quadTo(x0 + 0.04, h - tall * 0.5, x0 + 0.04, h)
         canvas.drawPath(blades, _fill(shade))
     for _ in range(4):
-        x, y, r, petals = rng.uniform(0, w), h - rng.uniform(0.04, 0.24), 0.016, skia.Path()
+        x = rng.uniform(0, w)
+        y = h - rng.uniform(0.04, 0.24)
+        r = 0.016
+        petals = skia.Path()
         for angle in np.arange(5) * math.tau / 5:
             petals.addCircle(x + 1.5 * r * math.cos(angle), y + 1.5 * r * math.sin(angle), r)
         canvas.drawPath(petals, _fill((255, 252, 236)))
@@ -108,7 +116,9 @@ def _meadow(canvas: skia.Canvas, w: float, h: float, rng: np.random.Generator) -
 def _sand(canvas: skia.Canvas, w: float, h: float, rng: np.random.Generator) -> None:
     _wash(canvas, w, h, (244, 228, 196), (234, 208, 166), (214, 180, 132))
     for k in range(4):
-        y, a, b = h * (0.22 + 0.22 * k), rng.uniform(-0.1, 0.1), rng.uniform(-0.1, 0.1)
+        y = h * (0.22 + 0.22 * k)
+        a = rng.uniform(-0.1, 0.1)
+        b = rng.uniform(-0.1, 0.1)
         dune = skia.Path()
         dune.moveTo(-0.1, y)
         dune.cubicTo(w * 0.3, y + a, w * 0.7, y + b, w + 0.1, y + rng.uniform(-0.04, 0.04))
@@ -118,7 +128,9 @@ def _sand(canvas: skia.Canvas, w: float, h: float, rng: np.random.Generator) -> 
         dune.offset(0, 0.012)
         canvas.drawPath(dune, _fill((255, 240, 212), 0.16))
     for _ in range(14):
-        x, y, r = rng.uniform(0, w), rng.uniform(0.1, 1) * h, rng.uniform(0.004, 0.013)
+        x = rng.uniform(0, w)
+        y = rng.uniform(0.1, 1) * h
+        r = rng.uniform(0.004, 0.013)
         canvas.drawOval(skia.Rect.MakeXYWH(x, y, 2.6 * r, 1.7 * r), _fill((150, 112, 74), 0.55))
 
 
@@ -130,7 +142,9 @@ def _night(canvas: skia.Canvas, w: float, h: float, rng: np.random.Generator) ->
             stars.addCircle(x * w, y * 0.95 * h, 0.004 + 0.009 * size**3)
         canvas.drawPath(stars, _fill((255, 250, 226), alpha))
     side = -1 if rng.random() < 0.5 else 1
-    x, y, r = w / 2 + side * (w / 2 - 0.13), 0.13, 0.075
+    x = w / 2 + side * (w / 2 - 0.13)
+    y = 0.13
+    r = 0.075
     glow = skia.Paint(Shader=skia.GradientShader.MakeRadial((x, y), 3.2 * r, [0x50C8CEFF, 0x00C8CEFF]))
     canvas.drawCircle(x, y, 3.2 * r, glow)
     moon = skia.Path()
@@ -155,8 +169,7 @@ def _outline(points: np.ndarray) -> skia.Path:
     path = skia.Path()
     path.moveTo(0, 0)
     for a, b, sa, sb in zip(p[:-1], p[1:], slope[:-1], slope[1:]):
-        (ax, ay), (bx, by) = a + sa, b - sb
-        path.cubicTo(ax, ay, bx, by, *map(float, b))
+        path.cubicTo(*(a + sa).tolist(), *(b - sb).tolist(), *b.tolist())
     path.close()
     return path
 
@@ -167,8 +180,9 @@ class Wing:
     def __init__(self, points: list[list[float]], colour: str, pattern: str, rng: np.random.Generator):
         self.points = np.array(points) * (1 + rng.normal(0, 0.02, (len(points), 2)))
         self.path = _outline(self.points)
-        self.pattern, self.ink = pattern, PATTERN_RGB[colour]
-        base = tuple(int(np.clip(c + d, 0, 255)) for c, d in zip(COLOUR_RGB[colour], rng.normal(0, 5, 3)))
+        self.pattern = pattern
+        self.ink = PATTERN_RGB[colour]
+        base = tuple((COLOUR_RGB[colour] + rng.normal(0, 5, 3)).clip(0, 255).astype(int).tolist())
         reach = float(np.hypot(*self.points.T).max())
         shades = [_mix(base, INK, 0.22), _mix(base, (255, 255, 255), 0.12), base, _mix(base, INK, 0.10)]
         shader = skia.GradientShader.MakeRadial((0, 0), reach, [_argb(c) for c in shades], [0.0, 0.28, 0.75, 1.0])
@@ -259,17 +273,21 @@ def draw(
     """
     load_skia()
     short = min(height_px, width_px)
-    w, h = width_px / short, height_px / short
-    backdrop, scene_rng = np.zeros((height_px, width_px, 4), np.uint8), np.random.default_rng(rng.integers(2**63))
+    w = width_px / short
+    h = height_px / short
+    backdrop = np.zeros((height_px, width_px, 4), np.uint8)
+    scene_rng = np.random.default_rng(rng.integers(2**63))
     canvas = skia.Surface(backdrop, skia.kRGBA_8888_ColorType).getCanvas()
     canvas.scale(short, short)
     PAINT_BACKGROUND[attributes["background"]](canvas, w, h, scene_rng)
     pose = _Pose(attributes, rng, w, h)
     shapes = WINGS[attributes["species"]]
-    fore, hind = (Wing(shapes[s], attributes["colour"], attributes["pattern"], rng) for s in ("fore", "hind"))
+    fore = Wing(shapes["fore"], attributes["colour"], attributes["pattern"], rng)
+    hind = Wing(shapes["hind"], attributes["colour"], attributes["pattern"], rng)
     shadow = _fill((10, 10, 24), SHADOW_ALPHA[attributes["background"]])
     shadow.setMaskFilter(skia.MaskFilter.MakeBlur(skia.kNormal_BlurStyle, 0.05))
-    beat_frames, droop = rng.uniform(7.0, 10.0), rng.uniform(0, 0.05)
+    beat_frames = rng.uniform(7.0, 10.0)
+    droop = rng.uniform(0, 0.05)
     frames = np.empty((num_frames, height_px, width_px, 3), np.uint8)
     for t in range(num_frames):
         angle = 2 * math.pi * t / beat_frames
@@ -287,12 +305,14 @@ class _Pose:
     """Position, size and rotation of the butterfly."""
 
     def __init__(self, attributes: dict[str, str], rng: np.random.Generator, w: float, h: float):
-        posture, (dx, dy) = attributes["posture"], POSITION[attributes["position"]]
+        posture = attributes["posture"]
+        dx, dy = POSITION[attributes["position"]]
         self.folded = posture == "folded"
         self.scale = SMALL if attributes["size"] == "small" else 1.0
         self.middle = 0.74 if self.folded else 0.62  # of the wing beat; from 2 * middle - 1 to 1
         self.degrees = TILT_DEGREES[posture] + rng.uniform(-7, 7)
-        reach = max(math.hypot(x, y) for outline in WINGS[attributes["species"]].values() for x, y in outline)
+        outlines = WINGS[attributes["species"]]
+        reach = max(math.hypot(x, y) for x, y in outlines["fore"] + outlines["hind"])
         self.size = self.scale * rng.uniform(0.41, 0.47) / reach
         self.x = w / 2 + dx + rng.uniform(-1, 1) * (0.03 + 0.3 * (w - 1))
         self.y = h / 2 + dy + rng.uniform(-1, 1) * (0.03 + 0.3 * (h - 1)) + 0.02

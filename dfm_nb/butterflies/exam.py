@@ -22,7 +22,8 @@ FPS = synthetic.CLIP_FPS[-1]
 MOTION = {"images": "still", "clips": "flapping"}
 REAL_SEED = 987_654
 """Seed of the real renders, far from the seeds of data sets."""
-ONE_PROMPT, SEEDS = 12, 8
+ONE_PROMPT = 12
+SEEDS = 8
 """Prompts of the scatter, and seeds of each."""
 
 Videos = list[np.ndarray]
@@ -45,7 +46,9 @@ class Exam:
         part: str,
         size_px: int,
     ):
-        self.generate, self.part, self.size_px = generate, part, size_px
+        self.generate = generate
+        self.part = part
+        self.size_px = size_px
         self.classifier = AttributeClassifier.load()
         self.renders = functools.cache(lambda kind, frames: Renders(round_trip, kind, size_px, frames, part, REAL_SEED))
 
@@ -85,17 +88,20 @@ class Exam:
         if not all(set(MEASURED) <= set(w) for w in wanted):
             return {}
         sure = stored_thresholds(kind)
-        told = {name: shares(self.classifier, some, of_real or wanted, sure) for name, some in real.items()}
-        return score(videos, wanted, self.classifier, sure) | {"real_renders": told}
+        renders = {name: shares(self.classifier, some, of_real or wanted, sure) for name, some in real.items()}
+        return score(videos, wanted, self.classifier, sure) | {"real_renders": renders}
 
     def _scatter(self, kind: str, network: Features) -> dict[str, float]:
         """How far apart samples of a prompt are with `SEEDS` seeds, and the renders of its attributes."""
-        wanted = [w for w in unseen_attributes(ONE_PROMPT, MOTION[kind], self.part) for _ in range(SEEDS)]
-        samples = self.generate([synthetic.caption_for(w) for w in wanted], FRAMES[kind], FPS)
-        size = self.size_px, self.size_px, FRAMES[kind]
-        sets = samples, [synthetic.render(w, REAL_SEED + i, *size) for i, w in enumerate(wanted)]
-        ours, real = (scatter(network(_stills(videos)).reshape(ONE_PROMPT, SEEDS, -1)) for videos in sets)
-        return {"mean": ours, "real": real}
+        prompts = []
+        renders: Videos = []
+        for w in unseen_attributes(ONE_PROMPT, MOTION[kind], self.part):
+            prompts += [synthetic.caption_for(w)] * SEEDS
+            for _ in range(SEEDS):
+                seed = REAL_SEED + len(renders)
+                renders.append(synthetic.render(w, seed, self.size_px, self.size_px, FRAMES[kind]))
+        samples = self.generate(prompts, FRAMES[kind], FPS)
+        return {"mean": _scatter_of(samples, network), "real": _scatter_of(renders, network)}
 
     def _worded(self, form: str, wanted: Asked) -> dict[str, Any]:
         videos = self.generate([wordings.prompt(form, self.part, w, i) for i, w in enumerate(wanted)], 1, FPS)
@@ -113,6 +119,10 @@ class Exam:
             "as_drawn": renders.as_drawn[:n],
             "real": real[:n],
         }
+
+
+def _scatter_of(videos: Videos, network: Features) -> float:
+    return scatter(network(_stills(videos)).reshape(ONE_PROMPT, SEEDS, -1))
 
 
 def _stills(videos: Sequence[np.ndarray]) -> np.ndarray:

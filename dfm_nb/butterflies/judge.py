@@ -37,11 +37,12 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        pairs = list(zip(self.CHANNELS, self.CHANNELS[1:]))
-        self.convs = nn.ModuleList(
-            nn.Conv2d(i, o, 3, stride=2 if level else 1, padding=1, bias=False) for level, (i, o) in enumerate(pairs)
-        )
-        self.norms = nn.ModuleList(nn.BatchNorm2d(o) for _, o in pairs)
+        self.convs = nn.ModuleList()
+        self.norms = nn.ModuleList()
+        for i, o in zip(self.CHANNELS, self.CHANNELS[1:]):
+            stride = 2 if self.convs else 1
+            self.convs.append(nn.Conv2d(i, o, 3, stride, padding=1, bias=False))
+            self.norms.append(nn.BatchNorm2d(o))
         self.head = nn.Linear(2 * sum(self.CHANNELS[2:]), sum(map(len, HEADS.values())))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,7 +61,7 @@ def product(logits: Tensor, sample: Tensor, count: int, mirrored: Tensor) -> lis
         mirrored frames, where left is right.
     """
     out = []
-    for names, z in zip(HEADS.values(), logits.split([len(v) for v in HEADS.values()], 1)):
+    for names, z in zip(HEADS.values(), logits.split(list(map(len, HEADS.values())), 1)):
         there = [names.index(IN_THE_MIRROR.get(name, name)) for name in names]
         z = torch.where(mirrored[:, None], z[:, there], z)
         out.append(z.new_zeros(count, z.shape[1]).index_add(0, sample, z.log_softmax(1)))
@@ -71,7 +72,8 @@ def to_input(frames: np.ndarray) -> Tensor:
     """uint8 [T, H, W, 3] -> float32 [T, 3, 64, 64] in [-1, 1]; long pictures are centre-cropped to 3:2 at most."""
     _, h, w, _ = frames.shape
     side = min(h, w) * 3 // 2
-    top, left = max(0, (h - side) // 2), max(0, (w - side) // 2)
+    top = max(0, (h - side) // 2)
+    left = max(0, (w - side) // 2)
     frames = frames[:, top : top + side, left : left + side]
     size = (INPUT_PX, INPUT_PX)
     if frames.shape[1:3] != size:
@@ -101,7 +103,8 @@ class AttributeClassifier:
     """
 
     def __init__(self, net: Net, identity: dict) -> None:
-        self.net, self.identity = net.eval(), identity
+        self.net = net.eval()
+        self.identity = identity
 
     @torch.inference_mode()
     def probabilities(self, videos: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -129,7 +132,8 @@ class AttributeClassifier:
     def load(cls, path: str | Path = ASSET) -> AttributeClassifier:
         """Read a file of `save`; ValueError if it is for other attributes or drawings."""
         with safe_open(str(path), "pt") as file:
-            meta, state = file.metadata() or {}, {k: file.get_tensor(k) for k in file.keys()}
+            meta = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}
         identity = json.loads(meta.get("identity", "{}"))
         if meta.get("heads") != json.dumps(HEADS) or identity.get("drawing") != synthetic.DRAWING:
             raise ValueError(f"{path} was trained for other attributes or drawings; use scripts/train_classifier.py")

@@ -49,7 +49,9 @@ TOKENIZER = "residual"  # trained on these pictures; thresholds of the exam are 
 DRAWING = 3  # raised when the pictures change, so that old prepared data are not used as new ones
 HELD_OUT = 2  # likewise, when other combinations are held out
 
-SMALL_SHARE, DOUBLE_SHARE, PLAIN_SHARE = 0.2, 0.15, 0.25
+SMALL_SHARE = 0.2
+DOUBLE_SHARE = 0.15
+PLAIN_SHARE = 0.25
 """Shares of `varied` items: small butterflies, items at twice the size, and captions by `TEMPLATES`."""
 
 CLIP_FRAMES = ((9, 0.65), (17, 0.35))
@@ -65,8 +67,11 @@ IMAGE_SHAPES = (
 )
 CLIP_SHAPES = (((1, 1), 0.8), ((1, 1.25), 0.1), ((1.25, 1), 0.1))
 
-WINGS_WORDS, PLACE_WORDS = captions.WORDS["plain"]["wings"], captions.WORDS["plain"]["places"]
-POSTURE_WORDS, TEMPLATES = captions.WORDS["plain"]["postures"], captions.WORDS["plain"]["templates"]
+PLAIN = captions.WORDS["plain"]
+WINGS_WORDS = PLAIN["wings"]
+PLACE_WORDS = PLAIN["places"]
+POSTURE_WORDS = PLAIN["postures"]
+TEMPLATES = PLAIN["templates"]
 NUM_TEMPLATES = len(TEMPLATES["still"])
 EDITS = captions.WORDS["edits"]
 
@@ -80,9 +85,11 @@ def _combinations() -> Iterator[tuple[str | None, str | None, dict[str, str]]]:
     for (i, colour), (j, pattern), (k, place) in product(*map(enumerate, (COLOURS, PATTERNS, BACKGROUNDS))):
         by = part = None
         if j == (i + i // 4) % 4:
-            by, part = "pairs", PARTS[i % 2]
+            by = "pairs"
+            part = PARTS[i % 2]
         elif (i + 2 * j + 3 * k) % 5 == 0:
-            by, part = "triples", PARTS[held_triples % 2]
+            by = "triples"
+            part = PARTS[held_triples % 2]
             held_triples += 1
         yield by, part, {"colour": colour, "pattern": pattern, "background": place}
 
@@ -116,9 +123,16 @@ def words_of(attributes: dict[str, str]) -> dict[str, str]:
     """The words for the fields of templates."""
     a = _checked(attributes)
     wings, adjective = WINGS_WORDS[a["pattern"]]
-    place, posture = PLACE_WORDS[a["background"]], POSTURE_WORDS[a["motion"]][a["posture"]]
-    own = {"colour": a["colour"], "species": a["species"], "pattern": adjective, "wings": wings, "posture": posture}
-    return own | {"place": place, "Place": place[0].upper() + place[1:]}
+    place = PLACE_WORDS[a["background"]]
+    return {
+        "colour": a["colour"],
+        "species": a["species"],
+        "pattern": adjective,
+        "wings": wings,
+        "posture": POSTURE_WORDS[a["motion"]][a["posture"]],
+        "place": place,
+        "Place": place[0].upper() + place[1:],
+    }
 
 
 def caption_for(attributes: dict[str, str], template: int = 0) -> str:
@@ -191,8 +205,10 @@ class Synthetic(Source):
         return self.num_images + self.num_clips
 
     def item_key(self, index: int) -> str:
-        kind, number = ("image", index) if index < self.num_images else ("clip", index - self.num_images)
-        return f"{'unseen-' if self.unseen else ''}{kind}-{number:06d}"
+        key = f"image-{index:06d}"
+        if index >= self.num_images:
+            key = f"clip-{index - self.num_images:06d}"
+        return f"unseen-{key}" if self.unseen else key
 
     def read(self, index: int) -> Iterator[Clip]:
         moving = index >= self.num_images
@@ -214,17 +230,22 @@ class Synthetic(Source):
         caption = caption_for(attributes, int(rng.integers(NUM_TEMPLATES)))
         if self.varied and (rng.random() >= PLAIN_SHARE or attributes.get("size") == "small"):
             caption = with_articles(captions.spoken(_checked(attributes), rng))
-        scene, given = (int(rng.integers(2**63)), height, width, frames), []
-        pixels, said = render(attributes, *scene), dict(attributes)
+        scene = (int(rng.integers(2**63)), height, width, frames)
+        pixels = render(attributes, *scene)
+        given = []
         if self.edits:
-            changed, triples = str(rng.choice(list(EDITS))), self._combinations
-            others = [attributes | {changed: value} for value in ATTRIBUTES[changed] if value != attributes[changed]]
-            if not self.unseen:  # training may show the given one, too
-                others = [a for a in others if {name: a[name] for name in triples[0]} in triples]
+            changed = str(rng.choice(list(EDITS)))
+            others = []
+            for value in ATTRIBUTES[changed]:
+                other = attributes | {changed: value}
+                triple = {name: other[name] for name in ("colour", "pattern", "background")}
+                # training may show the given one, too
+                if value != attributes[changed] and (self.unseen or triple in self._combinations):
+                    others.append(other)
             given = [render(others[rng.integers(len(others))], *scene)]
             caption = with_articles(str(rng.choice(EDITS[changed])).format(**words_of(attributes)))
-            said["changed"] = changed
-        yield Clip(self.item_key(index), pixels, caption, fps, self.name, said, given=given)
+            attributes["changed"] = changed
+        yield Clip(self.item_key(index), pixels, caption, fps, self.name, attributes, given=given)
 
     def identity(self) -> dict:
         own = asdict(self)
@@ -249,7 +270,8 @@ def build(
     num_images, num_clips : items; clips have 9 or 17 frames at 8 or 12 fps.
     size_px : base size, a multiple of 16; sides are 0.75 to 1.5 times it, rounded to multiples of 16.
     """
-    words, known = set(spec.split(",")) if spec else set(), ("unseen", "square", "varied", "edits")
-    if not words <= set(known):
+    known = ("unseen", "square", "varied", "edits")
+    words = spec.split(",") if spec else []
+    if not set(words) <= set(known):
         raise ValueError(f"--source synthetic accepts unseen, square, varied and edits, with commas; got {spec!r}")
     return Synthetic(num_images, num_clips, size_px, seed, **{name: name in words for name in known})

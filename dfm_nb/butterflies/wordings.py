@@ -27,18 +27,18 @@ def prompt(form: str, part: str, attributes: Mapping[str, str], i: int) -> str:
     part : `development` or `test`; they share no sentence and no synonym.
     attributes : all attributes of `synthetic.caption_for`.
     """
-    form_words, sentences = forms()[form].get("words", {}), forms()[form][part]
+    form_words = forms()[form].get("words", {})
+    sentences = forms()[form][part]
     chosen = synthetic.PARTS.index(part) * 2 + i % 2  # of four synonyms, each part has two
-    synonyms = {
-        f"{name}_synonym": form_words[attributes[value]][chosen]
-        for name, value in (("colour", "colour"), ("pattern", "pattern"), ("place", "background"))
-        if attributes[value] in form_words
-    }
-    other = {
-        name: values[(values.index(attributes[name]) + 1 + i % (len(values) - 1)) % len(values)]
-        for name, values in (("colour", synthetic.COLOURS), ("pattern", synthetic.PATTERNS))
-    }
-    others = {f"other_{name}": word for name, word in synthetic.words_of({**attributes, **other}).items()}
     words = synthetic.words_of({**attributes, "motion": "still"})
-    text = sentences[i % len(sentences)].format(**words, **others, **synonyms)
+    for name, attribute in (("colour", "colour"), ("pattern", "pattern"), ("place", "background")):
+        synonyms = form_words.get(attributes[attribute])
+        if synonyms:
+            words[f"{name}_synonym"] = synonyms[chosen]
+    other = dict(attributes)
+    for name, values in (("colour", synthetic.COLOURS), ("pattern", synthetic.PATTERNS)):
+        other[name] = values[(values.index(attributes[name]) + 1 + i % (len(values) - 1)) % len(values)]
+    for name, word in synthetic.words_of(other).items():
+        words[f"other_{name}"] = word
+    text = sentences[i % len(sentences)].format(**words)
     return synthetic.with_articles(text[0].upper() + text[1:])

@@ -10,6 +10,7 @@ from torch import Tensor
 from dfm_nb import config as cfg
 from dfm_nb.checkpoints import exported, folders, loading
 from dfm_nb.checkpoints.tensor_files import Lazy
+from dfm_nb.config import samples
 from dfm_nb.model.linear import is_lora, merged
 
 
@@ -26,7 +27,10 @@ def write_weights(
         exported.write(loading.lora_file(output), exported.as_dtype(updates, dtype), {})
         tensors = Lazy((n for n in tensors if not is_lora(n)), tensors.__getitem__)
     resolved = cfg.Resolved(source.config, cfg.from_yaml(source.folder / "config.yaml").provenance)
-    exported.write(output, exported.as_dtype(tensors, dtype), assets | {"config.yaml": cfg.to_yaml(resolved).encode()})
+    small = {"config.yaml": cfg.to_yaml(resolved), samples.FILE: source.config.samples.model_dump_json()}
+    exported.write(
+        output, exported.as_dtype(tensors, dtype), assets | {name: text.encode() for name, text in small.items()}
+    )
 
 
 def without_updates(tensors: Mapping[str, Tensor], model: cfg.ModelConfig) -> Mapping[str, Tensor]:

@@ -22,6 +22,7 @@ from dfm_nb.base.files import CHECKSUMS, check, read_json, read_listing
 from dfm_nb.base.log import log
 from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints.tensor_files import INDEX, CheckpointError, TensorIndex
+from dfm_nb.config import samples
 from dfm_nb.data import prepared_folder
 from dfm_nb.packs.packs import LatentStatistics
 
@@ -31,8 +32,8 @@ NEEDED = (INDEX, "state.json", "config.yaml")
 
 MANIFEST, STATISTICS = "manifest.json", "latent_statistics.json"
 ENCODERS = ("tokenizer", "text_encoder")
-ASSETS = (MANIFEST, "tokenizer.safetensors", "text_empty.safetensors", STATISTICS)
-"""Files of the data set, and the statistics, that a checkpoint carries, so that generation needs nothing else."""
+ASSETS = (MANIFEST, "tokenizer.safetensors", "text_empty.safetensors", STATISTICS, samples.FILE)
+"""What a checkpoint carries of the data, so that generation needs nothing else."""
 
 
 def iteration_of(folder: Path) -> int:
@@ -159,6 +160,18 @@ def source_of(manifest: dict[str, Any]) -> dict[str, Any]:
 def statistics_file(statistics: LatentStatistics) -> bytes:
     """The content of a checkpoint's `latent_statistics.json`: what training subtracted and divided by."""
     return json.dumps({"latent_mean": statistics.mean.tolist(), "latent_std": statistics.std.tolist()}).encode()
+
+
+def read_config(folder: Path) -> cfg.Config:
+    """The configuration of a checkpoint, with what its training samples have."""
+    config = cfg.from_yaml(folder / "config.yaml").config
+    path = folder / samples.FILE
+    if not path.is_file():
+        return config
+    try:
+        return config.with_samples(samples.TrainingSamples.model_validate_json(path.read_bytes()))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({' '.join(str(error).split())}); use another checkpoint") from None
 
 
 def read_statistics(folder: Path) -> LatentStatistics:

@@ -170,7 +170,7 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
         if "config.yaml" not in files:
             raise ValueError(f"{path} holds no settings; give the file of the base that dfm export wrote next to it")
         folder = Path(exported.unpacked(tuple(files.items())).name)
-        return _fitting(Weights(folder, cfg.from_yaml(folder / "config.yaml").config, path, tensors))
+        return _fitting(Weights(folder, folders.read_config(folder), path, tensors))
     return _fitting(weights_in(folders.find(path).absolute()))
 
 
@@ -222,7 +222,7 @@ def _fitting(source: Weights) -> Weights:
 
 def weights_in(folder: Path) -> Weights:
     """Weights of an `iter_*` folder that has been verified."""
-    return Weights(folder, cfg.from_yaml(folder / "config.yaml").config)
+    return Weights(folder, folders.read_config(folder))
 
 
 def settings_of(path: str | os.PathLike) -> dict[str, Any]:

@@ -20,16 +20,17 @@ from dfm_nb.base import options, plugins, pretrained, run
 from dfm_nb.base.files import plain
 from dfm_nb.base.log import log
 from dfm_nb.base.nearest import meant, nearest
-from dfm_nb.config import networks, notation, sizes
+from dfm_nb.config import networks, notation, samples, sizes
 from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
 from dfm_nb.config.schema import FIELDS, CheckpointConfig, Config, ModelConfig
 
-__all__ = ["DERIVED", "FIELDS", "Config", "ConfigError", "Fault", "ModelConfig", "Resolved"]
+__all__ = ["DERIVED", "FIELDS", "OF_SAMPLES", "Config", "ConfigError", "Fault", "ModelConfig", "Resolved"]
 __all__ += ["describe_limits", "flatten", "from_yaml", "print_config", "recipes", "resolve", "text_type", "to_yaml"]
 
 RECIPES = {p.stem: p for p in Path(__file__).parents[1].rglob("recipes/*.yaml")}
 DEFAULT, COMMAND_LINE = "default", "command line"
 DERIVED, WEIGHTS = "derived", "weights of"
+OF_SAMPLES = ("generation.sizes", "generation.captions", "generation.given", "generation.other.")  # of fa46f34c
 MODULES = {"generation.sampler", "logger.report_to"}  # keys that may be `module:name`
 START = "checkpoint.pretrained"
 DIALLED = f"{DERIVED}: train.minutes,"
@@ -130,7 +131,8 @@ class Resolved:
         provenance = self.provenance | origin
         if faults := _refused(leaves, provenance):
             raise ConfigError(faults)
-        return _derive(replace(self, config=_config(leaves), provenance=provenance))
+        config = _config(leaves).with_samples(self.config.samples)
+        return _derive(replace(self, config=config, provenance=provenance))
 
 
 def _refused(leaves: Mapping[str, Any], origin: Mapping[str, str]) -> list[Fault]:
@@ -169,8 +171,11 @@ def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, An
             yield key, value
 
 
-def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """A YAML file as dotted keys, with the provenance of a saved configuration; ConfigError if it is not one."""
+def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
+    """A YAML file as dotted keys, with the provenance of a saved configuration; ConfigError if it is not one.
+
+    The third are what fa46f34c saved of the training samples as settings, and older settings that hold it.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         tree, words = notation.read(text) or {}, notation.read(text, words=True) or {}
@@ -182,7 +187,12 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError([fault]) from None
     told = tree.pop("provenance", None)
     provenance = {str(k): str(v) for k, v in told.items()} if isinstance(told, dict) else {}
-    return _leaves(tree, words), provenance
+    leaves = _leaves(tree, words)
+    of_samples = {k: v for k, v in leaves.items() if k.startswith(OF_SAMPLES)}
+    for key in map("generation.{}".format, samples.SETTINGS):
+        if provenance.get(key, "").startswith(DERIVED):
+            of_samples[key] = leaves[key]
+    return {k: v for k, v in leaves.items() if k not in of_samples}, provenance, of_samples
 
 
 def text_type(key: str) -> Any:
@@ -340,7 +350,7 @@ def resolve(
         if path is None:
             continue
         try:
-            leaves, origin = _read_yaml(find(path))
+            leaves, origin, _ = _read_yaml(find(path))
             plugins.trust(*leaves.values())
         except ConfigError as error:
             faults += error.faults
@@ -500,12 +510,16 @@ def from_yaml(source: str | Path) -> Resolved:
     path = Path(source)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a configuration file; a run folder has one as config.yaml")
-    leaves, provenance = _read_yaml(plain(path))
+    leaves, provenance, of_samples = _read_yaml(plain(path))
     if unknown := [k for k in leaves if k not in {*FIELDS, *_ALIASES, *IMPLIED} and not k.startswith("model.")]:
         _left_out(", ".join(unknown))
     resolved, faults = _merge({str(path): {k: v for k, v in leaves.items() if k not in unknown}})
     _check(resolved, [str(path)], faults, faults_of(resolved.config))
-    return Resolved(resolved.config, {k: provenance.get(k, DEFAULT) for k in FIELDS})
+    config = resolved.config
+    if of_samples:
+        own = {f"generation.{name}": value for name, value in config.generation.model_dump().items()}
+        config = config.with_samples(samples.TrainingSamples.of_settings(own | of_samples))
+    return Resolved(config, {k: provenance.get(k, DEFAULT) for k in FIELDS})
 
 
 @cache  # once, although the configurations of a run and of its checkpoint are both read

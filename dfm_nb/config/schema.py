@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PrivateAttr
 from pydantic import Field as PydanticField
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from dfm_nb.base.limits import MOST_STEPS
 from dfm_nb.base.options import Field, fields, option
 from dfm_nb.config import networks
+from dfm_nb.config.samples import TrainingSamples
 
 INT_LIMIT = 2**31
 """Upper limit of integers: larger ones are typing errors, and the rules between keys factor these numbers."""
@@ -273,32 +274,19 @@ class RngConfig(Group):
     seed: Int = option(1234, "seed of weights, data order, noise levels and noise", ge=0)
 
 
-class TrainedSize(Group):
-    """What most training samples of one kind, still or clip, have."""
-
-    height: Int | None = option(None, "px; null: as most training samples", ge=16, multiple_of=16, network=False)
-    width: Int | None = option(None, "px; null: likewise", ge=16, multiple_of=16, network=False)
-    num_video_frames: Int | None = option(None, "frames, 1 + 4 k; null: likewise", ge=1, network=False)
-    fps: float | None = option(None, "frames per second; null: likewise", gt=0, network=False)
-    sizes: list[Text] | None = option(None, "WIDTHxHEIGHT px, the most frequent first; null: likewise", network=False)
-    captions: list[Text] | None = option(
-        None,
-        "WIDTHxHEIGHT FRAMES FPS GIVEN and SimHash of captions with such samples; null: all are alike",
-        network=False,
-    )
-
-
 STUDENT_SAMPLING = {"sampler": "euler", "schedule": "flow", "guidance": 1.0}
 """What a few-step student recommends: it has learned this way of sampling alone."""
 
 
-class GenerationConfig(TrainedSize):
-    """A checkpoint's recommendations, the defaults of `dfm generate`, `dfm evaluate`, validation and `Pipeline`.
+class GenerationConfig(Group):
+    """A checkpoint's recommendations, the defaults of `dfm generate`, `dfm evaluate`, validation and `Pipeline`."""
 
-    `other` is the kind that fewer training samples have: clips where most are stills. Without such samples it is a copy
-    of the first four.
-    """
-
+    height: Int | None = option(
+        None, "px; null: as the training sample whose caption is most like it", ge=16, multiple_of=16, network=False
+    )
+    width: Int | None = option(None, "px; null: likewise", ge=16, multiple_of=16, network=False)
+    num_video_frames: Int | None = option(None, "frames, 1 + 4 k; null: likewise", ge=1, network=False)
+    fps: float | None = option(None, "frames per second; null: likewise", gt=0, network=False)
     # 14 evaluations are as good as 35 of Heun's (benchmarks/results/sampler_quality.md)
     num_steps: Int = option(14, "recommended sampler steps", ge=1, le=MOST_STEPS)
     guidance: float = option(7.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
@@ -307,8 +295,6 @@ class GenerationConfig(TrainedSize):
     shift: float = option(1.0, "shift of the schedule, if it is `flow`", gt=0)
     # 160 times the sigma_data of latents: the first state is noise, whatever the picture (Karras et al. 2022, Table 1)
     sigma_max: float = option(80.0, "noise level of the start", gt=0)
-    other: TrainedSize = TrainedSize()
-    given: bool | None = option(None, "whether pictures can be given; null: as training had such", network=False)
 
 
 class ValidationConfig(Group):
@@ -348,6 +334,18 @@ class Config(Group):
     generation: GenerationConfig = GenerationConfig()
     validation: ValidationConfig = ValidationConfig()
     dist: DistConfig = DistConfig()
+    _samples: TrainingSamples = PrivateAttr(default_factory=TrainingSamples)
+
+    @property
+    def samples(self) -> TrainingSamples:
+        """What the training samples have; no setting."""
+        return self._samples
+
+    def with_samples(self, samples: TrainingSamples) -> Config:
+        """The same settings on these samples."""
+        copy = self.model_copy()
+        copy._samples = samples
+        return copy
 
 
 FIELDS: dict[str, Field] = fields(Config)

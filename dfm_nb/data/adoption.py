@@ -15,7 +15,7 @@ import torch
 from pydantic import model_validator
 
 from dfm_nb.base import plugins
-from dfm_nb.base.files import check_free, listed_as, read_json
+from dfm_nb.base.files import check_free, listed_as
 from dfm_nb.base.geometry import LATENT_CHANNELS, PX_PER_LATENT, SIDE_MULTIPLE
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
@@ -89,7 +89,7 @@ def adopt(options: AdoptOptions) -> dict[str, Any]:
     if place.held_plan() is not None:
         fix = "it needs no adopting" if (place.path / CHECKSUMS).is_file() else "finish it with --resume"
         raise ValueError(f"{place.path} was made by dfm prepare: {fix}")
-    ours = "latent_mean" in read_json(place.manifest)
+    ours = place.records.exists()  # of a run before, which a kill may have ended
     for name in (place.manifest.name, CHECKSUMS, EMPTY_TEXT):
         check_free(place.path / name, ours, "move it away")
     # a wrong path fails now, not after all tars were read

@@ -290,13 +290,13 @@ class ShardWriter:
         with naming(self.path):
             self._tar.close()
             self._file.close()
+            sync(self.temporary)
         if not self.samples:
             self.abort()
             self.path.unlink(missing_ok=True)
             self.path.with_name(f"{self.path.name}.idx").unlink(missing_ok=True)  # Energon's
             return None, 0
         digest, size = sha256(self.temporary), self.temporary.stat().st_size
-        sync(self.temporary)
         self.temporary.replace(self.path)
         sync(self.path.parent)
         return digest, size
@@ -401,7 +401,7 @@ def _expanded(patterns: Sequence[str]) -> dict[str, None]:
     from braceexpand import braceexpand
 
     # ranges and nested braces are in memory at once
-    if odd := [one for one in patterns if re.search(r"{[^}]*({|[1-9]\d{6})", one)]:
+    if odd := [one for one in patterns if re.search(r"{[^}]*({|[1-9]\d{6}\d*\.\.|\.\.0*[1-9]\d{6})", one)]:
         raise ValueError(f"{odd[0]!r:.80} stands for too many names")
     names = itertools.chain.from_iterable(map(braceexpand, patterns))
     found = dict.fromkeys(itertools.islice(names, MOST_SHARDS))

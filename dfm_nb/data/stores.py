@@ -16,6 +16,7 @@ import torch
 from dfm_nb.base import geometry, seeds, simhash
 from dfm_nb.base.log import log
 from dfm_nb.base.records import UNKNOWN_FPS, EncodedClip, SampleError
+from dfm_nb.config.samples import Captions, Kind, TrainingSamples
 from dfm_nb.data.captioning import MIRRORED
 from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_empty_text, read_manifest
@@ -24,7 +25,7 @@ from dfm_nb.data.sample_index import SampleIndex, Shard, Sizes, index_path
 from dfm_nb.data.shards import Fits, SampleEntry, how_to_adopt
 from dfm_nb.packs.packs import LatentStatistics
 
-MOST_LOOKED_AT = 4_096  # samples of a kind, stills or clips, whose rates and captions `usual_sizes` records
+MOST_LOOKED_AT = 4_096  # samples of a kind, stills or clips, whose rates and captions `training_samples` records
 READ_OF_SERVER = 16  # of a server: each may fetch a shard before training starts
 SIZE = ("num_video_frames", "height", "width", "fps")
 """Settings of `generation` that a sample has, in the order of `geometry.pixel_size`."""
@@ -158,26 +159,28 @@ class MockStore(Sizes):
         return EncodedClip(f"mock{index:06d}", latent, text, {"fps": 24})
 
 
-def usual_sizes(store: SampleStore, recommended: dict[str, Any] | None = None) -> dict[str, Any]:
-    """`generation.height`, `width`, `num_video_frames` and `fps` of the kind, stills or clips, with more samples, and
-    `generation.other.*` of the other one; `sizes` are those of all samples.
+def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None = None) -> TrainingSamples:
+    """What the samples of a store have: of each kind, stills and clips, the most frequent size and its usual rate.
 
-    The most frequent size, and the most frequent rate of those. A kind without samples of a size that can be generated
-    gets the other kind's; {} if neither has any. `generation.captions` are the captions of both kinds with what their
-    samples have: a line each of up to 4,096 a kind; what these cannot tell is counted and reported.
+    Captions of up to 4,096 samples a kind are kept with the form of their samples, if there are several forms; what
+    these cannot tell is counted and reported. A kind without samples of a size that can be generated is left out.
 
-    recommended : the same settings as the user gave them: the kind of these frames comes first, and captions get them.
+    recommended : settings of `generation` as the user gave them: the kind of these frames comes first, and captions get
+    them.
     """
-    kinds, looked_at, set_by_user = list[tuple[int, dict[str, Any]]](), 0, recommended or {}
-    told = defaultdict[tuple[Any, ...], list[str]](list)
+    kinds: list[tuple[int, Kind]] = []
+    looked_at = 0
+    set_by_user = recommended or {}
+    told: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
     asked = set_by_user.get("num_video_frames")
     for still in (True, False):
-        samples, sides = store.of_kind(still), Counter[str]()
-        found = {tuple(map(int, size.split("x"))): n for size, n in store.sizes(samples).items()}
-        usable = [size for size in found if all(map(geometry.is_side, size[1:]))]
+        samples = store.of_kind(still)
+        sides = Counter[str]()
+        counts = {tuple(map(int, size.split("x"))): n for size, n in store.sizes(samples).items()}
+        usable = [size for size in counts if all(map(geometry.is_side, size[1:]))]
         if not usable:
             continue
-        usual = max(usable, key=lambda size: found[size])
+        usual = max(usable, key=lambda size: counts[size])
         rates = defaultdict[tuple[int, ...], Counter[float]](Counter)
         for i in samples[:: -(-len(samples) // store.most_looked_at)].tolist():
             with contextlib.suppress(SampleError):  # a bad sample is reported when its turn comes
@@ -188,22 +191,21 @@ def usual_sizes(store: SampleStore, recommended: dict[str, Any] | None = None) -
                     form = {**dict(zip(SIZE, (*size, fps))), **set_by_user}
                     told[*form.values(), bool(meta.get("given_shapes"))] += captions_of(meta)
                     looked_at += 1
-        for (_, height, width), n in found.items():
+        for (_, height, width), n in counts.items():
             sides[f"{width}x{height}"] += n
-        of_usual = rates[usual] or sum(rates.values(), Counter())
-        kind = dict[str, Any](zip(SIZE, (*usual, *(fps for fps, _ in of_usual.most_common(1)))))
-        kinds.append((len(samples), kind | {"sizes": [side for side, _ in sides.most_common()]}))
-    kinds.sort(key=lambda kind: (asked is not None and (kind[1]["num_video_frames"] == 1) != (asked == 1), -kind[0]))
-    groups = zip(("generation", "generation.other"), (kinds * 2)[:2])
-    values = {f"{group}.{name}": value for group, (_, kind) in groups for name, value in kind.items()}
+        of_usual = rates[usual] or sum(rates.values(), Counter({float(UNKNOWN_FPS): 0}))
+        fps = of_usual.most_common(1)[0][0]
+        kind = {**dict(zip(SIZE, (*usual, fps))), "sizes": [side for side, _ in sides.most_common()]}
+        kinds.append((len(samples), Kind.model_validate(kind)))
+    kinds.sort(key=lambda kind: (asked is not None and kind[1].still != (asked == 1), -kind[0]))
+    captions = []
     if len(told) > 1 or any(given for *_, given in told):
         _report_untold(told, len(store) - looked_at)
-        values["generation.captions"] = [
-            f"{width}x{height} {frames} {fps} {given:d} {simhash.encoded(captions)}"
-            for (frames, height, width, fps, given), captions in sorted(told.items(), key=lambda item: -len(item[1]))
-            if captions
-        ]
-    return values
+        for form_of, texts in sorted(told.items(), key=lambda item: -len(item[1])):
+            if texts:
+                about = {**dict(zip((*SIZE, "given"), form_of)), "simhash": simhash.encoded(texts)}
+                captions.append(Captions.model_validate(about))
+    return TrainingSamples(kinds=[kind for _, kind in kinds], captions=captions, given=store.any_given)
 
 
 def captions_of(meta: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,13 +25,17 @@ if TYPE_CHECKING:
 
 PLACES = ("checkpoint.checkpoint_dir", "checkpoint.load", "checkpoint.load_checkpoint")
 """Settings that differ in every run and explain nothing."""
+StrPath = str | os.PathLike
+Ended = Literal["not started", "finished", "stopped"]
 TAIL_BYTES = 1 << 16
 """Enough of `metrics.jsonl` for its last record, which may list losses by noise level."""
 _ITERATION = re.compile(rb'"iteration": ?(\d+)')
 LEVELS = 4
 FIGURES = ("state", "iterations", "best_val_loss", "best_at", "val_loss", "loss", "seconds")
 CURVES = {"loss": "Training loss", "val_loss": "Validation loss"}
-ROUNDS_SHOWN, SAMPLES_SHOWN, SAMPLE_PX = 4, 8, 128
+ROUNDS_SHOWN = 4
+SAMPLES_SHOWN = 8
+SAMPLE_PX = 128
 STYLE = (
     "body{font-family:sans-serif;margin:24px;max-width:1200px}table.runs{border-collapse:collapse;font-size:14px}"
     ".runs td,.runs th{padding:3px 10px;border-bottom:1px solid #ccc;text-align:left}img{max-width:100%}"
@@ -55,23 +60,24 @@ def runs_below(folder: str | os.PathLike) -> list[Path]:
     return sorted(runs) or [top]
 
 
-def settings_of(run: Path) -> dict[str, Any]:
+def settings_of(run: Path) -> dict:
     """What `config.yaml` says by dotted key; {} when it is not there, or is no configuration."""
     try:
         loaded = notation.read(plain(run / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return dict(cfg.flatten(loaded)) if isinstance(loaded, dict) else {}
+    tree = loaded if isinstance(loaded, dict) else {}
+    return {key: value for key, value in cfg.flatten(tree) if not key.startswith(cfg.OF_SAMPLES)}
 
 
-def ended_in_terminal(folder: Path) -> Literal["not started", "finished", "stopped"]:
+def ended_in_terminal(folder: Path) -> Ended:
     """The same for a folder without a launcher's record, from the end of its metrics."""
     run = Run(folder)
     try:
         with plain(run.metrics_file, None, UNLIMITED).open("rb") as file:
             file.seek(max(0, run.metrics_file.stat().st_size - TAIL_BYTES))
-            found = _ITERATION.findall(file.read())
-        return ended(int(found[-1]) if found else 0, _length(folder, run.config_file.stat().st_mtime_ns))
+            iterations = [0, *_ITERATION.findall(file.read())]
+        return ended(int(iterations[-1]), _length(folder, run.config_file.stat().st_mtime_ns))
     except (OSError, ValueError):
         return "not started"
 
@@ -81,14 +87,18 @@ def _length(folder: Path, _mtime_ns: int) -> Any:
     return settings_of(folder).get("train.train_iters")
 
 
-def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing(settings: Sequence[Mapping]) -> list[str]:
     """The keys whose values are not the same in all runs that have settings."""
     known = [s for s in settings if s]
-    keys = dict.fromkeys(key for s in known for key in s if not key.startswith("provenance."))
-    return [k for k in keys if k not in PLACES and any(s.get(k) != known[0].get(k) for s in known)]
+    differ = []
+    for key in dict.fromkeys(chain(*known)):
+        hidden = key in PLACES or key.startswith("provenance.")
+        if not hidden and any(s.get(key) != known[0].get(key) for s in known):
+            differ.append(key)
+    return differ
 
 
-def compare(runs: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFrame:
+def compare(runs: StrPath | Iterable[StrPath]) -> pd.DataFrame:
     """One row per run: its progress, its losses, and the settings in which the runs differ.
 
     Parameters
@@ -107,8 +117,9 @@ def compare(runs: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
     import pandas as pd
 
     folders = runs_below(runs) if isinstance(runs, (str, os.PathLike)) else [Path(run).expanduser() for run in runs]
-    if missing := [str(f) for f in folders if not Run(f).config_file.exists() and not Run(f).metrics_file.exists()]:
-        raise FileNotFoundError(f"{missing[0]} is neither a run folder nor a folder of runs; pass a --run-dir")
+    for folder in folders:
+        if not Run(folder).config_file.exists() and not Run(folder).metrics_file.exists():
+            raise FileNotFoundError(f"{folder} is neither a run folder nor a folder of runs; pass a --run-dir")
     settings = [settings_of(folder) for folder in folders]
     keys = differing(settings)
     rows = [_row(f, s) | {key: s.get(key) for key in keys} for f, s in zip(folders, settings)]
@@ -117,7 +128,7 @@ def compare(runs: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
     return pd.DataFrame(rows, index=pd.Index(map(legible, names), name="run"), dtype=object)
 
 
-def _row(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _row(folder: Path, settings: Mapping) -> dict:
     """The figures of a run; one that cannot be read, of many, is a row that says why."""
     try:
         return Run(folder).figures(settings.get("train.train_iters"))
@@ -128,53 +139,58 @@ def _row(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
 # ---- one page -----------------------------------------------------------------------------------------------------
 
 
-def run_page(run: str | os.PathLike) -> Html:
+def run_page(run: StrPath) -> Html:
     """Self-contained HTML of one run: its figures, the settings that are not the default, curves, samples over time."""
     import pandas as pd
 
     folder = Path(run).expanduser().resolve()
     resolved = cfg.from_yaml(folder / "config.yaml")
-    changed = [key for key, field in cfg.FIELDS.items() if resolved.get(key) != field.default]
-    own = [(key, str(resolved.get(key)), resolved.provenance[key]) for key in changed]
+    own = [
+        (key, str(resolved.get(key)), resolved.provenance[key])
+        for key, field in cfg.FIELDS.items()
+        if resolved.get(key) != field.default
+    ]
     tables = [compare([folder]).reset_index(), pd.DataFrame(own, columns=["setting", "value", "from"])]
-    rounds = [(f"Samples at iteration {i}", media_in(place)) for i, place in Run(folder).rounds()]
-    samples = dict(rounds[:: -max(1, len(rounds) // ROUNDS_SHOWN)])  # the newest first
+    rounds = Run(folder).rounds()
     title = f"Run {folder.name}"
     parts = [fill("<h1>{}</h1>", title), *map(_table, tables)]
-    records = damage_of(folder)[0]
+    records, _ = damage_of(folder)
     for key, name in CURVES.items():
         x, y = series(records, key)
         if x:
             picture = display.data_url("image/png", plots.curve_png(x, y, name))
             parts.append(fill('<p><img src="{}" alt="{}"></p>', picture, f"{name}: {y[-1]:.4g} at {x[-1]}"))
-    for heading, media in samples.items():
-        parts.append(fill('<h3>{}</h3><div class="samples">{}</div>', heading, [*map(_figure, media[:SAMPLES_SHOWN])]))
+    for iteration, place in rounds[:: -max(1, len(rounds) // ROUNDS_SHOWN)]:  # the newest first
+        figures = [_figure(file) for file in media_in(place)[:SAMPLES_SHOWN]]
+        heading = f"Samples at iteration {iteration}"
+        parts.append(fill('<h3>{}</h3><div class="samples">{}</div>', heading, figures))
     page = '<!doctype html><meta charset="utf-8"><title>{}</title><style>{}</style>{}{}'
     return fill(page, title, Html(STYLE), parts, Html(MARK))
 
 
 def _table(table: pd.DataFrame) -> Html:
     cells = table.astype(object).fillna("").map(lambda value: f"{value:.5g}" if isinstance(value, float) else value)
-    lines = [[fill("<th>{}</th>", name) for name in cells]]
-    lines += [[fill("<td>{}</td>", cell) for cell in row] for row in cells.itertuples(index=False)]
-    return fill('<table class="runs">{}</table>', [fill("<tr>{}</tr>", line) for line in lines])
+    lines = [fill("<tr>{}</tr>", [fill("<th>{}</th>", name) for name in cells])]
+    for row in cells.itertuples(index=False):
+        lines.append(fill("<tr>{}</tr>", [fill("<td>{}</td>", cell) for cell in row]))
+    return fill('<table class="runs">{}</table>', lines)
 
 
-SHOWN = dict(
-    dict.fromkeys(("prompt", "sampler", "caption_of"), str),
+SHOWN = {
+    **dict.fromkeys(("prompt", "sampler", "caption_of"), str),
     **dict.fromkeys(("seed", "num_steps", "iteration", "guidance", "fps"), int | float),
-)
+}
 """What a view shows of the sidecar of a clip, with types."""
 
 
-def clip_settings(path: Path) -> dict[str, Any]:
+def clip_settings(path: Path) -> dict:
     """The settings of a clip in its sidecar that have their types."""
-    told = read_json(path.with_suffix(path.suffix + ".json"))
-    return {key: told[key] for key, kind in SHOWN.items() if isinstance(told.get(key), kind)}
+    sidecar = read_json(Path(f"{path}.json"))
+    return {key: sidecar[key] for key, kind in SHOWN.items() if isinstance(sidecar.get(key), kind)}
 
 
 def _figure(path: Path) -> Html:
     """A picture or clip over its prompt or its name."""
-    said = clip_settings(path).get("prompt") or path.stem
-    media = display.media_html(MEDIA[path.suffix], path.read_bytes(), said, SAMPLE_PX)
-    return fill("<figure>{}{}</figure>", media, said)
+    text = clip_settings(path).get("prompt") or path.stem
+    media = display.media_html(MEDIA[path.suffix], path.read_bytes(), text, SAMPLE_PX)
+    return fill("<figure>{}{}</figure>", media, text)

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     import psutil
 
 POLL_S = 0.2
-TABLE, ENDS = "results.csv", (".log", ".ipynb", ".html")
+TABLE = "results.csv"
+ENDS = (".log", ".ipynb", ".html")
 """What sweeps of settings and of notebooks write into their folder; each name of a run has these ends."""
 Ended = dict[str, tuple[str, float]]
 """Of the commands that have ended, by name: the last line of a failed one's log, else "", and seconds."""
@@ -53,8 +54,8 @@ def parse_grid(texts: Sequence[str], is_text: Callable[[str], Any] = lambda name
     for text in texts:
         name, _, listed = text.partition("=")
         try:
-            read = notation.read(f"[{listed}]", words=bool(is_text(name)))
-            values = [v if isinstance(v, str) else notation.write_value(v) for v in read]
+            entries = notation.read(f"[{listed}]", words=bool(is_text(name)))
+            values = [entry if isinstance(entry, str) else notation.write_value(entry) for entry in entries]
         except ValueError:
             values = []
         if not name or not values:
@@ -65,7 +66,8 @@ def parse_grid(texts: Sequence[str], is_text: Callable[[str], Any] = lambda name
     return grid
 
 
-def _grid_words(grid: str | Iterable[str] | Mapping[str, Iterable[Any]]) -> list[str]:
+def _grid_words(grid: Any) -> list[str]:
+    """A mapping of names to values, or words, as words."""
     if isinstance(grid, Mapping):
         return [f"{key}={notation.write_value(plain(list(values)))[1:-1]}" for key, values in grid.items()]
     return [grid] if isinstance(grid, str) else list(grid)
@@ -74,7 +76,8 @@ def _grid_words(grid: str | Iterable[str] | Mapping[str, Iterable[Any]]) -> list
 class SweepOptions(TrainOptions):
     """Train every combination of settings; the flags of dfm pretrain hold for all. A second call resumes."""
 
-    prog, module = "dfm sweep", None
+    prog = "dfm sweep"
+    module = None
     epilog = "For example: --grid optimizer.lr=1e-3,3e-3 optimizer.weight_decay=0,0.1"
     aliases = {"num_processes": "nproc_per_node"}
     grid: Annotated[list[str], BeforeValidator(_grid_words)] = option(
@@ -86,16 +89,17 @@ class SweepOptions(TrainOptions):
 
     def points(self) -> dict[str, TrainOptions]:
         """The training of each combination by its name, `optimizer.lr=0.001`; keys of one value are in no name."""
-        grid, points = parse_grid(self.grid, cfg.text_type), dict[str, TrainOptions]()
+        grid = parse_grid(self.grid, cfg.text_type)
+        points: dict[str, TrainOptions] = {}
         common = {name: value for name, value in self.chosen.items() if name in TrainOptions.model_fields}
         for values in itertools.product(*grid.values()):
-            chosen = dict(zip(grid, values))
-            words = [f"{key}={value}" for key, value in chosen.items() if len(grid[key]) > 1]
-            name = re.sub(r"[^\w.=,+-]", "_", ",".join(words))[:120] or "run"
-            name = name if name not in points else f"{name}-{len(points)}"
-            overrides = [*self.overrides, *(f"{key}={value}" for key, value in chosen.items())]
-            own = {"run_dir": f"{Path(self.run_dir) / name}", "overrides": overrides, "as_json": False}
-            points[name] = TrainOptions(**common | own)
+            words = [f"{key}={value}" for key, value in zip(grid, values)]
+            name = ",".join(word for key, word in zip(grid, words) if len(grid[key]) > 1)
+            name = re.sub(r"[^\w.=,+-]", "_", name)[:120] or "run"
+            if name in points:
+                name = f"{name}-{len(points)}"
+            own = {"run_dir": f"{Path(self.run_dir) / name}", "overrides": [*self.overrides, *words], "as_json": False}
+            points[name] = TrainOptions(**(common | own))
         return points
 
     def run(self) -> Any:
@@ -122,9 +126,7 @@ class SweepOptions(TrainOptions):
 main = SweepOptions.main
 
 
-def sweep(
-    grid: Mapping[str, Iterable[Any]] | Iterable[str], *, run_dir: str | os.PathLike | None = None, **flags: Any
-) -> pd.DataFrame:
+def sweep(grid: Mapping | Iterable[str], *, run_dir: str | os.PathLike | None = None, **flags: Any) -> pd.DataFrame:
     """Train every combination of settings, or resume the unfinished ones.
 
     Parameters
@@ -143,8 +145,7 @@ def sweep(
 
     >>> sweep({"optimizer.lr": [1e-3, 3e-3]}, dataset_path="data", run_dir="runs/lr", recipe="demo")  # doctest: +SKIP
     """
-    named: dict[str, Any] = {"grid": grid, "run_dir": run_dir, **flags}
-    return SweepOptions(**named).run()
+    return SweepOptions(**flags | {"grid": grid, "run_dir": run_dir}).run()
 
 
 def run_all(
@@ -214,19 +215,25 @@ def swept(table: pd.DataFrame, folder: Path, **where: str) -> Report:
 
 def _last_line(log: Path) -> str:
     """The last message of a failed command, without `error: `."""
-    said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return said[-1].removeprefix("error: ") if said else ""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1].removeprefix("error: ") if lines else ""
 
 
 def _is_finished(point: TrainOptions, nproc: int) -> bool:
     """Whether the run has its last checkpoint, with these settings; ConfigError where they are wrong."""
-    resolved, run = point.resolve(nproc), Run(Path(point.run_dir))
+    resolved = point.resolve(nproc)
+    run = Run(Path(point.run_dir))
     if not run.config_file.is_file():
         return False
-    stored, saved = cfg.from_yaml(run.config_file), iteration_folders(run.checkpoints)
-    differ = [k for k in cfg.FIELDS if resolved.get(k) != stored.get(k)]
-    settled = all(resolved.get(k) in (None, "auto") and stored.provenance[k].startswith(cfg.DERIVED) for k in differ)
-    return settled and bool(saved) and saved[-1][0] >= stored.config.train.train_iters
+    stored = cfg.from_yaml(run.config_file)
+    for key in cfg.FIELDS:
+        now = resolved.get(key)
+        if now != stored.get(key):
+            derived = stored.provenance[key].startswith(cfg.DERIVED)
+            if now not in (None, "auto") or not derived:
+                return False
+    saved = iteration_folders(run.checkpoints)
+    return bool(saved) and saved[-1][0] >= stored.config.train.train_iters
 
 
 def _table(folder: Path, points: Mapping[str, TrainOptions], ended: Ended) -> pd.DataFrame:
@@ -237,6 +244,6 @@ def _table(folder: Path, points: Mapping[str, TrainOptions], ended: Ended) -> pd
     runs = {name: folder / name for name in points if (folder / name / "config.yaml").exists()}
     table = compare(runs.values()) if runs else pd.DataFrame(columns=["state"])
     table = table.set_axis(pd.Index(runs, name="run")).reindex(pd.Index(points, name="run"))
-    table["state"] = ["failed" if name in errors else s for name, s in table["state"].fillna("waiting").items()]
+    table["state"] = table["state"].fillna("waiting").mask(table.index.isin(list(errors)), "failed")
     table["error"] = table.index.map(errors)
     return table

@@ -495,7 +495,7 @@ class Pipeline:
 
     def _given(self, request: Request) -> list[Tensor]:
         """Latents of --given, [C, t, h, w] each."""
-        if request.given and not self.config.generation.given:
+        if request.given and not self.config.samples.given:
             raise ValueError(
                 "--given needs a model trained with given pictures, and this one was not; use --init-video with "
                 "--strength instead, or train on pairs (docs/prepare.md)"

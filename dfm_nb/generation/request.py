@@ -9,11 +9,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from dfm_nb.base.files import parsed, plain
 from dfm_nb.base.limits import MOST_GIVEN, MOST_STEPS
 from dfm_nb.base.log import log
 from dfm_nb.base.options import Options, fields, option
+from dfm_nb.config.samples import SETTINGS, Captions, Kind
 from dfm_nb.config.schema import STUDENT_SAMPLING, GenerationConfig
 from dfm_nb.data.sources._media import MediaOptions
 from dfm_nb.diffusion import samplers
@@ -78,17 +78,6 @@ Text = Annotated[str, AfterValidator(_utf8)]
 InputPath = Annotated[str, AfterValidator(_absolute)]
 
 
-class Known(NamedTuple):
-    """What samples of some training captions have: fields of `Request`, and whether pictures are given with them.
-
-    bits : SimHash of the captions, in base64.
-    """
-
-    settings: dict
-    given: bool
-    bits: str
-
-
 def usual(config: cfg.Config, num_video_frames: int | None = None, prompt: str = "") -> dict:
     """The settings that a checkpoint recommends: what requests that ask for nothing else are told.
 
@@ -96,53 +85,50 @@ def usual(config: cfg.Config, num_video_frames: int | None = None, prompt: str =
     samples. Where a number of frames is asked for, size and rate are those of its kind, still (one frame) or clip; a
     kind that training lacked has those of the other one.
     """
-    own = config.generation
-    settings = own.model_dump(exclude={"other", "sizes", "captions", "given"})
+    settings = config.generation.model_dump(exclude_none=True)
+    kinds = _kinds(config)
+    if kinds:
+        settings["num_video_frames"] = kinds[0].num_video_frames
     settings |= _most_frequent(most_alike(config, prompt))
-    still = (num_video_frames or settings["num_video_frames"] or 1) == 1
-    if own.other.fps is not None:
+    still = (num_video_frames or settings.get("num_video_frames", 1)) == 1
+    if kinds:
         settings |= trained(config, still).model_dump(include=SHAPE)
     of_kind = _most_frequent(most_alike(config, prompt, still))
     of_kind.pop("num_video_frames", None)
-    settings |= of_kind
-    return {name: value for name, value in settings.items() if value is not None}
+    return settings | of_kind
 
 
-def trained(config: cfg.Config, still: bool) -> cfg.schema.TrainedSize:
-    """What a checkpoint knows of its stills or its clips; of the other kind if training lacked this one."""
-    own = config.generation
-    for kind in (own, own.other):
-        if (kind.num_video_frames == 1) == still:
-            return kind
-    return own
+def _kinds(config: cfg.Config) -> list[Kind]:
+    """The usual forms of training samples, the first one as the settings recommend it."""
+    own = config.generation.model_dump(include={*SETTINGS}, exclude_none=True)
+    return [kind.model_copy(update=own if i == 0 else {}) for i, kind in enumerate(config.samples.kinds)]
 
 
-def _known(config: cfg.Config, still: bool | None) -> Iterator[Known]:
-    """The lines of `generation.captions`, of stills or clips alone if this is told."""
-    own = config.generation
-    # weights of fa46f34c have captions of each kind, and of a kind of one size none, so these do not tell the kind
-    if not own.captions and still is None:
-        return
-    for kind in (own, own.other):
-        # their lines are the bits alone, in the order of `sizes`
-        for line, size in zip_longest(kind.captions or (), kind.sizes or (), fillvalue=""):
-            *form, bits = line.split(" ")
-            size, frames, fps, given = form or (size, kind.num_video_frames, kind.fps, 0)
-            frames = int(frames or 1)
-            if bits and still in (None, frames == 1):
-                settings = {**of_size(size), "num_video_frames": frames, "fps": float(fps or 1)}
-                yield Known(settings, bool(int(given)), bits)
+def trained(config: cfg.Config, still: bool) -> Kind:
+    """The usual form of stills or clips in a training with samples; of the other kind if it lacked this one."""
+    kinds = _kinds(config)
+    return next((kind for kind in kinds if kind.still == still), kinds[0])
 
 
-def most_alike(config: cfg.Config, prompt: str, still: bool | None = None) -> list[tuple[Known, int]]:
+def _known(config: cfg.Config, still: bool | None) -> list[Captions]:
+    """Captions of stills or clips alone if this is told."""
+    samples = config.samples
+    if still is not None:
+        return [known for known in samples.captions if known.still == still]
+    # weights of fa46f34c know captions of a kind of several sizes alone, so these do not tell the kind
+    tell_kind = any(known.still == samples.kinds[0].still for known in samples.captions)
+    return samples.captions if tell_kind else []
+
+
+def most_alike(config: cfg.Config, prompt: str, still: bool | None = None) -> list[tuple[Captions, int]]:
     """What samples with the training captions most like a prompt have, and how many have it; [] if none is like it.
 
     still : of stills alone, or of clips alone.
     """
     least = simhash.ALIKE
-    near: list[tuple[Known, int]] = []
+    near: list[tuple[Captions, int]] = []
     for known in _known(config, still):
-        bits = simhash.differing_bits(prompt, known.bits)
+        bits = simhash.differing_bits(prompt, known.simhash)
         if bits.min() < least:
             least = bits.min()
             near = []
@@ -151,11 +137,11 @@ def most_alike(config: cfg.Config, prompt: str, still: bool | None = None) -> li
     return near
 
 
-def _most_frequent(near: list[tuple[Known, int]]) -> dict:
+def _most_frequent(near: list[tuple[Captions, int]]) -> dict:
     """The settings that most have; of equals those of more samples, which are first."""
     counts: Counter[tuple] = Counter()
     for known, count in near:
-        counts[tuple(known.settings.items())] += count
+        counts[tuple(known.model_dump(include={*SETTINGS}).items())] += count
     return dict(counts.most_common(1)[0][0]) if near else {}
 
 
@@ -166,7 +152,7 @@ def of_size(size: str) -> dict[str, int]:
     return dict(zip(("width", "height"), map(int, size.split("x"))))
 
 
-def described(sizes: Iterable[Request | cfg.schema.TrainedSize]) -> str:
+def described(sizes: Iterable[Request | Kind]) -> str:
     """`stills of 96x64, 64x64 px at 1 fps and clips of 17 frames of 96x64 px at 25 fps`: WIDTHxHEIGHT as `--size`."""
     counts: dict[tuple, Counter] = defaultdict(Counter)
     for each in sizes:
@@ -339,7 +325,7 @@ class Request(Sampling):
         captions like this one with given pictures alone; else empty.
         """
         sentences = []
-        sizes = trained(config, self.num_video_frames == 1).sizes
+        sizes = trained(config, self.num_video_frames == 1).sizes if config.samples.kinds else []
         size = f"{self.width}x{self.height}"
         if sizes and size not in sizes:
             sentences.append(f"{size} px was not trained; trained sizes: {listed(sizes)}")

@@ -39,7 +39,9 @@ from dfm_nb.measure.run_verdict import MeasurementOptions, over_checkpoints, ove
 class EvaluateOptions(MeasurementOptions, FileVerb):
     """Measure a checkpoint against captions and real samples."""
 
-    prog, epilog, module = "dfm evaluate", NPROC, "dfm_nb.evaluate"
+    prog = "dfm evaluate"
+    epilog = NPROC
+    module = "dfm_nb.evaluate"
     all_checkpoints: bool = option(
         False, "recommend a checkpoint by --dataset, a prepared folder, and captions of training"
     )
@@ -87,7 +89,8 @@ EXAM = "butterflies"
 
 def one_checkpoint(options: EvaluateOptions) -> EvaluationResult:
     network = features.Features(parallel.device()) if options.dataset or options.distances else None
-    pipe, result = options.open(options.checkpoint_path), EvaluationResult()
+    pipe = options.open(options.checkpoint_path)
+    result = EvaluationResult()
     side_px = options.side_px(pipe)
 
     def answers(prompts: Sequence[str], frames: int, fps: float) -> list[np.ndarray]:
@@ -105,10 +108,12 @@ def one_checkpoint(options: EvaluateOptions) -> EvaluationResult:
         return over_data(options, pipe, network, exam if EXAM in plugins.names("exams") else None)
     source = folders.source_of(pipe.manifest).get("name", "synthetic")
     if source != "synthetic":
-        said = "the data of this model come from %s, and without --dataset it is asked for %s: give --dataset %s"
-        log.warning(said, source, EXAM, pipe.config.dataset.path or "FOLDER")
-    counts = dict(zip(("images", "clips"), options.amounts(64, 16)))
-    result.values |= exam().unseen(counts, options.wordings, network)
+        log.warning(
+            f"the data of this model come from {source}, and without --dataset it is asked for {EXAM}: "
+            f"give --dataset {pipe.config.dataset.path or 'FOLDER'}"
+        )
+    images, clips = options.amounts(64, 16)
+    result.values |= exam().unseen({"images": images, "clips": clips}, options.wordings, network)
     return result
 
 

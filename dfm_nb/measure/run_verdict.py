@@ -186,7 +186,7 @@ def asked_for(pipe: Pipeline, real: Real, max_frames: int | None = None) -> dict
     max_frames : what the user allows.
     """
     settings: dict = {"prompt": real.caption}
-    if pipe.config.generation.given:
+    if pipe.config.samples.given:
         folder = tempfile.mkdtemp(dir=_scratch().name)
         settings["given"] = write_given(Path(folder, "given"), real.given, real.fps)
     if max_frames and Request(**settings).completed(pipe.config).num_video_frames > max_frames:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dfm_nb.base.plots import PALETTE, blank, neutral, plain, save
+from dfm_nb.base.plots import PALETTE, blank, plain, save
 from dfm_nb.measure import distance
 from dfm_nb.measure.diversity import LEVEL, copied, nearness, thumbnails
 from dfm_nb.measure.features import Features
@@ -146,7 +146,6 @@ class Judge:
         }
 
 
-@neutral()
 def plot(values: Mapping[str, Any], output: str | Path) -> None:
     """The figures over checkpoints as a PNG: with intervals, real pictures dashed, and a line at the one to take."""
     rows = values["checkpoints"]

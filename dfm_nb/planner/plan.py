@@ -40,13 +40,14 @@ class PlanOptions(Verb):
         """The settings, and the packs of a step."""
         if self.samples > self.seq_length:
             raise ValueError(f"--samples must be at most --seq-length = {self.seq_length}; got {self.samples}")
-        asked = [
+        overrides = [
             f"model.size={self.model}",
             f"mixed_precision={self.mixed_precision}",
             f"dataset.task_encoder_seq_length={self.seq_length}",
             f"train.global_batch_size={self.global_batch_size}",
+            *self.overrides,
         ]
-        config = fed(cfg.resolve(None, overrides=[*asked, *self.overrides]))
+        config = fed(cfg.resolve(None, overrides=overrides))
         return config, Load.of(config, self.samples, self.text_tokens)
 
     def run(self) -> Ranking:

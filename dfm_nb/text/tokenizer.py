@@ -17,6 +17,7 @@ import orjson
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from dfm_nb.base.files import ANYWHERE, plain
 from dfm_nb.base.hub import hub_is_known, tokenizer_of
 
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -72,6 +73,8 @@ def load(model: str | Path) -> TokenizerSpec:
     model = str(model)
     path = Path(model)
     try:
+        for file in path.glob("*.json"):  # a pipe would never end
+            plain(file, ANYWHERE)
         tokenizer, eod = _plain(path) or _from_transformers(path)
     except Exception as error:
         why = str(error).strip().split("\n")[0]

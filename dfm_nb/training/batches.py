@@ -1,6 +1,7 @@
 """From settings to packed batches: the store of samples, how packs are made of them, and the loader."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from dfm_nb import config as cfg
@@ -11,7 +12,7 @@ from dfm_nb.config import sizes
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.remote import local_folder, remote_folder
-from dfm_nb.data.stores import SIZE, MockStore, SampleStore, ShardStore, has_split, usual_sizes
+from dfm_nb.data.stores import SIZE, MockStore, SampleStore, ShardStore, has_split, training_samples
 from dfm_nb.packs.packs import LatentStatistics, PackSettings
 from dfm_nb.parallel.groups import layout_of
 
@@ -67,9 +68,10 @@ def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
 
 def with_data(resolved: cfg.Resolved, store: SampleStore) -> cfg.Resolved:
     """With what the data set decides: the network's inputs, and what generation recommends."""
-    usual = usual_sizes(store, resolved.config.generation.model_dump(include={*SIZE}, exclude_none=True))
     inputs = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
-    return resolved.with_derived({**inputs, **usual, "generation.given": store.any_given or None}, "the data set")
+    resolved = resolved.with_derived(inputs, "the data set")
+    recommended = resolved.config.generation.model_dump(include={*SIZE}, exclude_none=True)
+    return replace(resolved, config=resolved.config.with_samples(training_samples(store, recommended)))
 
 
 def pack_capacity(config: cfg.Config) -> int:

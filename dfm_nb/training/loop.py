@@ -19,13 +19,14 @@ import torch.distributed as dist
 from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.cpu import precision
+from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log, start_logging
 from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss
 from dfm_nb.base.process import stops
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.run import Run
 from dfm_nb.checkpoints import folders, loading, saving
-from dfm_nb.config import counts
+from dfm_nb.config import counts, samples
 from dfm_nb.data.edits import LEFT_OUT
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.model.dit import network_class
@@ -395,6 +396,7 @@ class Training:
         statistics = self.loader.order.settings.statistics
         assert statistics is not None
         small = {**self.assets, folders.STATISTICS: folders.statistics_file(statistics)}
+        small[samples.FILE] = self.config.samples.model_dump_json().encode()
         self.writer.save(self.trainer.pieces(), self.iteration, state, self.config_yaml, small)
         self.saved = self.iteration
         self.folder.tell("training")
@@ -454,7 +456,7 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
         resolved = dial.settings(resolved, store, dist.get_world_size(), started)
     config = resolved.config
     if parallel.rank() == 0:
-        run.save_config(cfg.to_yaml(resolved))
+        write_atomically(run.config_file, cfg.to_yaml(resolved).encode())
     run.tell("building the model")
     training = Training(resolved, run, store)
     model = config.model

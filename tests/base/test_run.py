@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import numpy as np
 import psutil
@@ -197,7 +198,7 @@ def test_only_temporaries_of_our_own_form_are_removed(tmp_path):
 
 def test_metrics_read_back_bit_for_bit(tmp_path):
     values = np.random.default_rng(0).standard_normal(200) * 10.0 ** np.arange(-100, 100)
-    with Metrics(tmp_path / "metrics.jsonl") as metrics:
+    with closing(Metrics(tmp_path / "metrics.jsonl")) as metrics:
         for i, v in enumerate(values):
             metrics.write({"iteration": i, "loss": float(v), "np": np.float32(0.1), "keys": ["a"], "bad": math.nan})
     back = read_metrics(tmp_path)
@@ -208,7 +209,7 @@ def test_metrics_read_back_bit_for_bit(tmp_path):
 
 def test_truncate_keeps_exactly_the_records_up_to_an_iteration(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    with Metrics(path) as metrics:
+    with closing(Metrics(path)) as metrics:
         for i in range(1, 11):
             metrics.write(record(i))
         metrics.write({"iteration": 6, "val_loss": 0.5})
@@ -224,13 +225,13 @@ def test_torn_last_line_is_ignored_by_readers_and_removed_by_the_next_writer(tmp
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"iteration":1,"loss":2.0}\n{"iteration":2,"lo')
     assert read_metrics(path) == [{"iteration": 1, "loss": 2.0}]
-    with Metrics(path) as metrics:
+    with closing(Metrics(path)) as metrics:
         metrics.write(record(2))
     assert [r["iteration"] for r in read_metrics(path)] == [1, 2]
 
 
 def test_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
-    with Metrics(tmp_path / "metrics.jsonl") as metrics:
+    with closing(Metrics(tmp_path / "metrics.jsonl")) as metrics:
         metrics.write(record(1))
         real = os.write
         monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:5]))

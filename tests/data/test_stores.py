@@ -3,7 +3,8 @@
 import pytest
 
 from dfm_nb import config as cfg
-from dfm_nb.data.stores import MockStore, usual_sizes
+from dfm_nb.config.samples import Kind
+from dfm_nb.data.stores import MockStore, training_samples
 from dfm_nb.generation.request import Request
 
 
@@ -29,22 +30,19 @@ class OfTwoRates(MockStore):
 
 def test_few_clips_among_many_stills_are_found_and_a_recommended_length_puts_its_kind_first():
     store = OfTwoRates([(1, 8, 8)] * 999 + [(1, 7, 8), (2, 8, 10)], length=20_000)
-    stills = {"num_video_frames": 1, "height": 64, "width": 64, "fps": 1.0, "sizes": ["64x64", "64x56"]}
-    clips = {"num_video_frames": 5, "height": 64, "width": 80, "fps": 25.0, "sizes": ["80x64"]}
-    alone, asked = OfTwoRates([(1, 8, 8)]), [(store, 1, stills, clips), (store, 9, clips, stills)]
-    single = stills | {"sizes": ["64x64"]}
-    for found, frames, first, other in ((store, None, stills, clips), *asked, (alone, 9, single, single)):
-        wanted = {f"generation.{k}": v for k, v in first.items()}
-        known = usual_sizes(found, frames and {"num_video_frames": frames})
-        known.pop("generation.captions", None)
-        assert known == wanted | {f"generation.other.{k}": v for k, v in other.items()}
-    assert usual_sizes(MockStore([(1, 7, 8)])) == {}, "no such size can be generated"
+    stills = Kind(num_video_frames=1, height=64, width=64, fps=1.0, sizes=["64x64", "64x56"])
+    clips = Kind(num_video_frames=5, height=64, width=80, fps=25.0, sizes=["80x64"])
+    alone, asked = OfTwoRates([(1, 8, 8)]), [(store, 1, [stills, clips]), (store, 9, [clips, stills])]
+    single = stills.model_copy(update={"sizes": ["64x64"]})
+    for of, frames, kinds in ((store, None, [stills, clips]), *asked, (alone, 9, [single])):
+        assert training_samples(of, frames and {"num_video_frames": frames}).kinds == kinds
+    assert not training_samples(MockStore([(1, 7, 8)])).kinds, "no such size can be generated"
 
 
 @pytest.mark.parametrize("length", [70, 40_000])
 def test_a_prompt_gets_the_size_of_the_captions_most_like_it(length):
     store = Captioned([(1, 8, 8)] * 5 + [(1, 10, 8), (1, 8, 12)] + [(2, 8, 8), (2, 8, 10)], length=length)
-    config = cfg.resolve("demo").with_derived(usual_sizes(store), "the data set").config
+    config = cfg.resolve("demo").config.with_samples(training_samples(store))
 
     def size(prompt, **given):
         request = Request(prompt, **given).completed(config)
@@ -56,7 +54,6 @@ def test_a_prompt_gets_the_size_of_the_captions_most_like_it(length):
     assert size("a moth") == size("two robots play chess") == (1, 64, 64), "the most frequent one"
     assert size("the tall lighthouse by a stormy sea", num_video_frames=9) == (9, 64, 80)
     assert size("pixel art of dragons", height=32, width=48) == (1, 32, 48)
-    known = sum(map(len, config.generation.captions))
+    known = sum(len(each.simhash) for each in config.samples.captions)
     assert known <= 2 * 4_096 * 16 * 4 / 3 + 200, "base64 of 16 bytes each"
-    single = usual_sizes(Captioned([(1, 8, 8)]))
-    assert not any(key.endswith("captions") for key in single)
+    assert not training_samples(Captioned([(1, 8, 8)])).captions

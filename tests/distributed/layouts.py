@@ -38,6 +38,10 @@ LAYOUTS = {
 }
 
 
+GIVEN = "given"
+"""Among overrides: samples have given pictures."""
+
+
 def with_given(store):
     """The mock store with a picture of 2 x 4 latent pixels given beside every other sample."""
     import numpy as np
@@ -65,10 +69,11 @@ def make_trainer(overrides: list[str]):
     from dfm_nb.training.batches import open_store, packed_loader
     from dfm_nb.training.trainer import Trainer
 
-    config = cfg.resolve(None, overrides=[*BASE, "model.sigma_data=0.5", *overrides]).config
+    settings = [words for words in overrides if words != GIVEN]
+    config = cfg.resolve(None, overrides=[*BASE, "model.sigma_data=0.5", *settings]).config
     parallel.init(layout_of(config.model), timeout_s=60, seed=config.rng.seed)
     store = open_store(config)
-    store = with_given(store) if config.generation.given else store
+    store = with_given(store) if GIVEN in overrides else store
     trainer = Trainer(config, store.empty_text)
     loader = packed_loader(config, store, trainer.dp_rank, trainer.dp_size)
     return trainer, loader

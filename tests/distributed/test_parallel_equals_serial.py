@@ -15,7 +15,7 @@ from tests.networks import cases
 
 pytestmark = pytest.mark.slow
 
-GIVEN = "generation.given=true dataset.condition_frames_prob=0.5 dataset.condition_last_prob=0.5".split()
+GIVEN = "given dataset.condition_frames_prob=0.5 dataset.condition_last_prob=0.5".split()
 NETWORKS = {
     # name: (settings, tensors with gradients, layouts)
     "dit": ([], 95, [name for name in LAYOUTS if name not in ("TP2", "CP2", "PP2")]),

@@ -1,4 +1,4 @@
-"""README.md and all pages: every `dfm` line parses with the real parsers, every link and figure is there;
+"""README.md and all pages: every `dfm` line parses with the real parsers, every link, figure and flag is there;
 docs/index.md and troubleshooting.md run (README's Python block: tests/test_wheel.py).
 """
 
@@ -11,6 +11,7 @@ import pytest
 from dfm_nb import cli, train
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import ArgumentParser, pop_nproc
+from scripts.flags_tables import with_tables
 from tests.docs.docs_pages import FENCE, ROOT, Page, all_pages, desk
 
 NAMES = [str(p.relative_to(ROOT)) for p in all_pages()]
@@ -87,6 +88,11 @@ def test_every_command_of_the_page_is_accepted_by_its_parser(name, monkeypatch, 
 @pytest.mark.parametrize("name", NAMES)
 def test_links_and_figures_of_the_page_are_there(name):
     assert Page(name).missing_links() == []
+
+
+def test_tables_of_flags_are_those_of_help():
+    old = [name for name in NAMES if with_tables(Page(name).text) != Page(name).text]
+    assert old == [], "python scripts/flags_tables.py writes them anew"
 
 
 @pytest.mark.slow

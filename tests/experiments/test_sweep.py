@@ -1,6 +1,7 @@
 """`dfm sweep`, `sweep` and `compare`: one folder a combination, and a second call does only what is left."""
 
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -20,8 +21,8 @@ TINY = ["--mock", "--recipe", "demo", *tiny_run.SIZE, "validation.samples=false"
 
 def run_of(folder, lr, losses):
     run = Run.create(folder)
-    run.save_config(f"train:\n  train_iters: 3\noptimizer:\n  lr: {lr}\n")
-    with Metrics(run.metrics_file) as metrics:
+    run.config_file.write_text(f"train:\n  train_iters: 3\noptimizer:\n  lr: {lr}\n")
+    with closing(Metrics(run.metrics_file)) as metrics:
         for i, (loss, val_loss) in enumerate(losses, 1):
             metrics.write({"iteration": i, "loss": loss, "elapsed_s": 2.0 * i})
             metrics.write({"iteration": i, "val_loss": val_loss})

@@ -535,3 +535,10 @@ def test_a_full_disk_is_named_by_the_folder_that_fills_it(folders, tmp_path, mon
         else:
             preprocess(config(source, str(tmp_path / "all"), folders["gpt2"]))
     assert caught.value.filename == str(tmp_path / "all.unfinished") and not Path(caught.value.filename).exists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+def test_a_tokenizer_with_a_pipe_in_it_is_refused(name, tmp_path):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=name):
+        text_tokenizer.load(tmp_path)

@@ -62,7 +62,7 @@ def test_validation_is_of_whole_samples_at_quantiles_of_the_times_that_are_train
 
 
 def test_validation_noises_each_sample_once_and_nothing_that_is_given(one_rank):
-    trainer, loader = make_trainer([*SMALL, "generation.given=true", "train.eval_iters=4"])
+    trainer, loader = make_trainer([*SMALL, "given", "train.eval_iters=4"])
     validation = Validation(trainer.config, trainer, loader.order.store, loader.order.settings)
 
     def levels(free):
@@ -112,7 +112,9 @@ def begun(folder, *overrides):
     from dfm_nb.training.loop import Training
 
     resolved = cfg.resolve(None, overrides=[*BASE, *SMALL, "model.sigma_data=0.5", "logger.report_to=[]", *overrides])
-    training = Training(resolved, Run.create(folder), open_store(resolved.config))
+    run = Run.create(folder)
+    run.checkpoints.mkdir()
+    training = Training(resolved, run, open_store(resolved.config))
     training.resume()
     return training
 

@@ -273,7 +273,7 @@ import pathlib, signal, sys, time
 from dfm_nb.base.run import Run
 run = Run.create(sys.argv[1])
 run.claim()
-run.save_config("train:\\n  train_iters: 9\\n")
+run.config_file.write_text("train:\\n  train_iters: 9\\n")
 signal.signal(signal.SIGTERM, lambda *_: (run.release(), sys.exit(0)))
 print("ready", flush=True)
 time.sleep(600)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ def record(i: int, **more) -> dict:
 
 def write(run, *records) -> None:
     run.mkdir(exist_ok=True, parents=True)
-    with Metrics(run / "metrics.jsonl") as metrics:
+    with closing(Metrics(run / "metrics.jsonl")) as metrics:
         for r in records:
             metrics.write(r)
 
@@ -50,7 +51,7 @@ def test_reader_follows_a_resume_that_cuts_records_off(tmp_path):
     write(tmp_path, *(record(i) for i in range(1, 8)))
     reader = MetricsReader(tmp_path)
     assert reader.read() == 7
-    with Metrics(tmp_path / "metrics.jsonl") as metrics:
+    with closing(Metrics(tmp_path / "metrics.jsonl")) as metrics:
         metrics.truncate(3)
         for i in range(4, 12):  # longer than before: the size alone would not tell
             metrics.write(record(i, loss=7.0))

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from workbench import Monitor, Runs
 def folder(tmp_path):
     for name, lr in (("a", 0.1), ("deep/b", 0.2)):
         run = Run.create(tmp_path / name)
-        run.save_config(f"train:\n  train_iters: 9\noptimizer:\n  lr: {lr}\n")
-        with Metrics(run.metrics_file) as metrics:
+        run.config_file.write_text(f"train:\n  train_iters: 9\noptimizer:\n  lr: {lr}\n")
+        with closing(Metrics(run.metrics_file)) as metrics:
             metrics.write({"iteration": 1, "loss": 0.5, "elapsed_s": 1.0})
             metrics.write({"iteration": 1, "val_loss": 0.25})
         run.claim()

@@ -22,7 +22,8 @@ import torch
 from dfm_nb.base import video
 from dfm_nb.base.run import media_in
 from dfm_nb.base.simhash import encoded
-from dfm_nb.config.schema import Config, DatasetConfig, GenerationConfig, TrainedSize
+from dfm_nb.config.samples import Captions, Kind, TrainingSamples
+from dfm_nb.config.schema import Config, DatasetConfig, GenerationConfig
 from dfm_nb.diffusion import samplers
 from dfm_nb.generate import GenerateOptions
 from dfm_nb.generation.clip_files import Generated
@@ -97,10 +98,10 @@ def shown_level(studio: Studio) -> float:
 
 
 def test_stills_and_clips_are_told_what_the_checkpoint_recommends_for_each():
-    sizes = {"height": 32, "width": 32, "num_video_frames": 1, "fps": 1.0}
-    of_clips = TrainedSize(height=32, width=48, num_video_frames=9, fps=25.0)
+    stills = Kind(height=32, width=32, num_video_frames=1, fps=1.0)
+    clips = Kind(height=32, width=48, num_video_frames=9, fps=25.0)
     pipe = ClosedForm()
-    pipe.config = Config(generation=GenerationConfig(**sizes, other=of_clips))
+    pipe.config = Config().with_samples(TrainingSamples(kinds=[stills, clips]))
     studio = Studio(pipe, "a moth", folder=None)
     assert studio.request().fps == 1
     studio.controls["num_video_frames"].value = "9"
@@ -115,8 +116,8 @@ def test_stills_and_clips_are_told_what_the_checkpoint_recommends_for_each():
 
 def test_trained_sizes_are_offered_and_another_one_is_drawn_with_a_word():
     pipe = ClosedForm()
-    sizes = {"height": 32, "width": 48, "num_video_frames": 1, "fps": 1.0, "sizes": ["48x32", "32x32"]}
-    pipe.config = Config(generation=GenerationConfig(**sizes))
+    kind = Kind(height=32, width=48, num_video_frames=1, fps=1.0, sizes=["48x32", "32x32"])
+    pipe.config = Config().with_samples(TrainingSamples(kinds=[kind]))
     studio = Studio(pipe, "a moth", folder=None)
     assert studio._sizes.options == ("48x32", "32x32") and studio._sizes.value == "48x32"
     studio._sizes.value = "32x32"
@@ -133,9 +134,11 @@ def test_trained_sizes_are_offered_and_another_one_is_drawn_with_a_word():
 
 def test_the_size_follows_a_new_prompt_until_the_user_sets_one():
     pipe = ClosedForm()
-    sizes = {"height": 32, "width": 32, "num_video_frames": 1, "fps": 1.0, "sizes": ["32x32", "64x32"]}
-    captions = [encoded([text]) for text in ("a red moth at night", "a wide harbour")]
-    pipe.config = Config(generation=GenerationConfig(**sizes, captions=captions))
+    form = {"height": 32, "width": 32, "num_video_frames": 1, "fps": 1.0}
+    known = {"a red moth at night": 32, "a wide harbour": 64}
+    captions = [Captions(**form | {"width": w}, given=False, simhash=encoded([text])) for text, w in known.items()]
+    samples = TrainingSamples(kinds=[Kind(**form, sizes=["32x32", "64x32"])], captions=captions)
+    pipe.config = Config().with_samples(samples)
     studio = Studio(pipe, "a red moth at night", folder=None)
     for prompt, width in (("a wide harbour", 64), ("chess", 32), ("A wide harbour.", 64)):
         studio.controls["prompt"].value = prompt
@@ -156,7 +159,7 @@ def test_draw_returns_the_clip_and_the_controls_follow(monkeypatch):
     studio = small(pipe)
     clip = studio.draw("a red moth", num_inference_steps=20, seed=3)
     assert pipe.decoded == 8 + 1, "only steps that are shown"
-    wanted = {"height": 32, "width": 32, "num_steps": 20, "guidance": 2.0, "sampler": "heun", "seed": 3}
+    wanted = {"height": 32, "width": 32, "num_steps": 20, "guidance": 2.0, "sampler": "heun", "seed": 3, "fps": 12.0}
     assert clip.request == Request("a red moth", **wanted)
     assert (studio.controls["prompt"].value, studio.controls["seed"].value) == ("a red moth", "3")
     assert studio.request() == clip.request and studio.history == [clip]
@@ -294,7 +297,8 @@ def test_a_model_of_given_pictures_has_fields_for_them_and_opens_into_them(tmp_p
     assert not {"given", "init_image", "last_image"} & small().controls.keys()
     pipe = ClosedForm()
     data = DatasetConfig(condition_frames_prob=0.5, condition_last_prob=0.5)
-    pipe.config = Config(generation=GenerationConfig(num_steps=2, given=True), dataset=data)
+    pipe.config = Config(generation=GenerationConfig(num_steps=2), dataset=data)
+    pipe.config = pipe.config.with_samples(TrainingSamples(given=True))
     picture = tmp_path / "my first.png"
     video.write_png(picture, np.zeros((32, 48, 3), np.uint8))
     studio = small(pipe, folder=tmp_path, num_video_frames=9, init_image=str(picture))

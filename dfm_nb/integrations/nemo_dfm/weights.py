@@ -93,8 +93,8 @@ def settings_of(weights: Mapping[str, Tensor]) -> list[str]:
         "in_channels": LATENT_CHANNELS,
         "patch_spatial": math.isqrt(numbers // LATENT_CHANNELS),
     }
-    told = ["generation.fps=30", "generation.other.fps=30"]  # it always was, whatever the clip's rate
-    return ["model.variant=dfm", *told, *(f"model.{k}={v}" for k, v in values.items())]
+    rate = "generation.fps=30"  # it always was, whatever the clip's rate
+    return ["model.variant=dfm", rate, *(f"model.{k}={v}" for k, v in values.items())]
 
 
 def manifest_of() -> dict[str, Any]:
