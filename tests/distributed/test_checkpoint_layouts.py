@@ -48,6 +48,7 @@ def write(layouts, extra, root):
         trainer, loader = make_trainer([*overrides, *extra])
         randomise(trainer)
         trainer.step(loader.next_step())
+        (root / name).mkdir(parents=True, exist_ok=True)
         writer = saving.Writer(root / name, asynchronous=name == "TP2")
         writer.save(trainer.pieces(), 1, {"iteration": 1}, "model: {}\n")
         writer.close()
