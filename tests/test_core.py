@@ -38,4 +38,4 @@ def test_the_three_verbs_load_the_core_and_plug_ins_alone(tmp_path):
     reached = {name for name in json.loads(done.stdout.splitlines()[-1]) if name in files}
     modules = {name for name in reached if files[name].name != "__init__.py"}  # a package's file says what it is
     assert modules - allowed == {"dfm_nb.cli"}
-    assert core(files) - reached == {"dfm_nb.data.text_encoders.t5"}, "not all of the closure is imported"
+    assert core(files) <= reached, "all of the closure is needed"
