@@ -4,6 +4,8 @@
                    index.json      what whole tensors the pieces make (checkpoints.tensor_files)
                    state.json      iteration, position in the data, consumed samples and tokens, schedule
                    config.yaml     the resolved configuration
+                   manifest.json, tokenizer.safetensors, text_empty.safetensors   copies of the data set's
+                   latent_statistics.json, training_samples.json   what training normalised by; sizes, rates, captions
                    checksums.json  sha256 and size of each of the above, and of itself
 
 A folder gets this name when all of it is on disk, and `latest_checkpointed_iteration.txt` changes only then. A file

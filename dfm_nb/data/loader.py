@@ -4,7 +4,7 @@
   restarts or time. Of each step's packs, data-parallel rank r takes every dp-th.
 - Noise level, noise, caption and caption dropout of a sample are a function of (seed, epoch, key).
 - The whole state is small (`StepOrder.state`): of each lane an epoch, a cursor, the waiting samples.
-- Every sample is used once an epoch of its lane.
+- Every sample is used once an epoch of its lane, or as often as its weight says.
 - An unusable sample is skipped, reported and counted in `Pack.dropped`; all others keep their positions.
 
 Energon's splits are used, but not its loader: that keeps its place inside worker processes, and with

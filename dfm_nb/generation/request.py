@@ -263,13 +263,13 @@ class Request(Sampling):
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Flags of the files that it starts from, by path: its fields of the type `InputPath`."""
-        flags = {}
-        for name in ("init_image", "last_image", "init_video", "mask"):
+        """Flags of the files that it starts from, by path: its fields of the type `InputPath`, and `given`."""
+        flags = dict.fromkeys(self.given, "--given")
+        for name, field in Request.model_fields.items():
             path = getattr(self, name)
-            if path:
-                flags[path] = f"--{name.replace('_', '-')}"
-        return flags | dict.fromkeys(self.given, "--given")
+            if path and field.annotation == InputPath | None:
+                flags[path] = fields(Request)[name].flag
+        return flags
 
     def completed(self, config: cfg.Config) -> Request:
         """With what the checkpoint of this configuration recommends (`usual`) for all settings that were not given.

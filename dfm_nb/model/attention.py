@@ -80,15 +80,15 @@ class SegmentBounds:
     def calls(self) -> tuple[list[_Run], int, torch.Tensor | None]:
         """Neighbouring segments with equally many queries are one batch, with keys padded to the batch's longest.
 
-        Returns all runs in the order of the queries, and their K/V rows in that order: `kv_start` if they are adjacent
-        and begin there, and `kv_index`, int64 [sum of count * kv_len], if not.
+        Returns all runs in the order of the queries, and their K/V rows in that order: the first one if they are
+        adjacent, and their numbers, int64 [sum of count * kv_len], if not.
 
         `pack_draws` sorts samples by length, so that there are few runs. For example, segments with 4, 4 and 9 queries
         and with 3, 5 and 6 keys (rows 0-2, 3-7 and 8-13 of K and V):
 
             run 1: 2 segments of 4 queries and 16 keys: rows 0 1 2 0 0 ... | 3 4 5 6 7 3 3 ..., the repeated ones masked
             run 2: 1 segment of 9 queries and 6 keys:   rows 8 9 ... 13, no mask
-            kv_index = both, concatenated. With 5 and 5 keys it would be 0, 1, 2, ...: then kv_start is enough.
+            rows = both, concatenated. With 5 and 5 keys they would be 0, 1, 2, ...: then the first is enough.
         """
         runs, indices = [], []
         for q_len, group in groupby(self.segments(), key=lambda s: s[1] - s[0]):

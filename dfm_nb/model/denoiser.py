@@ -22,7 +22,7 @@ from dfm_nb.parallel.groups import broadcast_from_last_stage
 class TokenLosses:
     """Losses of this rank's tokens, and the mask of those that count."""
 
-    loss: torch.Tensor  # float32 [S_local], the objective's loss, averaged over the patch
+    loss: torch.Tensor  # float32 [S_local], the objective's, averaged over the patch; a student's is pseudo-Huber
     mask: torch.Tensor  # bool [S_local]
     row: torch.Tensor
 

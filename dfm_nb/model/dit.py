@@ -1,6 +1,6 @@
 """The Diffusion Transformer (Peebles & Xie 2023) on megatron-core: adaLN-zero, text cross attention, packed sequences.
 
-Every sample of a pack has its own conditioning row (noise level, fps, pooled text), positions and text. A new model
+Every sample of a pack has its own conditioning rows (noise level, fps, pooled text), positions and text. A new model
 outputs zero. Its weights depend on (seed, parameter name), not on the layout.
 `config.networks` has the table of its linear layers; tests keep the two equal. Other networks are subclasses.
 
@@ -436,7 +436,7 @@ class DiT(MegatronModule):
 
 @torch.no_grad()
 def init_weights(model: DiT, seed: int) -> None:
-    """Xavier-uniform projections, N(0, 0.02) embedders, zero adaLN and output layers, as in the DiT paper's code.
+    """Xavier-uniform projections, N(0, 0.02) embedders of noise level and fps, zero adaLN and output layers, as in the DiT paper's code.
 
     Each parameter is drawn at its full shape from (seed, its name in the complete model), then sliced for this tp rank.
     """

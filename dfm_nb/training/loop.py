@@ -136,7 +136,9 @@ class Training:
         self.grown: list[int] = []  # iterations after which the order began again, on data that had grown
         root = c.checkpoint_dir or run.checkpoints
         self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save)
-        self.begun = folders.find(c.load_checkpoint) if c.load_checkpoint else self._newest()
+        # rank 0 decides, because a run that still trains may save meanwhile
+        named = folders.find(c.load_checkpoint) if c.load_checkpoint and parallel.rank() == 0 else None
+        self.begun = everyones(named)[0] if c.load_checkpoint else self._newest()
         self.base, self._source = self._find_base()
         guidance = self.base["guidance"] if self.base else None
         self.trainer = Trainer(self.config, store.empty_text, (self._source, guidance))
