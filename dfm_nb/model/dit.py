@@ -436,7 +436,8 @@ class DiT(MegatronModule):
 
 @torch.no_grad()
 def init_weights(model: DiT, seed: int) -> None:
-    """Xavier-uniform projections, N(0, 0.02) embedders of noise level and fps, zero adaLN and output layers, as in the DiT paper's code.
+    """Xavier-uniform projections, N(0, 0.02) embedders of noise level and fps, zero adaLN and output layers: as in the
+    DiT paper's code.
 
     Each parameter is drawn at its full shape from (seed, its name in the complete model), then sliced for this tp rank.
     """
