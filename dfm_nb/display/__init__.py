@@ -41,7 +41,8 @@ def contact_sheet(sections: Mapping[str, Sequence[tuple[Sequence[np.ndarray], st
     """
     cell = 128  # px, the longest side of a picture
     for videos, _ in chain(*sections.values()):
-        cell = max(cell, *(max(video.shape[1:3]) for video in videos))
+        for video in videos:
+            cell = max(cell, *video.shape[1:3])
     cell = min(256, cell)
     font = ImageFont.load_default(size=15)
     placed: list[tuple[Image.Image, int, int]] = []
@@ -81,11 +82,10 @@ def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image
         if len(video) > 1:
             frames = video[np.linspace(0, len(video) - 1, FILM_FRAMES).round().astype(int)]
         strips.append([ImageOps.contain(Image.fromarray(frame), (cell, cell)) for frame in frames])
-    if all(len(strip) == 1 for strip in strips):
+    if max(map(len, strips)) == 1:
         strips = [[ImageOps.pad(p, (cell, cell), color=PAPER, centering=(0.5, 1.0)) for (p,) in strips]]
-    pictures = list(chain(*strips))
-    w = max(picture.width for picture in pictures) + FILM_GAP_PX
-    h = max(picture.height for picture in pictures) + FILM_GAP_PX
+    largest = np.max([picture.size for picture in chain(*strips)], 0)
+    w, h = (largest + FILM_GAP_PX).tolist()
     width = max(map(len, strips)) * w - FILM_GAP_PX
     height = len(strips) * h - FILM_GAP_PX
     font = ImageFont.load_default(size=12)
@@ -160,7 +160,7 @@ def media_html(
 
 def _webp_url(frames: np.ndarray, fps: float) -> str:
     """A small WebP of some kB, animated if there are several frames."""
-    first, *rest = (Image.fromarray(frame) for frame in frames)
+    first, *rest = map(Image.fromarray, frames)
     for picture in (first, *rest):
         picture.thumbnail((POSTER_PX, POSTER_PX))
     out = io.BytesIO()

@@ -89,7 +89,7 @@ def _length(folder: Path, _mtime_ns: int) -> Any:
 
 def differing(settings: Sequence[Mapping]) -> list[str]:
     """The keys whose values are not the same in all runs that have settings."""
-    known = [one for one in settings if one]
+    known = list(filter(None, settings))
     differ = []
     for key in dict.fromkeys(chain(*known)):
         if key in PLACES or key.startswith("provenance."):
@@ -125,14 +125,15 @@ def compare(runs: StrPath | Iterable[StrPath]) -> pd.DataFrame:
         run = Run(folder)
         if not run.config_file.exists() and not run.metrics_file.exists():
             raise FileNotFoundError(f"{folder} is neither a run folder nor a folder of runs; pass a --run-dir")
-    settings = [settings_of(folder) for folder in folders]
+    settings = list(map(settings_of, folders))
     keys = differing(settings)
+    top = os.path.commonpath([folder.absolute().parent for folder in folders])
     rows = []
+    names = []
     for folder, values in zip(folders, settings):
         rows.append(_row(folder, values) | {key: values.get(key) for key in keys})
-    top = os.path.commonpath([folder.absolute().parent for folder in folders])
-    names = [folder.absolute().relative_to(top).as_posix() for folder in folders]
-    return pd.DataFrame(rows, index=pd.Index(map(legible, names), name="run"), dtype=object)
+        names.append(legible(folder.absolute().relative_to(top).as_posix()))
+    return pd.DataFrame(rows, index=pd.Index(names, name="run"), dtype=object)
 
 
 def _row(folder: Path, settings: Mapping) -> dict:

@@ -111,11 +111,14 @@ class SweepOptions(TrainOptions):
         pretrain = [*process.python_module("dfm_nb"), "pretrain"]
         if self.nproc_per_node > 1:
             pretrain.append(f"--nproc-per-node={self.nproc_per_node}")
-        finished = [name for name, point in points.items() if _is_finished(point, self.nproc_per_node)]
+        todo = {}
+        for name, point in points.items():
+            if not _is_finished(point, self.nproc_per_node):
+                todo[name] = [*pretrain, *point.words()]
         folder.mkdir(parents=True, exist_ok=True)
-        for name in finished:
-            print(f"-- {name} is finished", flush=True)
-        todo = {name: [*pretrain, *point.words()] for name, point in points.items() if name not in finished}
+        for name in points:
+            if name not in todo:
+                print(f"-- {name} is finished", flush=True)
         return run_all(todo, folder, self.jobs, partial(_table, folder, points))
 
     def report(self, result: Any) -> Report:

@@ -71,7 +71,8 @@ class MeasurementOptions(Sampling, ModelOptions):
 
     def side_px(self, pipe: Pipeline) -> int:
         """`size_px`, or the short side that the checkpoint recommends."""
-        return self.size_px or min(pipe.recommended.get(side, 64) for side in ("height", "width"))
+        usual = pipe.recommended
+        return self.size_px or min(usual.get("height", 64), usual.get("width", 64))
 
     def generated(self, pipe: Pipeline, wanted: Iterable[dict]) -> list[Generated]:
         """A sample for each of these fields of `Request`; the i-th depends on the seed, i and these alone."""
