@@ -46,8 +46,9 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ValueError, which `guard` prints as one sentence; for an unknown flag, with the closest one."""
         unknown = re.search(r"unrecognized arguments: --([\w-]+)", message)
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        fix = meant("--" + unknown[1], flags, "see its --help", 0.7) if unknown else "see its --help"
+        fix = "see its --help"
+        if unknown:
+            fix = meant("--" + unknown[1], self._option_string_actions, fix, 0.7)
         raise ValueError(f"{self.prog}: {message}; {fix}")
 
 
@@ -77,7 +78,8 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
     quiet_libraries()
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun starts its workers in new sessions
         end_with_parent()
-    if parent := os.environ.pop(PARENT, None):
+    parent = os.environ.pop(PARENT, None)
+    if parent:
         end_with_parent(signal.SIGTERM, int(parent))
     try:
         return main(argv)
@@ -90,13 +92,15 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
     except Exception as error:
         if os.environ.get("DFM_DEBUG") == "1":
             raise
-        if (text := mistake(error)) is not None:
+        text = mistake(error)
+        if text is not None:
             print(legible(f"error: {text}"), file=sys.stderr, flush=True)
-            if told := os.environ.get(TOLD):
-                Path(told).write_text(json.dumps({"error": text}), encoding="utf-8")
+            answer = os.environ.get(TOLD)
+            if answer:
+                Path(answer).write_text(json.dumps({"error": text}), encoding="utf-8")
             return 2
-        lost = isinstance(error, RuntimeError) and re.search(r"gloo/transport/\S+\] (.*?)(\. |$)", str(error), re.M)
-        if not lost:
+        lost = re.search(r"gloo/transport/\S+\] (.*?)(\. |$)", str(error), re.M)
+        if not lost or not isinstance(error, RuntimeError):
             raise
         rank = os.environ.get("RANK", 0)  # the process that ended first, or its launcher, prints the cause
         print(f"rank {rank} ends because it lost another process: {lost[1]}", file=sys.stderr, flush=True)
@@ -106,18 +110,19 @@ def guard(main: Callable[[list[str] | None], int], argv: list[str] | None = None
 
 def mistake(error: Exception) -> str | None:
     """A sentence for errors that a user or administrator can fix; None for a bug of ours."""
-    number, file = getattr(error, "errno", None), getattr(error, "filename", None)
+    number = getattr(error, "errno", None)
+    file = getattr(error, "filename", None)
     # sqlite's words, in which Energon's index is written, and torch's of the ranks' store; ours are ValueErrors
-    told = re.search(f"disk is full|{os.strerror(errno.ENOSPC)}", str(error))
-    if number in DISK_FULL or (told and not isinstance(error, ValueError)):
-        where = (
-            f" for {file}" if file else f", perhaps in /dev/shm or {os.environ.get('TMPDIR') or tempfile.gettempdir()}"
-        )
+    full = re.search(f"disk is full|{os.strerror(errno.ENOSPC)}", str(error))
+    if number in DISK_FULL or (full and not isinstance(error, ValueError)):
+        temporary = os.environ.get("TMPDIR") or tempfile.gettempdir()
+        where = f" for {file}" if file else f", perhaps in /dev/shm or {temporary}"
         return f"there is no space left{where} (or ulimit -f is too low); free some space and run the command again"
     if number == errno.ENAMETOOLONG:
         return f"a path must be shorter: {str(file)[:80]}..."
-    if (full := os.strerror(errno.EMFILE)) in str(error):  # from Python or gloo
-        return f"a process must be able to open more files ({full}); raise ulimit -n"
+    too_many = os.strerror(errno.EMFILE)
+    if too_many in str(error):  # from Python or gloo
+        return f"a process must be able to open more files ({too_many}); raise ulimit -n"
     if not isinstance(error, USER_ERRORS):
         return None
     if isinstance(error, OSError) and error.strerror:

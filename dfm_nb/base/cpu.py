@@ -18,5 +18,8 @@ def precision(asked: str) -> str:
         return asked
     import torch
 
-    cuda = torch.cuda.is_available()
-    return "bf16" if (torch.cuda.is_bf16_supported(including_emulation=False) if cuda else fast_bf16()) else "fp32"
+    if torch.cuda.is_available():
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        fast = fast_bf16()
+    return "bf16" if fast else "fp32"

@@ -43,11 +43,13 @@ def replacing(path: str | Path, durable: bool = True) -> Iterator[Path]:
                 sync(temporary)
         fix = _free.pop(path.absolute(), "")
         try:
-            place = os.link if fix else os.replace
-            place(temporary, path)
+            if fix:
+                os.link(temporary, path)  # which fails where another process was first
         except FileExistsError:
             raise FileExistsError(_TAKEN.format(path, fix)) from None
         except OSError:  # of a file system without hard links
+            fix = ""
+        if not fix:
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -88,9 +90,10 @@ def lies_inside(name: str) -> bool:
     It must also be short, because pathlib creates deeply nested folders by recursion, and without `::`, which chains
     places in fsspec.
     """
-    place = PurePosixPath(name)
-    plain = len(name) < 512 and "\0" not in name and "::" not in name
-    return plain and bool(place.parts) and not place.is_absolute() and ".." not in place.parts
+    if len(name) >= 512 or "\0" in name or "::" in name:
+        return False
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 UNLIMITED = sys.maxsize
@@ -138,8 +141,8 @@ def _report(refused: str) -> None:
 
 def leads_out(path: Path, inside: Path) -> bool:
     """Whether a path in a folder is, or goes through, a link out of it. The hub's cache is made of links to blobs."""
-    place = os.path.realpath(path)
-    return not (Path(place).is_relative_to(os.path.realpath(inside)) or _BLOB.fullmatch(place))
+    target = os.path.realpath(path)
+    return not Path(target).is_relative_to(os.path.realpath(inside)) and not _BLOB.fullmatch(target)
 
 
 def _is_listed(path: Path, inside: Path) -> bool:
@@ -196,7 +199,9 @@ MARK = "<!--made by dfm_nb-->"
 
 _TAKEN = "{} exists, and no record says that it is ours; {}"
 _free: dict[Path, str] = {}
-"""Advice by names that were free: of two processes that write one at once, both found it so. Folders have a lock."""
+"""The advice about each name that was free and is to be written: two processes that write one at once both found it so,
+and `replacing` then lets one of them. Folders have a lock.
+"""
 
 
 def check_free(path: Path, ours: bool, fix: str = "pass --overwrite or another name", mark: str = "") -> None:
@@ -204,13 +209,14 @@ def check_free(path: Path, ours: bool, fix: str = "pass --overwrite or another n
 
     mark : `MARK` of a view; other files are replaced by their record alone.
     """
-    absent = not os.path.lexists(path)
-    _free[path.absolute()] = fix if absent and not ours and "--overwrite" in fix else ""
-    if absent or ours:
+    _free.pop(path.absolute(), None)
+    if ours:
         return
-    if mark and is_plain(path) and mark.encode() in path.read_bytes():
-        return
-    raise FileExistsError(_TAKEN.format(path, fix))
+    if not os.path.lexists(path):
+        if "--overwrite" in fix:
+            _free[path.absolute()] = fix
+    elif not (mark and is_plain(path) and mark.encode() in path.read_bytes()):
+        raise FileExistsError(_TAKEN.format(path, fix))
 
 
 def sync(path: Path) -> None:
@@ -281,14 +287,17 @@ def read_listing(path: Path) -> dict[str, dict[str, Any]]:
 def check(folder: Path, listing: Mapping[str, dict[str, Any]], names: Iterable[str], fix: str) -> None:
     """ValueError for the first of the names whose file differs from the listing, with the `fix`."""
     for name in names:
-        path, listed = folder / name, listing.get(name)
+        path = folder / name
+        listed = listing.get(name)
+        same_size = listed and path.is_file() and path.stat().st_size == listed["bytes"]
         # the size first: a sparse file would be hashed for minutes
-        same = listed and path.is_file() and path.stat().st_size == listed["bytes"] and sha256(path) == listed["sha256"]
-        if not same:
+        if not (listed and same_size and sha256(path) == listed["sha256"]):
             raise ValueError(f"{path} is missing or has changed since its checksum was taken; {fix}")
 
 
-PIECES, PIECE_BYTES = 64, 1 << 16  # parts of each weight file that are hashed: T5-11B's files have 45 GB
+PIECES = 64
+PIECE_BYTES = 1 << 16
+"""Parts of each weight file that are hashed: T5-11B's files have 45 GB."""
 
 
 def weights_sha256(config: Path, weights: Iterable[Path]) -> str:
@@ -322,5 +331,7 @@ def parsed(text: str | bytes) -> Any:
             deeper = [each for each in level if isinstance(each, (dict, list))]
             if not deeper:
                 return value
-            level = [one for each in deeper for one in (each.values() if isinstance(each, dict) else each)]
+            level = []
+            for each in deeper:
+                level += each.values() if isinstance(each, dict) else each
     raise ValueError(f"JSON must have at most {MOST_DEPTH} levels")

@@ -46,7 +46,8 @@ def is_side(px: int) -> bool:
 
 def nearest_multiples(value: int, step: int) -> str:
     """The positive multiples around a value, for a message: `64 or 80`."""
-    down, up = (max(n, 1) * step for n in (value // step, -(-value // step)))
+    down = max(1, value // step) * step
+    up = max(1, -(-value // step)) * step
     return f"{down}" if down == up else f"{down} or {up}"
 
 

@@ -37,8 +37,8 @@ def hub_file(repository: str, name: str, fix: str, **where: Any) -> Path:
         return Path(hf_hub_download(repository, name, **where))
     except Exception as error:  # offline, no such file, no permission, TLS, ...: many types from several libraries
         cache = f" in {where['cache_dir']}" if where.get("cache_dir") else ""
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise FileNotFoundError(f"{name} of {repository} is not{cache} and cannot be fetched ({said}); {fix}") from None
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise FileNotFoundError(f"{name} of {repository} is not{cache} and cannot be fetched ({why}); {fix}") from None
 
 
 def tokenizer_of(folder: str | Path, **where: Any) -> Any:

@@ -11,9 +11,9 @@ FILE = "entry_points.txt"
 
 @functools.cache
 def _own() -> ConfigParser:
-    found = ConfigParser(delimiters="=", interpolation=None)
-    found.read(sorted(Path(__file__).parents[1].rglob(FILE)), encoding="utf-8")
-    return found
+    own = ConfigParser(delimiters="=", interpolation=None)
+    own.read(sorted(Path(__file__).parents[1].rglob(FILE)), encoding="utf-8")
+    return own
 
 
 def entry_points(group: str) -> list[metadata.EntryPoint]:
@@ -21,7 +21,10 @@ def entry_points(group: str) -> list[metadata.EntryPoint]:
 
     A kernel has the current folder on its module path as "", so that a notebook imports the file next to it.
     """
-    points = metadata.entry_points(group=group)
-    installed = [point for point in points if point.dist and Path(str(point.dist.locate_file(""))).is_absolute()]
-    own = _own().items(group) if _own().has_section(group) else ()
-    return [*installed, *(metadata.EntryPoint(name, value, group) for name, value in own)]
+    points = []
+    for point in metadata.entry_points(group=group):
+        if point.dist and Path(str(point.dist.locate_file(""))).is_absolute():
+            points.append(point)
+    if _own().has_section(group):
+        points += [metadata.EntryPoint(name, value, group) for name, value in _own().items(group)]
+    return points

@@ -69,7 +69,8 @@ def start_logging(run_dir: Path | None = None, rank: int = 0) -> logging.Logger:
     log.setLevel(logging.INFO)
     log.propagate = False
     console = _Console(message_stream())
-    console.setFormatter(_Formatter(f"[%(levelname)s] {f'[rank {rank}] ' if rank else ''}%(message)s"))
+    who = f"[rank {rank}] " if rank else ""
+    console.setFormatter(_Formatter(f"[%(levelname)s] {who}%(message)s"))
     console.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     log.addHandler(console)
     if run_dir is not None and rank == 0:

@@ -21,7 +21,8 @@ def available_bytes(device: torch.device) -> int:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     import psutil
 
-    free, group = psutil.virtual_memory().available, Path("/sys/fs/cgroup")
+    free = psutil.virtual_memory().available
+    group = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError, ValueError):  # no control group, or no limit ("max")
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())

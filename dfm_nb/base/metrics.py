@@ -29,9 +29,11 @@ class DamagedMetrics(ValueError):
     """
 
     def __init__(self, path: Path, line: int, text: bytes, records: list[dict[str, Any]], offset: int):
-        said = "must be a JSON object, without NaN, with a whole iteration below 2^31"
-        super().__init__(f"{path}, line {line} {said}; got {text[:60]!r}; remove the line")
-        self.line, self.records, self.offset = line, records, offset
+        rule = "must be a JSON object, without NaN, with a whole iteration below 2^31"
+        super().__init__(f"{path}, line {line} {rule}; got {text[:60]!r}; remove the line")
+        self.line = line
+        self.records = records
+        self.offset = offset
 
 
 class Metrics:
@@ -137,8 +139,14 @@ def damage_of(path: str | os.PathLike) -> tuple[list[dict[str, Any]], str]:
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
     """Iterations and values of the records that have a number under `key` (null, NaN and Inf are skipped)."""
-    numbers = [(r["iteration"], v) for r in records if isinstance(v := r.get(key), (int, float)) and abs(v) < LARGEST]
-    return [i for i, _ in numbers], [v for _, v in numbers]
+    iterations: list[int] = []
+    values: list[float] = []
+    for record in records:
+        value = record.get(key)
+        if isinstance(value, (int, float)) and abs(value) < LARGEST:
+            iterations.append(record["iteration"])
+            values.append(value)
+    return iterations, values
 
 
 def rounds_by_sigma(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -148,8 +156,13 @@ def rounds_by_sigma(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         numbers = [v for v in values if v is not None] if isinstance(values, list) else []
         return bool(numbers) and all(isinstance(v, (int, float)) and abs(v) < LARGEST for v in numbers)
 
-    found = [r for r in records if is_curve(r.get("val_sigmas")) and is_curve(r.get("val_loss_by_sigma"))]
-    return [r for r in found if len(r["val_sigmas"]) == len(r["val_loss_by_sigma"])]
+    rounds = []
+    for record in records:
+        sigmas: Any = record.get("val_sigmas")
+        losses: Any = record.get("val_loss_by_sigma")
+        if is_curve(sigmas) and is_curve(losses) and len(sigmas) == len(losses):
+            rounds.append(record)
+    return rounds
 
 
 def generated_with(lengths: Iterable[float]) -> float | None:
@@ -166,7 +179,11 @@ def compared_loss(keys: Iterable[str]) -> str:
     >>> compared_loss(["val_loss", "val_loss_ema_0.05", "val_loss_ema_0.1", "val_loss_ema_0.1_by_sigma"])
     'val_loss_ema_0.05'
     """
-    averages = {float(m[1]): k for k in keys if (m := re.fullmatch(r"val_loss_ema_(\d+\.?\d*(?:e-?\d+)?)", k))}
+    averages = {}
+    for key in keys:
+        average = re.fullmatch(r"val_loss_ema_(\d+\.?\d*(?:e-?\d+)?)", key)
+        if average:
+            averages[float(average[1])] = key
     length = generated_with(averages)
     return "val_loss" if length is None else averages[length]
 
@@ -175,7 +192,9 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
     """Centred running mean over `window` values, narrower at both ends."""
     import numpy as np
 
-    half, at = window // 2, np.arange(len(values))
+    half = window // 2
+    at = np.arange(len(values))
     sums = np.concatenate(([0.0], np.cumsum(values)))
-    low, high = np.maximum(at - half, 0), np.minimum(at + half + 1, len(values))
+    low = np.maximum(at - half, 0)
+    high = np.minimum(at + half + 1, len(values))
     return ((sums[high] - sums[low]) / (high - low)).tolist()

@@ -98,23 +98,25 @@ class Field:
 def fields(model: type[BaseModel], prefix: str = "") -> dict[str, Field]:
     """The options of a model by key; options of nested groups have the group's name as a prefix."""
     hints = typing.get_type_hints(model)  # without Annotated's additions
-    found: dict[str, Field] = {}
+    by_key: dict[str, Field] = {}
     for name, info in model.model_fields.items():
         kind = hints[name]
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            found |= fields(kind, f"{prefix}{name}.")
+            by_key |= fields(kind, f"{prefix}{name}.")
             continue
         optional = typing.get_origin(kind) in (typing.Union, UnionType) and type(None) in typing.get_args(kind)
         if optional:
             kind = typing.get_args(kind)[0]
-        limits = {n: getattr(m, n) for m in info.metadata for n in _LIMITS if getattr(m, n, None) is not None}
+        limits: dict[str, Any] = {}
+        for limit in info.metadata:
+            limits |= {n: getattr(limit, n) for n in _LIMITS if getattr(limit, n, None) is not None}
         if typing.get_origin(kind) is Literal:
-            limits["choices"], kind = typing.get_args(kind), str
+            limits["choices"] = typing.get_args(kind)
+            kind = str
         marks = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
-        found[prefix + name] = Field(
-            prefix + name, kind, optional, info.get_default(), info.description or "", limits, marks
-        )
-    return found
+        key = prefix + name
+        by_key[key] = Field(key, kind, optional, info.get_default(), info.description or "", limits, marks)
+    return by_key
 
 
 class OptionError(ValueError):
@@ -142,17 +144,22 @@ class Options(BaseModel):
     """Other names that a call in Python may use."""
 
     def __init__(self, /, **values: Any):
-        known, given = fields(type(self)), dict[str, Any]()
+        known = fields(type(self))
+        given: dict[str, Any] = {}
         for alias, value in values.items():
             name = self.aliases.get(alias, alias)
             if name in given:
                 raise ValueError(f"{alias} is another name of {name}; use one of the two")
-            if value is not None:
-                number = not isinstance(value, bool) or name not in known or known[name].type is bool
-                given[name] = plain(value) if number else str(value)  # true is not a number
-                if name in known and known[name].marks.get("output") and isinstance(given[name], str):
-                    local(given[name])
-                    given[name] = os.path.expanduser(given[name])  # a shell leaves the ~ of --output=~/a.mp4
+            if value is None:
+                continue
+            field = known.get(name)
+            if field and isinstance(value, bool) and field.type is not bool:
+                value = str(value)  # true is not a number
+            value = plain(value)
+            if field and field.marks.get("output") and isinstance(value, str):
+                local(value)
+                value = os.path.expanduser(value)  # a shell leaves the ~ of --output=~/a.mp4
+            given[name] = value
         try:
             super().__init__(**given)
         except ValidationError as error:
@@ -165,18 +172,20 @@ class Options(BaseModel):
 
     @classmethod
     def _faults(cls, error: ValidationError) -> dict[str, str]:
-        known, faults = fields(cls), dict[str, str]()
+        known = fields(cls)
+        faults: dict[str, str] = {}
         for details in error.errors(include_url=False):
             name = str(details["loc"][0]) if details["loc"] else ""
             if details["type"] == "value_error":  # a rule of one field, or of the model
-                said = f"{known[name].flag} {details['ctx']['error']}" if name else str(details["ctx"]["error"])
+                rule = str(details["ctx"]["error"])
+                fault = f"{known[name].flag} {rule}" if name else rule
             elif details["type"] == "extra_forbidden":
-                said = f"{cls.prog} has no setting {name!r}; {meant(name, cls.names(), 'see its --help')}"
+                fault = f"{cls.prog} has no setting {name!r}; {meant(name, cls.names(), 'see its --help')}"
             elif details["type"] == "missing":
-                said = f"{cls.prog} needs {known[name].flag} ({known[name].help})"
+                fault = f"{cls.prog} needs {known[name].flag} ({known[name].help})"
             else:
-                said = f"{known[name].flag} {must(details['msg'])}; got {details['input']!r:.60}"
-            faults.setdefault(name, said)  # for a union, its first type's message
+                fault = f"{known[name].flag} {must(details['msg'])}; got {details['input']!r:.60}"
+            faults.setdefault(name, fault)  # for a union, its first type's message
         return faults
 
     @classmethod
@@ -215,20 +224,20 @@ class Options(BaseModel):
 
     def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
         """The command-line words of these options, without values equal to the defaults or `usual`."""
-        known = fields(type(self))
         words: list[str] = []
         for name, value in self.changed(usual).items():
-            if "python_only" in known[name].marks:
+            field = fields(type(self))[name]
+            if "python_only" in field.marks:
                 continue
-            several = [str(v) for v in value] if known[name].several else [str(value)]
-            if known[name].marks.get("positional"):
-                words += several
+            texts = map(str, value if field.several else [value])
+            if field.marks.get("positional"):
+                words += texts
             elif value is True:
-                words.append(known[name].flag)
-            elif known[name].several and known[name].marks.get("action") != "append":
-                words += [known[name].flag, *several]
+                words.append(field.flag)
+            elif field.several and field.marks.get("action") != "append":
+                words += [field.flag, *texts]
             else:  # with =, because a value that begins with a minus would be parsed as a flag
-                words += [f"{known[name].flag}={one}" for one in several]
+                words += [f"{field.flag}={text}" for text in texts]
         return words
 
 
@@ -246,8 +255,9 @@ def _add(parser: Any, field: Field) -> None:
     if marks.get("action") == "append" and typing.get_origin(entries[0]) is tuple:  # `-p NAME VALUE -p NAME VALUE`
         given["nargs"] = len(typing.get_args(entries[0]))
     if field.several and "action" not in marks:
-        fixed = typing.get_origin(field.type) is tuple and Ellipsis not in entries
-        given["nargs"] = len(entries) if fixed else "+" if required or not marks.get("positional") else "*"
+        given["nargs"] = "+" if required or not marks.get("positional") else "*"
+        if typing.get_origin(field.type) is tuple and Ellipsis not in entries:
+            given["nargs"] = len(entries)
     if marks.get("positional"):
         if not required and not field.several:
             given |= {"nargs": "?", "default": field.default}

@@ -51,7 +51,8 @@ def literal(drawn: Figure) -> Figure:
 
 def png(drawn: Figure) -> bytes:
     """The figure as a PNG."""
-    literal(drawn).savefig(out := io.BytesIO(), format="png")
+    out = io.BytesIO()
+    literal(drawn).savefig(out, format="png")
     return out.getvalue()
 
 
@@ -85,7 +86,8 @@ def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: s
     x, y = series(records, "loss")
     if not y:
         return
-    axes = (drawn := blank(7.2, 4.2)).add_subplot()
+    drawn = blank(7.2, 4.2)
+    axes = drawn.add_subplot()
     axes.plot(x, y, color=PALETTE[0], alpha=0.22, linewidth=0.8)
     axes.plot(x, smooth(y, max(1, len(y) // 40)), color=PALETTE[0], linewidth=1.8, label="training loss")
     x_val, y_val = series(records, "val_loss")

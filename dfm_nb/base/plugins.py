@@ -95,8 +95,9 @@ def is_foreign(name: object) -> bool:
 def source_and_spec(text: str) -> tuple[str, str]:
     """A source's name and what follows: folder and DIR of `folder:DIR`, a:b and DIR of `a:b:DIR` with no source `a`."""
     name, _, spec = text.partition(":")
-    if name not in _found("sources") and (found := re.match(f"({MODULE_NAME})(?::(.*))?$", text)):
-        return found[1], found[2] or ""
+    module = re.match(f"({MODULE_NAME})(?::(.*))?$", text)
+    if module and name not in _found("sources"):
+        return module[1], module[2] or ""
     return name, spec
 
 
@@ -105,13 +106,18 @@ def find(kind: str, name: str, own: Iterable[str] = ()) -> Any:
 
     own : further names there are, for the message. ValueError names the nearest one when there is none.
     """
-    why, point = "", _found(kind).get(name)
+    point = _found(kind).get(name)
     if is_foreign(name) and not point:
-        flag = f"--{kind[:-1].replace('_', '-')}" + ("-path" if kind in ("tokenizers", "text_encoders") else "")
+        flag = f"--{kind[:-1].replace('_', '-')}"
+        if kind in ("tokenizers", "text_encoders"):
+            flag += "-path"
         raise ValueError(f"{name!r} is a module, whose code would run, and only you may name it: pass {flag} {name}")
+    why = ""
     try:
-        if point or is_module_name(name):
-            return point.load() if point else code(name)
+        if point:
+            return point.load()
+        if is_module_name(name):
+            return code(name)
     except (ImportError, AttributeError) as error:
         why = f", and {error}"
     known = sorted({*own, *names(kind)})
@@ -171,17 +177,25 @@ def own_flags(module: ModuleType) -> Mapping[str, Field]:
 
 def flags(kind: str) -> dict[str, Field]:
     """The flags of all plug-ins of a kind, by name."""
-    return {name: flag for module in load_all(kind).values() for name, flag in own_flags(module).items()}
+    joined: dict[str, Field] = {}
+    for module in load_all(kind).values():
+        joined |= own_flags(module)
+    return joined
 
 
 def all_flags() -> type[Options]:
     """The flags of all kinds, as one model."""
-    return _joined(*(getattr(module, "Flags", Options) for kind in PASSED for module in load_all(kind).values()))
+    models = []
+    for kind in PASSED:
+        models += [getattr(module, "Flags", Options) for module in load_all(kind).values()]
+    return _joined(*models)
 
 
 @functools.cache
 def _joined(*models: type[Options]) -> type[Options]:
-    every: dict[str, Any] = {n: (info.annotation, info) for model in models for n, info in model.model_fields.items()}
+    every: dict[str, Any] = {}
+    for model in models:
+        every |= {name: (info.annotation, info) for name, info in model.model_fields.items()}
     return create_model("Flags", __base__=Options, **every)
 
 

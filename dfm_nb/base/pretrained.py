@@ -19,8 +19,10 @@ EXPORTED = "model.safetensors"
 
 def files() -> dict[str, Path]:
     """The packaged models by name, sorted."""
-    folders = plugins.load_all("pretrained").values()
-    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.safetensors"))}
+    models: dict[str, Path] = {}
+    for folder in plugins.load_all("pretrained").values():
+        models |= {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+    return models
 
 
 def packaged(name: object) -> Path | None:
@@ -34,7 +36,7 @@ def weights_path(path: str | os.PathLike) -> Path:
     For a folder with model.safetensors and no checkpoints, it is that file.
     """
     path = written_path(Path(path))
-    if (path / EXPORTED).is_file() and not any(iteration_folders(p) for p in (path, path / "checkpoints")):
+    if (path / EXPORTED).is_file() and not iteration_folders(path) and not iteration_folders(path / "checkpoints"):
         return path / EXPORTED
     taken = os.path.exists(path) and not os.path.exists(path / ".nv-meta")
     return path if taken else packaged(path) or path

@@ -20,7 +20,8 @@ import psutil
 
 from dfm_nb.base.files import appending
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 """Options of Linux's prctl, which Python does not define."""
 POLL_S = 0.05
 """Polling interval: short enough to see an end at once; polling all of a machine's processes costs milliseconds."""
@@ -45,8 +46,12 @@ def python_module(module: str) -> list[str]:
 def identity() -> dict[str, Any]:
     """The record of this process."""
     own = psutil.Process()
-    began = {"started_s": own.create_time(), "since_boot_s": _since_boot_s(own)}
-    return {"pid": own.pid, "host": socket.gethostname(), **began}
+    return {
+        "pid": own.pid,
+        "host": socket.gethostname(),
+        "started_s": own.create_time(),
+        "since_boot_s": _since_boot_s(own),
+    }
 
 
 def _since_boot_s(process: psutil.Process) -> float:

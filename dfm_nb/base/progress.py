@@ -10,10 +10,13 @@ LOG_S = 60.0
 
 def tqdm(*args: Any, **settings: Any) -> Any:
     """`tqdm.tqdm(...)` in the form for its environment. A headless notebook's text goes to the terminal unchanged."""
-    stream, headless = message_stream(), is_headless()
-    if headless:
+    stream = message_stream()
+    usual: dict[str, Any] = {"file": stream}
+    if is_headless():
         from tqdm import tqdm as bar
+
+        if not stream.isatty():
+            usual |= dict.fromkeys(("mininterval", "maxinterval", "delay"), LOG_S)
     else:
         from tqdm.notebook import tqdm as bar
-    rare = dict.fromkeys(("mininterval", "maxinterval", "delay"), LOG_S) if headless and not stream.isatty() else {}
-    return bar(*args, **{"file": stream, **rare, **settings})
+    return bar(*args, **usual | settings)

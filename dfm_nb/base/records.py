@@ -33,8 +33,10 @@ class SampleError(ValueError):
 
     def __init__(self, reason: str, detail: str):
         self.reason = reason
-        said = " ".join(detail.encode("utf-8", "backslashreplace").decode().splitlines())  # a name may be anything
-        self.detail = said if len(said) <= LONGEST_DETAIL else f"{said[:400]} [...] {said[-400:]}"
+        detail = " ".join(detail.encode("utf-8", "backslashreplace").decode().splitlines())  # a name may be anything
+        if len(detail) > LONGEST_DETAIL:
+            detail = f"{detail[:400]} [...] {detail[-400:]}"
+        self.detail = detail
         super().__init__(self.detail)
 
     def __reduce__(self):  # so that it survives a worker process
@@ -80,8 +82,8 @@ class Clip:
             for text in (self.caption, *self.more_captions, *self.tags):
                 text.encode()
         except UnicodeEncodeError as error:  # half of a pair in JSON, or a file's name in another encoding
-            said = f"the caption of {self.key} must be text in UTF-8; it is {text[:80]!a} ({error.reason})"
-            raise SampleError("caption_not_utf8", f"{said}; write the caption beside it as UTF-8") from None
+            fault = f"the caption of {self.key} must be text in UTF-8; it is {text[:80]!a} ({error.reason})"
+            raise SampleError("caption_not_utf8", f"{fault}; write the caption beside it as UTF-8") from None
 
 
 @dataclass(slots=True)

@@ -37,8 +37,12 @@ WRITTEN = frozenset(
     "config.yaml metrics.jsonl skipped.jsonl log.txt loss.png run.pid checkpoints samples tensorboard".split()
 )
 """What a run writes into its folder, besides its record and lock."""
-IDENTITY, LOCK, OWNER = ".run.json", ".run.lock", "owner.json"
-"""In a run folder: its id, host and inode; its writer's lock. In a folder of checkpoints: path and id of their run."""
+IDENTITY = ".run.json"
+"""In a run folder: its id, host and inode."""
+LOCK = ".run.lock"
+"""In a run folder: its writer's lock."""
+OWNER = "owner.json"
+"""In a folder of checkpoints: path and id of their run."""
 MEDIA = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
 """Suffixes of samples, and their media types."""
 MOST_SAMPLE = 1 << 26
@@ -65,18 +69,22 @@ def written_path(path: str | Path) -> Path:
 
 def ended(last: int, of: Any) -> Literal["not started", "finished", "stopped"]:
     """The state of a run that is not running, by its newest iteration and its `train_iters`."""
-    return "not started" if not last else "finished" if isinstance(of, int) and last >= of else "stopped"
+    if not last:
+        return "not started"
+    return "finished" if isinstance(of, int) and last >= of else "stopped"
 
 
 class Run:
     """Paths of a run folder; the constructor does not access the disk, `create` does."""
 
     def __init__(self, path: Path):
-        self.path, self.name = path, path.name
+        self.path = path
+        self.name = path.name
         self.config_file = path / "config.yaml"
         self.metrics_file = path / "metrics.jsonl"
         self.pid_file = path / "run.pid"
-        self.checkpoints, self.samples = path / "checkpoints", path / "samples"
+        self.checkpoints = path / "checkpoints"
+        self.samples = path / "samples"
 
     @classmethod
     def create(cls, path: str | Path, names: Collection[str] = WRITTEN) -> Run:
@@ -104,9 +112,10 @@ class Run:
             )
         for name in sorted(names):
             check_free(run.path / name, run.id is not None, "choose another folder")
-        written = (run.path / name for name in (*names, "wandb", LOCK))
-        for place in (*written, *run.samples.glob("*"), *run.checkpoints.glob("*")):
-            unlinked(place)
+        for name in (*names, "wandb", LOCK):
+            unlinked(run.path / name)
+        for entry in (*run.samples.glob("*"), *run.checkpoints.glob("*")):
+            unlinked(entry)
         return run
 
     def is_foreign(self, record: str) -> bool:
@@ -120,13 +129,14 @@ class Run:
     def newest_samples(self, until: float = float("inf")) -> tuple[int, list[Path]] | None:
         """The last iteration with samples, at most `until`, and its pictures and clips by name; None without any."""
         for iteration, folder in reversed(self.rounds()):
-            if iteration <= until and (media := media_in(folder)):
+            media = media_in(folder) if iteration <= until else []
+            if media:
                 return iteration, media
         return None
 
     def rounds(self) -> list[tuple[int, Path]]:
         """The folders of samples, by iteration; none that a link leads out to."""
-        return [found for found in iteration_folders(self.samples) if not leads_out(found[1], self.path)]
+        return [(i, folder) for i, folder in iteration_folders(self.samples) if not leads_out(folder, self.path)]
 
     # ---- the folder's owner ---------------------------------------------------------------------------------------
 
@@ -142,9 +152,9 @@ class Run:
         """
         if self._key in _HELD:
             return
-        here, place = socket.gethostname(), self.path / LOCK
+        here = socket.gethostname()
         # without kernel locks no lock file replaces them: the lock file of a lost host would stay forever
-        lock = FileLock(place, blocking=False, thread_local=False, fallback_to_soft=False)
+        lock = FileLock(self.path / LOCK, blocking=False, thread_local=False, fallback_to_soft=False)
         try:
             lock.acquire()
             free = True
@@ -156,7 +166,9 @@ class Run:
         elsewhere = owner.get("host", here) != here and _age_s(self.pid_file) < STALE_S
         if elsewhere or not free:
             lock.release()
-            who = f"process {owner['pid']} of {owner['host']}" if {"pid", "host"} <= owner.keys() else "another process"
+            who = "another process"
+            if {"pid", "host"} <= owner.keys():
+                who = f"process {owner['pid']} of {owner['host']}"
             raise FileExistsError(
                 f"{who} is writing to {self.path}; wait for it, stop it, or choose another --run-dir (one that was "
                 f"killed on another host counts for {STALE_S} s)"
@@ -182,9 +194,9 @@ class Run:
         """
         if self.is_foreign(record):
             return f"{self.path} or its {record} belongs to another user"
-        told = read_json(self.path / record)
-        here = socket.gethostname(), self.path.stat().st_ino
-        return "" if (told.get("host"), told.get("inode")) == here else f"{self.path} was not created on this machine"
+        created = read_json(self.path / record)
+        here = created.get("host") == socket.gethostname() and created.get("inode") == self.path.stat().st_ino
+        return "" if here else f"{self.path} was not created on this machine"
 
     def own(self, root: Path) -> None:
         """Assign a folder of checkpoints to this run, which may then replace and remove its checkpoints.
@@ -194,8 +206,10 @@ class Run:
         FileExistsError : it is outside of the run, and has another owner, or checkpoints and no owner.
         """
         record = read_json(root / OWNER)
-        held = any(root.glob("iter_*")) or any(root.glob("latest_*"))
-        whose = record.get("run") or ("an unknown run" if held else str(self.path))
+        whose = record.get("run")
+        if not whose:
+            has_checkpoints = any(root.glob("iter_*")) or any(root.glob("latest_*"))
+            whose = "an unknown run" if has_checkpoints else str(self.path)
         if whose != str(self.path) and record.get("id") != self.id and root != self.checkpoints:
             raise FileExistsError(
                 f"a run may replace and remove only its own checkpoints; {root} has those of {whose}; choose another "
@@ -236,7 +250,7 @@ class Run:
     def figures(self, train_iters: Any) -> dict[str, Any]:
         """Its progress and losses, as `dfm_nb.compare` and `dfm pretrain --json` show them."""
         records, damage = damage_of(self.path)
-        compared = compared_loss({key for record in records for key in record})
+        compared = compared_loss(set().union(*records))
         _, losses = series(records, "loss")
         _, seconds = series(records, "elapsed_s")
         _, rounds = series(records, "val_loss")
@@ -264,7 +278,8 @@ class Run:
             time.sleep(BEAT_S)
 
 
-BEAT_S, STALE_S = 10, 60
+BEAT_S = 10
+STALE_S = 60
 """Seconds after which a run counts as dead: several heartbeats may be late on a busy machine."""
 _HELD: dict[tuple[Path, int], tuple[FileLock, int]] = {}  # by folder and process; with the folder's inode
 
@@ -303,13 +318,13 @@ def _age_s(path: Path) -> float:
 
 def media_in(folder: Path) -> list[Path]:
     """The pictures and clips of a folder, by name."""
-    found = (p for p in folder.iterdir() if p.suffix in MEDIA and not p.name.startswith("."))
-    return sorted(p for p in found if is_plain(p, folder, MOST_SAMPLE))
+    media = (p for p in folder.iterdir() if p.suffix in MEDIA and not p.name.startswith("."))
+    return sorted(p for p in media if is_plain(p, folder, MOST_SAMPLE))
 
 
 def iteration_folders(parent: Path) -> list[tuple[int, Path]]:
     """The `iter_N` folders below `parent`, by iteration."""
     if not parent.is_dir():
         return []
-    found = [(_ITERATION.fullmatch(p.name), p) for p in parent.iterdir() if p.is_dir()]
-    return sorted((int(m[1]), p) for m, p in found if m)
+    folders = [path for path in parent.iterdir() if is_iteration(path) and path.is_dir()]
+    return sorted((int(path.name.removeprefix("iter_")), path) for path in folders)

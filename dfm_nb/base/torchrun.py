@@ -58,9 +58,9 @@ def run_under_torchrun(argv: Sequence[str]) -> int:
         os.environ[STORE] = f"{folder}/workers"
         # the agent's heartbeats are appended to the file: one a minute, because no other node waits for them
         conf = "store_type=file,keep_alive_interval=60"
-        meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={folder}/agent", f"--rdzv-conf={conf}"]
-        ends = ",".join(number.name for number in (*process.stops(), signal.SIGQUIT))  # forwarded to the workers
-        args = parse_args([*meeting, f"--signals-to-handle={ends}", *argv])
+        rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={folder}/agent", f"--rdzv-conf={conf}"]
+        forwarded = ",".join(number.name for number in (*process.stops(), signal.SIGQUIT))  # to the workers
+        args = parse_args([*rendezvous, f"--signals-to-handle={forwarded}", *argv])
         if args.module:  # torchrun's own command puts the current folder first; a `.py` keeps its folder
             os.environ["PYTHONSAFEPATH"] = "1"
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(args.nproc_per_node))))
@@ -101,7 +101,8 @@ def group_of_this_machine(timeout: timedelta) -> dict[str, Any]:
     """
     import torch.distributed as dist
 
-    rank, world = from_launcher("RANK"), from_launcher("WORLD_SIZE")
+    rank = from_launcher("RANK")
+    world = from_launcher("WORLD_SIZE")
     if world > 1 and not {STORE, "MASTER_ADDR"} & os.environ.keys():
         raise ValueError(f"RANK={rank} must come from torchrun, which sets MASTER_ADDR too; unset RANK for one process")
     if "LOCAL_WORLD_SIZE" in os.environ and world != from_launcher("LOCAL_WORLD_SIZE"):
@@ -113,7 +114,8 @@ def group_of_this_machine(timeout: timedelta) -> dict[str, Any]:
     if STORE not in os.environ:  # the user runs torchrun
         return {}
     shared = dist.FileStore(os.environ[STORE], world)
-    host, listener = "127.0.0.1", None
+    host = "127.0.0.1"
+    listener = None
     if rank == 0:
         server = socket.create_server((host, 0))  # early connections wait in its backlog
         shared.set("port", str(server.getsockname()[1]))

@@ -17,7 +17,8 @@ from dfm_nb.base.files import is_url
 from dfm_nb.base.version import __version__
 
 HTTP = ("http://", "https://")
-SILENCE_S, TOTAL_S = 20, 600
+SILENCE_S = 20
+TOTAL_S = 600
 """Time limits of a request to a web server: without a byte, and altogether."""
 
 
@@ -26,10 +27,11 @@ def is_public(url: str) -> bool:
     from yarl import URL  # aiohttp's
 
     try:
-        found = socket.getaddrinfo((URL(url).raw_host or "").partition("%")[0], None)  # without a zone
+        answers = socket.getaddrinfo((URL(url).raw_host or "").partition("%")[0], None)  # without a zone
     except (OSError, ValueError):
         return True
-    return all(_is_global(ipaddress.ip_address(str(address[0]).partition("%")[0])) for *_, address in found)
+    addresses = [str(address[0]).partition("%")[0] for *_, address in answers]
+    return all(map(_is_global, map(ipaddress.ip_address, addresses)))
 
 
 _HOLD_IPV4 = [ipaddress.IPv6Network(net) for net in ("::/96", "::ffff:0:0/96", "64:ff9b::/96")]
@@ -58,8 +60,8 @@ def reported(what: str) -> Iterator[None]:
     except Exception as error:
         if "could not be fetched" in str(error):  # it is one already
             raise
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ValueError(f"{what} could not be fetched: {said}") from None
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(f"{what} could not be fetched: {why}") from None
 
 
 def filesystem(url: str) -> tuple[Any, str]:
@@ -82,9 +84,11 @@ def filesystem(url: str) -> tuple[Any, str]:
     with reported(url):
         if "reference" in protocols:
             raise ValueError("a reference file says where to fetch from, and data may not; name the files themselves")
-        own = {name: {"client_kwargs": _client()} for name in protocols & {"http", "https"}}
+        settings: dict[str, Any] = {name: {"client_kwargs": _client()} for name in protocols & {"http", "https"}}
         # fsspec takes what a chain's parts get by their protocol, and what a single one gets as it is
-        server, path = fsspec.url_to_fs(chain, **(own if "::" in chain else own.get(url.partition("://")[0], {})))
+        if "::" not in chain:
+            settings = settings.get(url.partition("://")[0], {})
+        server, path = fsspec.url_to_fs(chain, **settings)
         _read_names(getattr(server, "zip", None))
         return server, path
 
@@ -102,7 +106,9 @@ def _read_names(archive: Any) -> None:
 
 def file_in(root: str, name: str) -> str:
     """A driver's path of a file, by its name in the place `root`."""
-    return "/".join(filter(None, (root.rstrip("/"), quote(name) if root.startswith(HTTP) else name)))
+    if root.startswith(HTTP):
+        name = quote(name)
+    return "/".join(filter(None, (root.rstrip("/"), name)))
 
 
 def web() -> Any:
@@ -129,15 +135,18 @@ def _client() -> dict[str, Any]:
     import aiohttp
     from yarl import URL
 
-    async def refuse_inside(_session: Any, _context: Any, asked: Any) -> None:
-        headers = asked.response.headers
-        target = str(asked.url.join(URL(headers.get("Location") or headers.get("URI") or "")))  # as aiohttp
-        if is_public(str(asked.url)) and not is_public(target):
-            raise ValueError(f"{asked.url} leads to {target}, an address of this machine or its network")
+    async def refuse_inside(_session: Any, _context: Any, redirect: Any) -> None:
+        headers = redirect.response.headers
+        target = str(redirect.url.join(URL(headers.get("Location") or headers.get("URI") or "")))  # as aiohttp
+        if is_public(str(redirect.url)) and not is_public(target):
+            raise ValueError(f"{redirect.url} leads to {target}, an address of this machine or its network")
 
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(refuse_inside)
-    timeout = aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=SILENCE_S, sock_read=SILENCE_S)
-    headers = {"User-Agent": f"dfm_nb/{__version__}", "Accept-Encoding": "identity"}
-    asked = {"timeout": timeout, "headers": headers, "requote_redirect_url": False}
-    return {"trust_env": True, "trace_configs": [trace], **asked}
+    return {
+        "trust_env": True,
+        "trace_configs": [trace],
+        "timeout": aiohttp.ClientTimeout(total=TOTAL_S, sock_connect=SILENCE_S, sock_read=SILENCE_S),
+        "headers": {"User-Agent": f"dfm_nb/{__version__}", "Accept-Encoding": "identity"},
+        "requote_redirect_url": False,
+    }

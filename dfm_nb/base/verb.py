@@ -73,23 +73,25 @@ class Verb(Options):
         if not (cls.own_part or cls.module) or nproc:
             forget_launcher()
         with silent(cls.module is not None and os.environ.get("RANK", "0") != "0"):
-            asked = cls.parse(words)
+            verb = cls.parse(words)
         rank = from_launcher("RANK") if cls.module else 0
         if cls.logs:
             start_logging(rank=rank)
         if nproc is None:
-            result = asked.run()
-        elif (result := asked.preflight(nproc)) is None:
-            return run_under_torchrun([f"--nproc-per-node={nproc}", "-m", str(cls.module), *(words or ())])
-        answer, text, code = asked.report(result)
+            result = verb.run()
+        else:
+            result = verb.preflight(nproc)
+            if result is None:
+                return run_under_torchrun([f"--nproc-per-node={nproc}", "-m", str(cls.module), *(words or ())])
+        answer, text, code = verb.report(result)
         if rank:
             return code
-        if asked.as_json:
+        if verb.as_json:
             text = json.dumps({"exit_code": code, **answer}, default=str)
-        if asked.as_json and TOLD in os.environ:
+        if verb.as_json and TOLD in os.environ:
             Path(os.environ[TOLD]).write_text(text, encoding="utf-8")
         elif text:
-            print(text if asked.as_json else legible(text), flush=True)
+            print(text if verb.as_json else legible(text), flush=True)
         return code
 
 

@@ -52,11 +52,15 @@ SAY_THEIR_END = ("matroska", "asf")
 SAME_ASPECT = 0.02  # codecs and scalers round sides
 ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 """Of codecs whose transparency FFmpeg's own decoders leave out."""
-SRGB_TRANSFER, OTHER_TRANSFERS = 13, (8, 16, 18)  # linear, PQ and HLG
+SRGB_TRANSFER = 13
+OTHER_TRANSFERS = (8, 16, 18)  # linear, PQ and HLG
 WIDE_PRIMARIES = (9, 11, 12)  # BT.2020, DCI-P3, Display P3
-CODE_POINTS, HEAD_BYTES = re.compile(rb"(?:colrnclx\0|\0\0\0\x04cICP)(.)\0?(.)", re.DOTALL), 1 << 16
+CODE_POINTS = re.compile(rb"(?:colrnclx\0|\0\0\0\x04cICP)(.)\0?(.)", re.DOTALL)
 """Primaries and transfer as in videos: AVIF's and HEIF's in 16 bits, PNG's in 8; Pillow leaves them out."""
-UNSPECIFIED, HD_HEIGHT_PX = 2, 720
+HEAD_BYTES = 1 << 16  # of a file, in which they are looked for
+UNSPECIFIED = 2  # FFmpeg's code of a matrix that a file does not say
+HD_HEIGHT_PX = 720
+"""From here players take BT.709's matrix for it, and below BT.601's."""
 SRGB = ImageCms.createProfile("sRGB")
 PNG_PRIMARIES = {
     BT709: (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06),
@@ -118,10 +122,11 @@ def _opened(source: Media) -> Iterator[Image.Image]:
     except SampleError:
         raise
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, EOFError, ...
-        unknown = isinstance(error, Image.UnidentifiedImageError)  # its text contains an object's address
-        said = "no known format" if unknown else " ".join(str(error).split())
+        why = " ".join(str(error).split())
+        if isinstance(error, Image.UnidentifiedImageError):  # its text contains an object's address
+            why = "no known format"
         reason = "too_large" if isinstance(error, Image.DecompressionBombError) else "unreadable_image"
-        raise SampleError(reason, f"{_name(source)} is not a readable image ({said})") from None
+        raise SampleError(reason, f"{_name(source)} is not a readable image ({why})") from None
 
 
 def _srgb(image: Image.Image, info: dict, lost: Lost) -> Image.Image:
@@ -150,8 +155,8 @@ def _srgb(image: Image.Image, info: dict, lost: Lost) -> Image.Image:
             shown.putalpha(opaque.getchannel("A"))
         return shown
     except Exception as error:  # damaged bytes can raise anything
-        said = f"its colour profile is ignored, as it cannot be used ({error}); save it as sRGB"
-        lost["colour_profile"] = " ".join(said.split())
+        fault = f"its colour profile is ignored, as it cannot be used ({error}); save it as sRGB"
+        lost["colour_profile"] = " ".join(fault.split())
         return image
 
 
@@ -172,15 +177,21 @@ def _table(primaries: int, transfer: int) -> np.ndarray:
 
     every = np.indices((256, 256, 256), np.uint8).reshape(3, 4096, 4096).transpose(1, 2, 0)
     frame: Any = av.VideoFrame.from_ndarray(np.ascontiguousarray(every), format="rgb24")
-    frame.color_primaries, frame.color_trc = primaries, transfer
+    frame.color_primaries = primaries
+    frame.color_trc = transfer
     return frame.reformat(format="rgb24", **_to_srgb(primaries, transfer)).to_ndarray().reshape(256, 256, 256, 3)
 
 
-def _code(table: Mapping[int, Any], said: Any) -> int:
+def _code(table: Mapping[int, Any], value: Any) -> int:
     for code, known in table.items():
-        if np.allclose(said, known, atol=0.02):
+        if np.allclose(value, known, atol=0.02):
             return code
-    raise ValueError(f"it says {said}")
+    raise ValueError(f"it says {value}")
+
+
+def _on_ground(image: Image.Image, background: RGB) -> Image.Image:
+    ground = Image.new("RGBA", image.size, (*background, 255))
+    return Image.alpha_composite(ground, image.convert("RGBA"))
 
 
 def _rgb(image: Image.Image, background: RGB, lost: Lost) -> np.ndarray:
@@ -196,8 +207,7 @@ def _rgb(image: Image.Image, background: RGB, lost: Lost) -> np.ndarray:
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         image = _srgb(image, info, lost)
         if image.has_transparency_data:
-            ground = Image.new("RGBA", image.size, (*background, 255))
-            image = Image.alpha_composite(ground, image.convert("RGBA"))
+            image = _on_ground(image, background)
         return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
@@ -248,8 +258,10 @@ def read_still_or_animation(source: Media, background: RGB, lost: Lost) -> tuple
             lost["cut_short"] = f"it is damaged after frame {len(durations_s)} ({error}), and the rest is not used"
 
     with _opened(source) as image:
-        if image.format == "TIFF" and (pages := getattr(image, "n_frames", 1)) > 1:
-            lost["pages"] = f"the first of its {pages} pages is used; save each as a file of its own"
+        if image.format == "TIFF":  # of other formats the number of frames takes decoding
+            pages = getattr(image, "n_frames", 1)
+            if pages > 1:
+                lost["pages"] = f"the first of its {pages} pages is used; save each as a file of its own"
         return np.stack(list(bounded(frames_of(image), _name(source)))), durations_s
 
 
@@ -282,11 +294,14 @@ def _check_samples(source: str | Path | bytes) -> None:
     """SampleError for an mp4 that names more samples than it has bytes: FFmpeg allocates 60 bytes for each at once."""
     with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
         size = file.seek(0, os.SEEK_END)
-        samples, start, length = 0, 0, 8
+        samples = 0
+        start = 0
+        length = 8
         while length >= 8 and start + length <= size:  # boxes of [length, name, content]; another format's end at once
             file.seek(start)
             head = file.read(16)
-            length = int.from_bytes(head[8:] if head[:4] == b"\0\0\0\1" else head[:4]) or size - start
+            is_64_bit = head[:4] == b"\0\0\0\1"
+            length = int.from_bytes(head[8:] if is_64_bit else head[:4]) or size - start  # 0: to the end
             if head[4:8] != b"mdat":  # the pictures, where these names mean nothing
                 for counts in _COUNTS.finditer(file.read(min(length, MOST_HEADER))):
                     samples += int.from_bytes(counts[1] or counts[2])
@@ -336,7 +351,10 @@ def open_video(
         rate = float(stream.average_rate or stream.guessed_rate or 25)
         lost = {} if lost is None else lost
         timed = _decoded(name, container, stream, rate, lost, background)
-        yield held(timed, rate, fps, name) if fps else evenly(timed, rate, lost), fps or rate
+        if fps:
+            yield held(timed, rate, fps, name), fps
+        else:
+            yield evenly(timed, rate, lost), rate
 
 
 def read_video(path: str | Path, fps: float | None = None) -> tuple[np.ndarray, float]:
@@ -349,7 +367,9 @@ def _decoded(name: object, container: Any, stream: Any, rate: float, lost: Lost,
     """(seconds since the first frame, uint8 [H, W, 3]) of each frame."""
     import av
 
-    first, start, frames = None, 0.0, container.decode(stream)
+    first = None
+    start = 0.0
+    frames = container.decode(stream)
     converter = av.video.reformatter.VideoReformatter()  # one of each frame's own would build its tables again
     if "alpha_mode" in map(str.lower, stream.metadata) and stream.codec.name in ALPHA_DECODERS:
         decoder: Any = av.CodecContext.create(ALPHA_DECODERS[stream.codec.name], "r")
@@ -360,50 +380,56 @@ def _decoded(name: object, container: Any, stream: Any, rate: float, lost: Lost,
         for i, frame in enumerate(frames):
             time = i / rate if untimed or frame.time is None else frame.time
             if first is None:
-                first, start, aspect = frame, time, stream.sample_aspect_ratio or 1
-                size = {"width": max(1, round(frame.width * aspect)), "height": frame.height}
-                if not 1 <= MAX_ASPECT * aspect <= MAX_ASPECT**2 or 3 * math.prod(size.values()) > MAX_BYTES:
-                    said = f"pixels of {aspect}:1 and frames of {size['width']}x{size['height']} px"
-                    raise SampleError("too_large", f"{name} has {said}; scale it down, with square pixels")
+                first = frame
+                start = time
+                aspect = stream.sample_aspect_ratio or 1
+                height = frame.height
+                width = max(1, round(frame.width * aspect))
+                if not 1 <= MAX_ASPECT * aspect <= MAX_ASPECT**2 or 3 * width * height > MAX_BYTES:
+                    shape = f"pixels of {aspect}:1 and frames of {width}x{height} px"
+                    raise SampleError("too_large", f"{name} has {shape}; scale it down, with square pixels")
             # streams of calls change their size and keep its aspect: those frames are scaled, as players do
             if abs(frame.width * first.height / (frame.height * first.width) - 1) > SAME_ASPECT:
-                said = f"{first.width}x{first.height} to {frame.width}x{frame.height} px at {time - start:.1f} s"
-                raise SampleError("unreadable_video", f"{name}: its frames change from {said}; cut it there")
+                change = f"{first.width}x{first.height} to {frame.width}x{frame.height} px at {time - start:.1f} s"
+                raise SampleError("unreadable_video", f"{name}: its frames change from {change}; cut it there")
             if frame.interlaced_frame:
                 lost["interlaced"] = "it is interlaced; convert it: ffmpeg -i IN -vf bwdif=send_frame OUT.mp4"
             opaque = not any(component.is_alpha for component in frame.format.components)
-            shown_as = {**size, **_colours(frame), "format": "rgb24" if opaque else "rgba"}
-            rgb = converter.reformat(frame, **shown_as).to_ndarray()
+            pixels = "rgb24" if opaque else "rgba"
+            rgb = converter.reformat(frame, width, height, pixels, **_colours(frame)).to_ndarray()
             if not opaque:
-                ground, shown = Image.new("RGBA", rgb.shape[1::-1], (*background, 255)), Image.fromarray(rgb)
-                rgb = np.asarray(Image.alpha_composite(ground, shown).convert("RGB"))
+                rgb = np.asarray(_on_ground(Image.fromarray(rgb), background).convert("RGB"))
             yield time - start, _turned(rgb, first)
     if first is None:
         raise SampleError("unreadable_video", f"{name} has no frames that can be decoded")
-    alone = len(container.streams) == 1  # else the length may be that of the sound
-    whole = container.duration / av.time_base if alone and container.duration else 0.0
-    length = float(stream.duration * stream.time_base) if stream.duration else whole
+    length = 0.0
+    if stream.duration:
+        length = float(stream.duration * stream.time_base)
+    elif len(container.streams) == 1 and container.duration:  # else it may be that of the sound
+        length = container.duration / av.time_base
     if container.format.name.startswith(SAY_THEIR_END):
         length -= start
     end = time - start + float((frame.duration or 0) * (frame.time_base or 0) or 1 / rate)
     if container.format.name.startswith(SAY_THEIR_LENGTH) and length - end > max(2 / rate, 0.1 * length):
-        said = f"its frames end at {end:.1f} s, and it should have {length:.1f} s; copy it again"
-        raise SampleError("unreadable_video", f"{name}: {said}")
+        fault = f"its frames end at {end:.1f} s, and it should have {length:.1f} s; copy it again"
+        raise SampleError("unreadable_video", f"{name}: {fault}")
 
 
 def evenly(timed: Iterable, rate: float, lost: Lost) -> Iterator[np.ndarray]:
     """Every frame of (seconds, frame), as if shown at 0, 1/rate, 2/rate, ...; `lost` says where their times differ."""
     for i, (time, frame) in enumerate(timed):
         if abs(time - i / rate) > max(2 / rate, 0.05 * time):
-            said = f"its frames are not evenly spaced, and the one of {time:.2f} s is used at {i / rate:.2f} s"
-            lost.setdefault("uneven_frames", f"{said}; keep their times: --fps")
+            fault = f"its frames are not evenly spaced, and the one of {time:.2f} s is used at {i / rate:.2f} s"
+            lost.setdefault("uneven_frames", f"{fault}; keep their times: --fps")
         yield frame
 
 
 def _colours(frame: Any) -> dict[str, int]:
     """What `reformat` needs to give the sRGB of a frame: players guess what its file does not say."""
-    asked = {"src_colorspace": BT709} if frame.colorspace == UNSPECIFIED and frame.height >= HD_HEIGHT_PX else {}
-    return asked | _to_srgb(frame.color_primaries, frame.color_trc)
+    colours = _to_srgb(frame.color_primaries, frame.color_trc)
+    if frame.colorspace == UNSPECIFIED and frame.height >= HD_HEIGHT_PX:
+        colours["src_colorspace"] = BT709
+    return colours
 
 
 def _to_srgb(primaries: int, transfer: int) -> dict[str, int]:
@@ -426,7 +452,9 @@ def _turned(rgb: np.ndarray, frame: Any) -> np.ndarray:
         return rgb
     a, b, _, c, d = np.frombuffer(matrix, np.int32)[:5].tolist()
     if abs(b) > abs(a):  # columns become rows
-        rgb, a, d = rgb.swapaxes(0, 1), c, b
+        rgb = rgb.swapaxes(0, 1)
+        a = c
+        d = b
     return rgb[:: -1 if d < 0 else 1, :: -1 if a < 0 else 1]
 
 
@@ -439,23 +467,31 @@ def held(timed: Iterable, rate: float, fps: float, name: object) -> Iterator[np.
     ------
     SampleError : `too_long`, for more than `FRAMES_PER_STORED` frames per frame read so far.
     """
-    shown, given, end = None, 0, 0.0
+    shown = None
+    given = 0
+    end = 0.0
     for stored, (time, frame) in enumerate(itertools.chain(timed, [(math.inf, None)])):
         until = end + 1 / rate if frame is None else time
         while shown is not None and given / fps < until - 1e-4:  # times are rounded to a container's ticks
             if given >= FRAMES_PER_STORED * stored:
-                said = f"a frame of {name} stays for {until - end:.1f} s, so that {fps:g} fps need more than"
-                raise SampleError("too_long", f"{said} {FRAMES_PER_STORED} for each stored one; lower --fps or cut it")
+                fault = f"a frame of {name} stays for {until - end:.1f} s, so that {fps:g} fps need more than"
+                raise SampleError("too_long", f"{fault} {FRAMES_PER_STORED} for each stored one; lower --fps or cut it")
             yield shown
             given += 1
-        shown, end = frame, time
+        shown = frame
+        end = time
 
 
 # ---- sizes --------------------------------------------------------------------------------------------------------
 
 
-PLACES = {"crop": (0.5, 0.5), "crop-top": (0.5, 0), "crop-bottom": (0.5, 1)}
-PLACES |= {"crop-left": (0, 0.5), "crop-right": (1, 0.5)}
+PLACES = {
+    "crop": (0.5, 0.5),
+    "crop-top": (0.5, 0),
+    "crop-bottom": (0.5, 1),
+    "crop-left": (0, 0.5),
+    "crop-right": (1, 0.5),
+}
 """The part that `resize` keeps: the middle, or from which edge; (x, y) of Pillow's `ImageOps.fit`."""
 
 
@@ -474,9 +510,12 @@ def fit_size(height: int, width: int, short_side: int, upscale: bool = False) ->
     if short < SIDE_MULTIPLE:
         raise SampleError("too_small", f"{height}x{width} px: both sides must be at least {SIDE_MULTIPLE} px")
     scale = Fraction(short_side, short) if upscale or short > short_side else Fraction(1)
-    # of two multiples as near, the larger: nothing is scaled away
-    h, w = (int(side * scale + SIDE_MULTIPLE // 2) // SIDE_MULTIPLE * SIDE_MULTIPLE for side in (height, width))
-    return h, w
+
+    def multiple(side: int) -> int:
+        # of two as near, the larger: nothing is scaled away
+        return int(side * scale + SIDE_MULTIPLE // 2) // SIDE_MULTIPLE * SIDE_MULTIPLE
+
+    return multiple(height), multiple(width)
 
 
 def cropped_share(height: int, width: int, size: tuple[int, int]) -> float:
@@ -492,14 +531,21 @@ def resize(video: np.ndarray, height: int, width: int, fit: str = "crop") -> np.
     ----------
     fit : one of `PLACES`, or pad: the whole picture in the middle, its outermost pixels repeated around it.
     """
-    h, w = height, width
+    size = (width, height)
+    centering = PLACES.get(fit, (0.5, 0.5))
     if fit == "pad":
         scale = min(height / video.shape[1], width / video.shape[2])
-        h, w = (max(1, round(side * scale)) for side in video.shape[1:3])
-    how = (w, h), Image.Resampling.LANCZOS, 0.0, PLACES.get(fit, (0.5, 0.5))
-    fitted = np.stack([np.asarray(ImageOps.fit(Image.fromarray(frame), *how)) for frame in video])
-    around = [((size - side) // 2, (size - side + 1) // 2) for size, side in ((height, h), (width, w))]
-    return np.pad(fitted, ((0, 0), *around, (0, 0)), mode="edge") if fit == "pad" else fitted
+        size = max(1, round(video.shape[2] * scale)), max(1, round(video.shape[1] * scale))
+    fitted = []
+    for frame in video:
+        image = ImageOps.fit(Image.fromarray(frame), size, Image.Resampling.LANCZOS, centering=centering)
+        fitted.append(np.asarray(image))
+    if fit != "pad":
+        return np.stack(fitted)
+    right = width - size[0]
+    below = height - size[1]
+    around = (0, 0), (below // 2, (below + 1) // 2), (right // 2, (right + 1) // 2), (0, 0)
+    return np.pad(fitted, around, mode="edge")
 
 
 # ---- writing ------------------------------------------------------------------------------------------------------
@@ -522,10 +568,13 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18, co
         with av.open(str(temporary), "w", format="mp4", options={"movflags": "+faststart"}) as container:
             container.metadata["comment"] = comment
             stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
-            stream.height, stream.width, stream.pix_fmt = *video.shape[1:3], "yuv420p"
+            stream.height, stream.width = video.shape[1:3]
+            stream.pix_fmt = "yuv420p"
             stream.options = {"crf": str(crf), "preset": "medium"}
             context = stream.codec_context
-            context.colorspace, context.color_primaries, context.color_trc = BT709, BT709, BT709
+            context.colorspace = BT709
+            context.color_primaries = BT709
+            context.color_trc = BT709
             context.color_range = LIMITED_RANGE
             for array in video:
                 frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(array), format="rgb24")
@@ -541,7 +590,8 @@ def write_png(path: str | Path, image: np.ndarray) -> None:
 
 
 def _png(image: np.ndarray, comment: str = "") -> bytes:
-    out, notes = io.BytesIO(), PngImagePlugin.PngInfo()
+    out = io.BytesIO()
+    notes = PngImagePlugin.PngInfo()
     if comment:
         notes.add_itxt("Comment", comment)
     # 6, the default level, takes twice as long for 9 % less

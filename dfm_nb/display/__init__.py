@@ -7,7 +7,7 @@ import base64
 import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from itertools import chain
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
@@ -16,9 +16,13 @@ from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.records import Clip
 from dfm_nb.base.video import compressed
 
-PAPER, INK = (250, 249, 246), (52, 50, 48)
-GAP_PX, LINE_PX, CAPTION_LINES = 12, 16, 5
-FILM_FRAMES, FILM_GAP_PX = 4, 2
+PAPER = (250, 249, 246)
+INK = (52, 50, 48)
+GAP_PX = 12
+LINE_PX = 16
+CAPTION_LINES = 5
+FILM_FRAMES = 4
+FILM_GAP_PX = 2
 
 
 def contact_sheet(sections: Mapping[str, Sequence[tuple[Sequence[np.ndarray], str]]], columns: int = 8) -> np.ndarray:
@@ -35,43 +39,55 @@ def contact_sheet(sections: Mapping[str, Sequence[tuple[Sequence[np.ndarray], st
     -------
     uint8 [H, W, 3].
     """
-    sides = [max(v.shape[1:3]) for entries in sections.values() for videos, _ in entries for v in videos]
-    cell = min(256, max([128, *sides]))  # px, the longest side of a picture
-    rows = list[tuple[str, list[Image.Image]]]()
+    cell = 128  # px, the longest side of a picture
+    for videos, _ in chain(*sections.values()):
+        for video in videos:
+            cell = max(cell, *video.shape[1:3])
+    cell = min(256, cell)
+    font = ImageFont.load_default(size=15)
+    placed: list[tuple[Image.Image, int, int]] = []
+    headings: list[tuple[str, int]] = []
+    width = GAP_PX
+    top = GAP_PX
     for heading, entries in sections.items():
-        if entries:
-            rows.append((heading, []))
+        if entries and heading:
+            headings.append((heading, top))
+            width = max(width, int(font.getlength(heading)) + GAP_PX)
+            top += 2 * LINE_PX
+        x = GAP_PX
+        bottom = top
         for videos, caption in entries:
             entry = _entry(videos, caption, cell)
-            if sum(e.width + GAP_PX for e in rows[-1][1]) + entry.width > columns * (cell + GAP_PX):
-                rows.append(("", []))
-            rows[-1][1].append(entry)
-    font, heights = ImageFont.load_default(size=15), [max(e.height for e in row) + GAP_PX for _, row in rows]
-    wide = (max(sum(e.width + GAP_PX for e in row), int(font.getlength(text)) + GAP_PX) for text, row in rows)
-    width = max(wide, default=GAP_PX)
-    height = sum(heights) + sum(2 * LINE_PX for text, _ in rows if text)
-    sheet = Image.new("RGB", (GAP_PX + width, GAP_PX + height), PAPER)
-    y = GAP_PX
-    for (text, row), height in zip(rows, heights):
-        ImageDraw.Draw(sheet).text((GAP_PX, y), text, INK, font)
-        x, y = GAP_PX, y + 2 * LINE_PX * bool(text)
-        for entry in row:
-            sheet.paste(entry, (x, y))
+            if x + entry.width > columns * (cell + GAP_PX) + GAP_PX:
+                x = GAP_PX
+                top = bottom
+            placed.append((entry, x, top))
             x += entry.width + GAP_PX
-        y += height
+            width = max(width, x - GAP_PX)
+            bottom = max(bottom, top + entry.height + GAP_PX)
+        top = bottom
+    sheet = Image.new("RGB", (GAP_PX + width, top), PAPER)
+    for heading, y in headings:
+        ImageDraw.Draw(sheet).text((GAP_PX, y), heading, INK, font)
+    for entry, x, y in placed:
+        sheet.paste(entry, (x, y))
     return np.asarray(sheet)
 
 
 def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image:
     """Stills in squares side by side, on their lower edges; clips as strips below one another; their caption below."""
-    strips = list[list[Image.Image]]()
+    strips = []
     for video in videos:
-        frames = video[np.linspace(0, len(video) - 1, FILM_FRAMES).round().astype(int)] if len(video) > 1 else video
+        frames = video
+        if len(video) > 1:
+            frames = video[np.linspace(0, len(video) - 1, FILM_FRAMES).round().astype(int)]
         strips.append([ImageOps.contain(Image.fromarray(frame), (cell, cell)) for frame in frames])
-    if all(len(strip) == 1 for strip in strips):
+    if max(map(len, strips)) == 1:
         strips = [[ImageOps.pad(p, (cell, cell), color=PAPER, centering=(0.5, 1.0)) for (p,) in strips]]
-    w, h = (max(size) + FILM_GAP_PX for size in zip(*(p.size for strip in strips for p in strip)))
-    width, height = max(map(len, strips)) * w - FILM_GAP_PX, len(strips) * h - FILM_GAP_PX
+    largest = np.max([picture.size for picture in chain(*strips)], 0)
+    w, h = (largest + FILM_GAP_PX).tolist()
+    width = max(map(len, strips)) * w - FILM_GAP_PX
+    height = len(strips) * h - FILM_GAP_PX
     font = ImageFont.load_default(size=12)
     lines = textwrap.wrap(caption, int(width / font.getlength("n")), max_lines=CAPTION_LINES, placeholder="…")
     page = Image.new("RGB", (width, height + LINE_PX * (1 + len(lines))), PAPER)
@@ -82,7 +98,8 @@ def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image
     return page
 
 
-POSTER_PX, POSTER_FRAMES = 128, 17
+POSTER_PX = 128
+POSTER_FRAMES = 17
 SHEET_BYTES = 100_000
 
 
@@ -93,13 +110,18 @@ def small_png(picture: np.ndarray) -> bytes:
     """
     image = Image.fromarray(picture)
     while True:
-        image.quantize(256).save(out := io.BytesIO(), "PNG", optimize=True)
+        out = io.BytesIO()
+        image.quantize(256).save(out, "PNG", optimize=True)
         if out.tell() <= SHEET_BYTES:
             return out.getvalue()
         image = image.resize((max(1, image.width * 4 // 5), max(1, image.height * 4 // 5)))
 
 
 IMAGE = '<img src="{}" alt="{}" style="{}">'
+FIGURE = (
+    '<figure style="display:inline-block;margin:8px;vertical-align:top">{}'
+    '<figcaption style="max-width:{}px;font-size:13px;margin-top:4px">{}</figcaption></figure>'
+)
 VIDEO = (
     '<video src="{}" autoplay loop muted playsinline{} onmouseenter="this.controls=true" '
     'onmouseleave="this.controls=false" aria-label="{}" style="{}">{}</video>'
@@ -125,21 +147,25 @@ def media_html(
     style = f"width:{width_px}px;max-width:100%;border-radius:6px;display:block"
     if not kind.startswith("video/"):
         return fill(IMAGE, data_url(kind, data), said, style)
-    shown, instead = [fill(' onplaying="{}"', playing)] if playing else [], []
+    attributes = []
+    fallback = Html()
+    if playing:
+        attributes.append(fill(' onplaying="{}"', playing))
     if begins:
         frames, fps = begins
-        shown.append(fill(' poster="{}"', _webp_url(frames[:1], fps)))
-        instead.append(fill(IMAGE, _webp_url(frames[:POSTER_FRAMES], fps), said, style))
-    return fill(VIDEO, data_url(kind, data), shown, said, style, instead)
+        attributes.append(fill(' poster="{}"', _webp_url(frames[:1], fps)))
+        fallback = fill(IMAGE, _webp_url(frames[:POSTER_FRAMES], fps), said, style)
+    return fill(VIDEO, data_url(kind, data), attributes, said, style, fallback)
 
 
 def _webp_url(frames: np.ndarray, fps: float) -> str:
     """A small WebP of some kB, animated if there are several frames."""
-    first, *rest = (Image.fromarray(frame) for frame in frames)
+    first, *rest = map(Image.fromarray, frames)
     for picture in (first, *rest):
         picture.thumbnail((POSTER_PX, POSTER_PX))
-    how: dict[str, Any] = {"duration": round(1000 / fps), "loop": 0, "quality": 50}
-    first.save(out := io.BytesIO(), "WEBP", save_all=True, append_images=rest, **how)
+    out = io.BytesIO()
+    duration_ms = round(1000 / fps)
+    first.save(out, "WEBP", save_all=True, append_images=rest, duration=duration_ms, loop=0, quality=50)
     return data_url("image/webp", out.getvalue())
 
 
@@ -158,9 +184,7 @@ def inline_html(frames: np.ndarray, fps: float, caption: str) -> Html:
     """
     width = max(frames.shape[2], 192)
     media = media_html(*compressed(frames, fps), caption, width, (frames, fps))
-    figure = '<figure style="display:inline-block;margin:8px;vertical-align:top">{}{}</figure>'
-    text = '<figcaption style="max-width:{}px;font-size:13px;margin-top:4px">{}</figcaption>'
-    return fill(figure, media, fill(text, width, caption))
+    return fill(FIGURE, media, width, caption)
 
 
 def row_html(figures: Iterable[Html]) -> Html:
@@ -175,9 +199,9 @@ def sheet_png(clips: Iterable[tuple[np.ndarray, str]]) -> bytes:
 
 def show(clips: Iterable[Clip]) -> None:
     """Play clips of a source side by side in the notebook, each with its caption."""
-    shown = list(clips)
-    page = row_html(inline_html(clip.video, clip.fps, clip.caption) for clip in shown)
-    show_output(page, sheet_png([(clip.video, clip.caption) for clip in shown]))
+    clips = list(clips)
+    page = row_html(inline_html(clip.video, clip.fps, clip.caption) for clip in clips)
+    show_output(page, sheet_png((clip.video, clip.caption) for clip in clips))
 
 
 def show_output(page: str, sheet: bytes) -> None:

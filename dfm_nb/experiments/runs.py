@@ -52,10 +52,10 @@ def runs_below(folder: str | os.PathLike) -> list[Path]:
     if (top / "metrics.jsonl").exists() or (top / "config.yaml").exists():
         return [top]
     runs = []
-    for place, folders, files in os.walk(top):  # which follows no link
-        depth = len(Path(place).relative_to(top).parts)
+    for path, folders, files in os.walk(top):  # which follows no link
+        depth = len(Path(path).relative_to(top).parts)
         if depth and "metrics.jsonl" in files + folders:
-            runs.append(Path(place))
+            runs.append(Path(path))
         folders[:] = [name for name in folders if depth < LEVELS and not name.startswith(".")]
     return sorted(runs) or [top]
 
@@ -89,11 +89,12 @@ def _length(folder: Path, _mtime_ns: int) -> Any:
 
 def differing(settings: Sequence[Mapping]) -> list[str]:
     """The keys whose values are not the same in all runs that have settings."""
-    known = [s for s in settings if s]
+    known = list(filter(None, settings))
     differ = []
     for key in dict.fromkeys(chain(*known)):
-        hidden = key in PLACES or key.startswith("provenance.")
-        if not hidden and any(s.get(key) != known[0].get(key) for s in known):
+        if key in PLACES or key.startswith("provenance."):
+            continue
+        if any(one.get(key) != known[0].get(key) for one in known):
             differ.append(key)
     return differ
 
@@ -116,16 +117,23 @@ def compare(runs: StrPath | Iterable[StrPath]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    folders = runs_below(runs) if isinstance(runs, (str, os.PathLike)) else [Path(run).expanduser() for run in runs]
+    if isinstance(runs, (str, os.PathLike)):
+        folders = runs_below(runs)
+    else:
+        folders = [Path(run).expanduser() for run in runs]
     for folder in folders:
-        if not Run(folder).config_file.exists() and not Run(folder).metrics_file.exists():
+        run = Run(folder)
+        if not run.config_file.exists() and not run.metrics_file.exists():
             raise FileNotFoundError(f"{folder} is neither a run folder nor a folder of runs; pass a --run-dir")
-    settings = [settings_of(folder) for folder in folders]
+    settings = list(map(settings_of, folders))
     keys = differing(settings)
-    rows = [_row(f, s) | {key: s.get(key) for key in keys} for f, s in zip(folders, settings)]
     top = os.path.commonpath([folder.absolute().parent for folder in folders])
-    names = [folder.absolute().relative_to(top).as_posix() for folder in folders]
-    return pd.DataFrame(rows, index=pd.Index(map(legible, names), name="run"), dtype=object)
+    rows = []
+    names = []
+    for folder, values in zip(folders, settings):
+        rows.append(_row(folder, values) | {key: values.get(key) for key in keys})
+        names.append(legible(folder.absolute().relative_to(top).as_posix()))
+    return pd.DataFrame(rows, index=pd.Index(names, name="run"), dtype=object)
 
 
 def _row(folder: Path, settings: Mapping) -> dict:
@@ -145,12 +153,12 @@ def run_page(run: StrPath) -> Html:
 
     folder = Path(run).expanduser().resolve()
     resolved = cfg.from_yaml(folder / "config.yaml")
-    own = [
-        (key, str(resolved.get(key)), resolved.provenance[key])
-        for key, field in cfg.FIELDS.items()
-        if resolved.get(key) != field.default
-    ]
-    tables = [compare([folder]).reset_index(), pd.DataFrame(own, columns=["setting", "value", "from"])]
+    settings = []
+    for key, field in cfg.FIELDS.items():
+        value = resolved.get(key)
+        if value != field.default:
+            settings.append((key, str(value), resolved.provenance[key]))
+    tables = [compare([folder]).reset_index(), pd.DataFrame(settings, columns=["setting", "value", "from"])]
     rounds = Run(folder).rounds()
     title = f"Run {folder.name}"
     parts = [fill("<h1>{}</h1>", title), *map(_table, tables)]
@@ -160,8 +168,8 @@ def run_page(run: StrPath) -> Html:
         if x:
             picture = display.data_url("image/png", plots.curve_png(x, y, name))
             parts.append(fill('<p><img src="{}" alt="{}"></p>', picture, f"{name}: {y[-1]:.4g} at {x[-1]}"))
-    for iteration, place in rounds[:: -max(1, len(rounds) // ROUNDS_SHOWN)]:  # the newest first
-        figures = [_figure(file) for file in media_in(place)[:SAMPLES_SHOWN]]
+    for iteration, samples in rounds[:: -max(1, len(rounds) // ROUNDS_SHOWN)]:  # the newest first
+        figures = list(map(_figure, media_in(samples)[:SAMPLES_SHOWN]))
         heading = f"Samples at iteration {iteration}"
         parts.append(fill('<h3>{}</h3><div class="samples">{}</div>', heading, figures))
     page = '<!doctype html><meta charset="utf-8"><title>{}</title><style>{}</style>{}{}'
@@ -169,10 +177,12 @@ def run_page(run: StrPath) -> Html:
 
 
 def _table(table: pd.DataFrame) -> Html:
-    cells = table.astype(object).fillna("").map(lambda value: f"{value:.5g}" if isinstance(value, float) else value)
-    lines = [fill("<tr>{}</tr>", [fill("<th>{}</th>", name) for name in cells])]
-    for row in cells.itertuples(index=False):
-        lines.append(fill("<tr>{}</tr>", [fill("<td>{}</td>", cell) for cell in row]))
+    lines = [fill("<tr>{}</tr>", [fill("<th>{}</th>", name) for name in table])]
+    for row in table.astype(object).fillna("").itertuples(index=False):
+        cells = []
+        for value in row:
+            cells.append(fill("<td>{}</td>", f"{value:.5g}" if isinstance(value, float) else value))
+        lines.append(fill("<tr>{}</tr>", cells))
     return fill('<table class="runs">{}</table>', lines)
 
 

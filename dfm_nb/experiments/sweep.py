@@ -54,8 +54,9 @@ def parse_grid(texts: Sequence[str], is_text: Callable[[str], Any] = lambda name
     for text in texts:
         name, _, listed = text.partition("=")
         try:
-            entries = notation.read(f"[{listed}]", words=bool(is_text(name)))
-            values = [entry if isinstance(entry, str) else notation.write_value(entry) for entry in entries]
+            values = []
+            for entry in notation.read(f"[{listed}]", words=bool(is_text(name))):
+                values.append(entry if isinstance(entry, str) else notation.write_value(entry))
         except ValueError:
             values = []
         if not name or not values:
@@ -110,11 +111,14 @@ class SweepOptions(TrainOptions):
         pretrain = [*process.python_module("dfm_nb"), "pretrain"]
         if self.nproc_per_node > 1:
             pretrain.append(f"--nproc-per-node={self.nproc_per_node}")
-        finished = [name for name, point in points.items() if _is_finished(point, self.nproc_per_node)]
+        todo = {}
+        for name, point in points.items():
+            if not _is_finished(point, self.nproc_per_node):
+                todo[name] = [*pretrain, *point.words()]
         folder.mkdir(parents=True, exist_ok=True)
-        for name in finished:
-            print(f"-- {name} is finished", flush=True)
-        todo = {name: [*pretrain, *point.words()] for name, point in points.items() if name not in finished}
+        for name in points:
+            if name not in todo:
+                print(f"-- {name} is finished", flush=True)
         return run_all(todo, folder, self.jobs, partial(_table, folder, points))
 
     def report(self, result: Any) -> Report:
@@ -170,7 +174,8 @@ def run_all(
     FileExistsError : the folder holds files of these names, and no sweep of ours made it.
     """
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    own = Run.create(folder, {TABLE, *(f"{name}{end}" for name in commands for end in ENDS)})
+    written = map("".join, itertools.product(commands, ENDS))
+    own = Run.create(folder, {TABLE, *written})
     own.claim()
     waiting = list(commands)
     running: dict[str, tuple[psutil.Popen, float]] = {}
@@ -195,8 +200,12 @@ def run_all(
                 if code is not None:
                     del running[name]
                     seconds = round(time.monotonic() - begun, 1)
-                    error = _last_line(folder / f"{name}.log") or f"exit code {code}" if code else ""
-                    print(f"-- {name} {'failed' if code else 'done'} in {seconds:.0f} s {error}".rstrip(), flush=True)
+                    error = ""
+                    state = "done"
+                    if code:
+                        error = _last_line(folder / f"{name}.log") or f"exit code {code}"
+                        state = "failed"
+                    print(f"-- {name} {state} in {seconds:.0f} s {error}".rstrip(), flush=True)
                     ended[name] = error, seconds
     finally:
         for started, _ in running.values():

@@ -56,7 +56,7 @@ def _middle_frames(clips: Rows) -> np.ndarray:
 
 
 def _consistencies(clips: Rows) -> np.ndarray:
-    return np.array([distance.temporal_consistency(features) for features in clips])
+    return np.array(list(map(distance.temporal_consistency, clips)))
 
 
 @dataclass

@@ -54,8 +54,9 @@ class EvaluateOptions(MeasurementOptions, FileVerb):
     @quietly()
     def run(self) -> EvaluationResult:
         """The requested evaluation; writes the output files."""
-        for name in filter(None, (self.contact_sheet, self.output)):
-            files.check_free(Path(name), self.overwrite, mark=files.MARK)
+        for name in (self.contact_sheet, self.output):
+            if name:
+                files.check_free(Path(name), self.overwrite, mark=files.MARK)
         result = over_checkpoints(self) if self.all_checkpoints else one_checkpoint(self)
         if self.contact_sheet:
             video.write_png(self.contact_sheet, result.contact_sheet())
@@ -96,8 +97,10 @@ def one_checkpoint(options: EvaluateOptions) -> EvaluationResult:
     def answers(prompts: Sequence[str], frames: int, fps: float) -> list[np.ndarray]:
         size = {"height": side_px, "width": side_px, "num_video_frames": frames, "fps": fps}
         videos = options.frames(pipe, [{"prompt": prompt, **size} for prompt in prompts])
-        shown = [([video], prompt) for video, prompt in zip(videos, prompts)]
-        result.samples.setdefault("", []).extend(shown[: 24 if frames == 1 else 8])
+        shown = result.samples.setdefault("", [])
+        most = 24 if frames == 1 else 8
+        for sample, prompt in zip(videos[:most], prompts):
+            shown.append(([sample], prompt))
         return videos
 
     def exam() -> Any:

@@ -154,7 +154,7 @@ class ShardReference:
         self.decode = decode
         self.originals = Originals(self.store)
         own = self.store.manifest["tokenizer"]
-        if any(own.get(k) != tokenizer.get(k) for k in ("name", "sha256")):
+        if own.get("name") != tokenizer.get("name") or own.get("sha256") != tokenizer.get("sha256"):
             raise ValueError(
                 f"--dataset {folder} was encoded by the tokenizer {own['name']}, not by the checkpoint's "
                 f"{tokenizer['name']}; give the source instead, or prepare it with that tokenizer"

@@ -56,7 +56,7 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _kinds(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """The sets of samples: `images`, `clips`, `training images`, `images at their own size and rate`, ..."""
-    return [(kind, r) for kind, r in result.items() if isinstance(r, Mapping) and "samples" in r]
+    return [(kind, result[kind]) for kind in _having(result, "samples")]
 
 
 def _rows_of(measures: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -104,8 +104,7 @@ def _shares(measure: Mapping[str, Any]) -> dict[str, float]:
 def table(result: Mapping[str, Any]) -> str:
     """Every measure, with what real samples and guesses give; notes; the checkpoints of a run."""
     measured = [row for row in rows(result) if row["kind"] != "checkpoint"]
-    known = set().union(*measured)
-    columns = [name for name in COLUMNS if name in known]
+    columns = [name for name in COLUMNS if name in set().union(*measured)]
     cells = []
     for row in measured:
         measure = row["measure"]
@@ -123,8 +122,8 @@ def table(result: Mapping[str, Any]) -> str:
                 line.append(f"{row[name]:.1%}")
         cells.append(line)
     head = ["samples", "measure", "result (95 % interval)", *(COLUMNS[name] for name in columns)]
-    parts = (_markdown(head, cells), _notes(result), _verdict(result))
-    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+    parts = filter(None, (_markdown(head, cells), _notes(result), _verdict(result)))
+    return "\n\n".join(map("\n".join, parts))
 
 
 def _estimate(e: Mapping[str, float] | None, factor: float, form: str) -> str:
@@ -139,7 +138,7 @@ def _markdown(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table; none without rows."""
     if not cells:
         return []
-    lines = ["| " + " | ".join(row) + " |" for row in (head, *cells)]
+    lines = [f"| {' | '.join(row)} |" for row in (head, *cells)]
     lines.insert(1, "|---" * len(head) + "|")
     return lines
 
@@ -148,16 +147,18 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
     """What was asked for and left out; attributes that were not always found, by the value asked for; what was not
     measured, and why.
     """
-    lines = [f"{note}." for note in result.get("dataset", {}).get("notes", ())]
+    notes = list(result.get("dataset", {}).get("notes", ()))
     for kind, measures in _kinds(result):
         kind = kind.capitalize()
         for name in _having(measures, "found"):
             if measures[name]["argmax"]["share"] < 1:
-                found = measures[name]["found"].items()
-                counts = [f"{value} {names.get(value, 0)} of {sum(names.values())}" for value, names in found]
-                lines.append(f"{kind}, {name} by argmax: {', '.join(counts)}.")
-        lines += [f"{kind}: not measured: {why}." for why in measures.get("not_measured", {}).values()]
-    return lines
+                counts = []
+                for value, names in measures[name]["found"].items():
+                    counts.append(f"{value} {names.get(value, 0)} of {sum(names.values())}")
+                notes.append(f"{kind}, {name} by argmax: {', '.join(counts)}")
+        for why in measures.get("not_measured", {}).values():
+            notes.append(f"{kind}: not measured: {why}")
+    return [f"{note}." for note in notes]
 
 
 def _verdict(result: Mapping[str, Any]) -> list[str]:

@@ -71,7 +71,8 @@ class MeasurementOptions(Sampling, ModelOptions):
 
     def side_px(self, pipe: Pipeline) -> int:
         """`size_px`, or the short side that the checkpoint recommends."""
-        return self.size_px or min(pipe.recommended.get(side, 64) for side in ("height", "width"))
+        usual = pipe.recommended
+        return self.size_px or min(usual.get("height", 64), usual.get("width", 64))
 
     def generated(self, pipe: Pipeline, wanted: Iterable[dict]) -> list[Generated]:
         """A sample for each of these fields of `Request`; the i-th depends on the seed, i and these alone."""
@@ -84,7 +85,7 @@ class MeasurementOptions(Sampling, ModelOptions):
 
     def frames(self, pipe: Pipeline, wanted: Iterable[dict]) -> list[np.ndarray]:
         """The same, uint8 [T, H, W, 3] each."""
-        return [sample.frames for sample in self.generated(pipe, wanted)]
+        return _frames(self.generated(pipe, wanted))
 
 
 def over_data(
@@ -104,7 +105,7 @@ def over_data(
     sets = {"images": images, "clips": clips}
     nearest = None
     if opened.training:
-        held_out = [real.frames for real in images + clips]
+        held_out = _frames(images + clips)
         if len(held_out) > 1:
             nearest = nearness(thumbnails(held_out), opened.training.thumbnails)
         training = ShardReference(options.dataset, "train", pipe.decode_stored, tokenizer)
@@ -117,7 +118,7 @@ def over_data(
         raise ValueError(f"{options.dataset} has no such samples; raise --num-prompts or --num-clips")
     judge = exam() if exam and any(real.attributes for real in every) else None
     result = EvaluationResult()
-    asked = []
+    requests: list[Request] = []
     for name, real in sets.items():
         if not real:
             continue
@@ -125,7 +126,7 @@ def over_data(
         unseen = bool(opened.training) and name in SHOWN
         usual = [asked_for(pipe, r, options.max_frames) | {"index": i} for i, r in enumerate(real)]
         samples = options.generated(pipe, usual)
-        asked += [sample.request for sample in samples]
+        requests += [sample.request for sample in samples]
         made = {name: samples}
         own = {}
         for i, (r, sample) in enumerate(zip(real, samples)):
@@ -136,14 +137,14 @@ def over_data(
         if own:
             again = dict(zip(own, options.generated(pipe, own.values())))
             made[name + OWN] = [again.get(i, sample) for i, sample in enumerate(samples)]
-        drawn = [r.frames for r in real]
-        decoded = [pipe.round_trip(frames) for frames in drawn]
+        drawn = _frames(real)
+        decoded = list(map(pipe.round_trip, drawn))
         others = sets[f"training {kind}"] if unseen else []
         of_real = [network(r.shown) for r in real]
         of_decoded = list(map(network, decoded))
         of_others = [network(r.shown) for r in others]
         for key, of_key in made.items():
-            videos = [sample.frames for sample in of_key]
+            videos = _frames(of_key)
             measures: dict = {"samples": len(real), "network": features.NAME, "unseen": unseen}
             if judge:
                 attributes = [r.attributes for r in real]
@@ -157,9 +158,11 @@ def over_data(
         seen = "unseen " if unseen else ""
         given = "what is given, " if any(r.given for r in real) else ""
         title = f"{seen}{name}: {given}yours ({form_of(real)}), and what dfm generate makes of the caption"
-        pairs = [([*r.given, r.shown, s.frames], r.caption) for r, s in zip(real, samples)]
-        result.samples[title.capitalize()] = pairs[: SHOWN[kind]]
-    about = _about(options, opened, faults, asked)
+        shown = []
+        for r, sample in zip(real[: SHOWN[kind]], samples):
+            shown.append(([*r.given, r.shown, sample.frames], r.caption))
+        result.samples[title.capitalize()] = shown
+    about = _about(options, opened, faults, requests)
     about["notes"].append(f"Compared with yours {form_of(every)}")
     if opened.training:
         about["notes"] += _other_data(opened, pipe)
@@ -198,7 +201,7 @@ def _about(
     options: MeasurementOptions,
     opened: ShardReference | reference.SourceReference,
     faults: Sequence[SampleError],
-    asked: Sequence[Request],
+    requests: Sequence[Request],
 ) -> dict:
     """What was measured against, what was left out, and how samples were asked for."""
     seen: dict[str, list] = {reason: [] for reason in SEEN}
@@ -206,7 +209,7 @@ def _about(
         if fault.reason in seen:
             seen[fault.reason].append(fault.detail)
     details = list(chain(*seen.values()))
-    notes = [f"Asked for as `dfm generate` does by default: {described(asked)}"]
+    notes = [f"Asked for as `dfm generate` does by default: {described(requests)}"]
     if opened.split == "train" and options.split is None:
         notes.append(
             f"{options.dataset} has nothing held out (prepare holds some of 20 samples or more), so these are captions "
@@ -267,19 +270,19 @@ def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
             trained, more = _pictures(training, options.seed)
             faults += more
             half = options.amounts(64, 0)[0] // 2
-            unseen = list({real.caption: real for real in every}.values())[:half]
-            seen = list({real.caption: real for real in trained}.values())[:half]
+            unseen = _one_a_caption(every)[:half]
+            seen = _one_a_caption(trained)[:half]
             judge = verdict.Judge(
-                [real.frames for real in unseen],
-                [real.frames for real in seen],
-                [real.frames for real in every],
+                _frames(unseen),
+                _frames(seen),
+                _frames(every),
                 opened.training.thumbnails,
                 features.Features(parallel.device()),
                 pipe.round_trip,
             )
             base = base_samples(options, pipe)
-        asked = options.generated(pipe, [asked_for(pipe, real) for real in unseen + seen])
-        made = [sample.frames for sample in asked]
+        samples = options.generated(pipe, [asked_for(pipe, real) for real in unseen + seen])
+        made = _frames(samples)
         of_training = made[len(unseen) :]
         iteration = iteration_of(folder)
         row = judge.figures(iteration, made[: len(unseen)], of_training)
@@ -292,13 +295,21 @@ def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
         rows.append(row)
     if judge is None:
         raise ValueError(f"all {len(folders)} checkpoints of {run} are damaged; take another run")
-    about = _about(options, opened, faults, [sample.request for sample in asked])
+    about = _about(options, opened, faults, [sample.request for sample in samples])
     about["notes"].append("Compared with yours after crop and tokenizer")
     result.values |= {"dataset": about, "checkpoints": rows, "verdict": judge.verdict(rows)}
     if (run / "config.yaml").is_file():
         write_json(run / "verdict.json", result.values, indent=1)
         verdict.plot(result.values, run / "verdict.png")
     return result
+
+
+def _one_a_caption(real: Iterable[Real]) -> list[Real]:
+    return list({one.caption: one for one in real}.values())
+
+
+def _frames(samples: Iterable[Real | Generated]) -> list[np.ndarray]:
+    return [sample.frames for sample in samples]
 
 
 def _pictures(opened: ShardReference, seed: int) -> tuple[list[Real], list[SampleError]]:

@@ -95,7 +95,8 @@ class Judge:
 
     def drift(self, base: Pictures, now: Pictures) -> dict[str, float]:
         """1 - cosine of the features of two samples of each prompt and seed: 0 is none."""
-        x, y = (self.features(frames) for frames in (base, now))
+        x = self.features(base)
+        y = self.features(now)
         x /= np.linalg.norm(x, axis=1, keepdims=True)
         y /= np.linalg.norm(y, axis=1, keepdims=True)
         return asdict(distance.mean_estimate(1 - (x * y).sum(1)))
@@ -160,9 +161,9 @@ def plot(values: Mapping[str, Any], output: str | Path) -> None:
     for i, key in enumerate(shown):
         axes = figure.add_subplot(lines, 3, i + 1)
         title, factor, _ = CHECKPOINTS.get(key, ("validation loss", 1, ""))
-        measured = [row for row in rows if row[key] is not None]
-        x = [row["iteration"] for row in measured]
-        y = [row[key] for row in measured]
+        measured = {row["iteration"]: row[key] for row in rows if row[key] is not None}
+        x = list(measured)
+        y = list(measured.values())
         if key in CHECKPOINTS:
             low = [factor * e["low"] for e in y]
             high = [factor * e["high"] for e in y]

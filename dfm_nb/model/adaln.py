@@ -81,7 +81,9 @@ class _Modulate(torch.autograd.Function):
         if x_S1h.is_cuda:
             count = len(scale_Rh)
             return g_S1h * rows.expand(1 + scale_Rh), rows.sum(g_S1h, count), rows.sum(g_S1h * x_S1h, count), None
-        dx_S1h, dshift_Rh, dscale_Rh = torch.empty_like(x_S1h), torch.zeros_like(scale_Rh), torch.zeros_like(scale_Rh)
+        dx_S1h = torch.empty_like(x_S1h)
+        dshift_Rh = torch.zeros_like(scale_Rh)
+        dscale_Rh = torch.zeros_like(scale_Rh)
         for at, (x_rth, g_rth, dx_rth) in rows.spans(x_S1h, g_S1h, dx_S1h):
             dshift_Rh[at] += g_rth.sum(1)
             dscale_Rh[at] += torch.mul(g_rth, x_rth, out=dx_rth).sum(1)  # dx is only a buffer here
@@ -106,7 +108,8 @@ class _AddGated(torch.autograd.Function):
         (gate_Rh, y_S1h), rows, g_S1h = ctx.saved_tensors, ctx.rows, grad.contiguous()
         if y_S1h.is_cuda:
             return g_S1h, rows.sum(g_S1h * y_S1h, len(gate_Rh)), g_S1h * rows.expand(gate_Rh), None
-        dgate_Rh, dy_S1h = torch.zeros_like(gate_Rh), torch.empty_like(y_S1h)
+        dgate_Rh = torch.zeros_like(gate_Rh)
+        dy_S1h = torch.empty_like(y_S1h)
         for at, (y_rth, g_rth, dy_rth) in rows.spans(y_S1h, g_S1h, dy_S1h):
             dgate_Rh[at] += torch.mul(g_rth, y_rth, out=dy_rth).sum(1)  # as above
             torch.mul(g_rth, gate_Rh[at, None], out=dy_rth)

@@ -90,7 +90,8 @@ class SegmentBounds:
             run 2: 1 segment of 9 queries and 6 keys:   rows 8 9 ... 13, no mask
             rows = both, concatenated. With 5 and 5 keys they would be 0, 1, 2, ...: then the first is enough.
         """
-        runs, indices = [], []
+        runs = []
+        indices = []
         for q_len, group in groupby(self.segments(), key=lambda s: s[1] - s[0]):
             starts, stops = torch.tensor([s[2:] for s in group]).T
             lengths = stops - starts

@@ -40,7 +40,8 @@ def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **override
             vp_stage=vp_stage,
         )
         held = sum(p.numel() for name, p in chunk.named_parameters() if not is_lora(name))
-        tp, pp = model.tensor_model_parallel_size, model.pipeline_model_parallel_size
+        tp = model.tensor_model_parallel_size
+        pp = model.pipeline_model_parallel_size
         counted = counts.parameter_count(model, tp, pp, mpu.get_pipeline_model_parallel_rank())
         if vp_stage is None and held != counted:
             must = f"model.variant={model.variant} must have the {counted:,} parameters that its Network counts"

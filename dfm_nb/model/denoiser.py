@@ -36,7 +36,8 @@ def forward(
     """
     part = PackSlice.of(pack, device)
     sigma = pack.sigma.to(device, non_blocking=True)
-    x0, noise = part.take(pack.x0), part.take(pack.noise)
+    x0 = part.take(pack.x0)
+    noise = part.take(pack.noise)
     token_sigma = sigma[part.row][:, None]
     x = x0 + token_sigma * noise
     output = model(objective.scaled(x, token_sigma), edm.c_noise(sigma), part)
@@ -63,13 +64,16 @@ class PackDenoiser:
     """
 
     def __init__(self, chunks: Iterable[torch.nn.Module], pack: PackLayout, objective: Objective, device: torch.device):
-        self.chunks, self.objective, self.device = list(chunks), objective, device
+        self.chunks = list(chunks)
+        self.objective = objective
+        self.device = device
         self.part = PackSlice.of(pack, device)
         self.part.text_cache = {}
         rows = torch.zeros(len(pack.sigma), dtype=torch.bool)
         rows[pack.row[pack.loss_mask]] = True
         self.noisy_row = rows.to(device)  # rows at the sampler's noise level; the others keep the pack's
-        self.row_sigma, self.row = pack.sigma.to(device), pack.row.to(device)
+        self.row_sigma = pack.sigma.to(device)
+        self.row = pack.row.to(device)
 
     @torch.no_grad()  # in inference mode megatron-core 0.16 would gather (SP) into a buffer that training cannot write
     def __call__(self, x: torch.Tensor, sigma: float | torch.Tensor) -> torch.Tensor:

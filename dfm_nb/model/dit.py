@@ -98,7 +98,8 @@ class AdaLN(nn.Module):
 
     def __init__(self, config: DiTConfig, chunks: int, rank: int | None = None):
         super().__init__()
-        h, r = config.hidden_size, rank
+        h = config.hidden_size
+        r = rank
         self.chunks = chunks
         self.down = nn.Linear(h, r, bias=False, dtype=config.params_dtype) if r else None
         self.up = nn.Linear(r or h, chunks * h, bias=config.add_bias_linear, dtype=config.params_dtype)
@@ -116,7 +117,8 @@ class TwoLayers(nn.Module):
 
     def __init__(self, fan_in: int, width: int, dtype: torch.dtype):
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(fan_in, width, dtype=dtype), nn.Linear(width, width, dtype=dtype)
+        self.fc1 = nn.Linear(fan_in, width, dtype=dtype)
+        self.fc2 = nn.Linear(width, width, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.fc2(self.activation(self.fc1(x.to(self.fc1.weight.dtype))))
@@ -188,8 +190,10 @@ class TextCrossAttention(attention.CrossAttention):
 
     def __init__(self, config: DiTConfig, submodules, *args, **kwargs):
         super().__init__(config, submodules, *args, **kwargs)
-        width, eps = self.hidden_size_per_attention_head, config.layernorm_epsilon
-        self.q_layernorm, self.k_layernorm = self.norm(width, config, eps), self.norm(width, config, eps)
+        width = self.hidden_size_per_attention_head
+        eps = config.layernorm_epsilon
+        self.q_layernorm = self.norm(width, config, eps)
+        self.k_layernorm = self.norm(width, config, eps)
 
     def get_query_key_value_tensors(self, hidden_states, key_value_states, *args, **kwargs):
         kept = None if self.text_cache is None else self.text_cache.get(self.layer_number)
@@ -228,7 +232,8 @@ class LayerContext:
 
     @contextmanager
     def lent_to(self, layer: DiTLayer) -> Iterator[None]:
-        layer.self_attention.rotary, layer.cross_attention.text_cache = self.rotary, self.text_cache
+        layer.self_attention.rotary = self.rotary
+        layer.cross_attention.text_cache = self.text_cache
         try:
             yield
         finally:
@@ -254,8 +259,12 @@ class DiTLayer(TransformerLayer):
             x_S1h -> 9 tables [R, h] from cond_Rh -> x + gate1[row] * self_attention(norm(x) * (1 + scale1) + shift1)
                   -> the same with cross attention to context_K1h (2) and with the MLP (3)
         """
-        x_S1h, cond_Rh, context_K1h, step = hidden_states, attention_mask, context, packed_seq_params
-        rows, norm = step.rows, functools.partial(modulated_norm, rows=step.rows, eps=self.config.layernorm_epsilon)
+        x_S1h = hidden_states
+        cond_Rh = attention_mask
+        context_K1h = context
+        step = packed_seq_params
+        rows = step.rows
+        norm = functools.partial(modulated_norm, rows=step.rows, eps=self.config.layernorm_epsilon)
         shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = self.adaln(cond_Rh)
         with step.lent_to(self):
             inner = self.self_attention(norm(x_S1h, shift1, scale1), None, packed_seq_params=step.self_layout)
@@ -328,7 +337,9 @@ class DiT(MegatronModule):
         self, config: DiTConfig, pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None
     ):
         super().__init__(config)
-        self.pre_process, self.post_process, self.vp_stage = pre_process, post_process, vp_stage
+        self.pre_process = pre_process
+        self.post_process = post_process
+        self.vp_stage = vp_stage
         layers = transformer_block.get_num_layers_to_build(config, vp_stage)
         self.decoder = transformer_block.TransformerBlock(
             config,
@@ -409,7 +420,9 @@ class DiT(MegatronModule):
         """
         c = self.config
         cond, context = self.conditioning(c_noise, part)
-        context, row, layer_cond = context[:, None], part.row, cond
+        context = context[:, None]
+        row = part.row
+        layer_cond = cond
         hidden = None
         if self.pre_process:
             position = self.position_embedding(part.positions).to(c.params_dtype)
@@ -442,7 +455,8 @@ def init_weights(model: DiT, seed: int) -> None:
     Each parameter is drawn at its full shape from (seed, its name in the complete model), then sliced for this tp rank.
     """
     for local_name, p in model.named_parameters():
-        name, dim = global_name(local_name, model), shard_dim(p)
+        name = global_name(local_name, model)
+        dim = shard_dim(p)
         shape = list(p.shape)
         if dim is not None:
             shape[dim] *= mpu.get_tensor_model_parallel_world_size()

@@ -35,7 +35,8 @@ class PowerEMA:
     """Averages of several lengths of the trained parameters of this rank's model chunks."""
 
     def __init__(self, chunks: Sequence[nn.Module], sigma_rels: Sequence[float]):
-        self.chunks, self.sigma_rels = list(chunks), list(sigma_rels)
+        self.chunks = list(chunks)
+        self.sigma_rels = list(sigma_rels)
         self._names = [[name for name, p in chunk.named_parameters() if p.requires_grad] for chunk in self.chunks]
         self.parameters = [c.get_parameter(name) for c, names in zip(self.chunks, self._names) for name in names]
         self.averages = {s: [p.detach().float().clone() for p in self.parameters] for s in self.sigma_rels}

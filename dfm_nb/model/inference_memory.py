@@ -16,7 +16,8 @@ STATES = 8
 
 def clip_tokens(model: ModelConfig, *grids: tuple[int, int, int]) -> int:
     """Tokens of latents [T, H, W]: of a clip, and of what is given with it."""
-    ps, pt = model.patch_spatial, model.patch_temporal
+    ps = model.patch_spatial
+    pt = model.patch_temporal
     return sum(-(-t // pt) * (h // ps) * (w // ps) for t, h, w in grids)
 
 
@@ -35,9 +36,12 @@ def sampling_bytes(
     model : with the degrees of its layout. clips : number in the batch, of `grids` (`clip_tokens`) each.
     halves : 2 with guidance, otherwise 1.
     """
-    tp, cp = model.tensor_model_parallel_size, model.context_parallel_size
+    tp = model.tensor_model_parallel_size
+    cp = model.context_parallel_size
     layers = model.num_layers // model.pipeline_model_parallel_size
-    e, h, each = bytes_per_number, model.hidden_size, clip_tokens(model, *grids)
+    e = bytes_per_number
+    h = model.hidden_size
+    each = clip_tokens(model, *grids)
     tokens = clips * halves * each
     local = -(-tokens // cp)
     # Live tensors of a layer at most: residual, input, normed and modulated input, a float32 copy of one of them ...

@@ -115,7 +115,8 @@ def merged(tensors: Mapping[str, torch.Tensor], name: str, scale: float) -> torc
 
     scale : alpha / rank.
     """
-    w, stem = tensors[name], name.removesuffix("weight")
+    w = tensors[name]
+    stem = name.removesuffix("weight")
     if stem == name or stem + A not in tensors:
         return w
     return (w.double() + scale * (tensors[stem + B].double() @ tensors[stem + A].double())).to(w.dtype)

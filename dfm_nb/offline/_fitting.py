@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,10 +21,12 @@ from dfm_nb.base.progress import tqdm
 if TYPE_CHECKING:
     from dfm_nb.offline.residual import ResidualTokenizer
 
-CROP_PX, CLIP_FRAMES = 64, 9
+CROP_PX = 64
+CLIP_FRAMES = 9
 BATCH = {"cpu": (4, 1), "cuda": (64, 16)}
 """Stills and clips of a step."""
-RATE, WARM_UP_STEPS = 1e-3, 20
+RATE = 1e-3
+WARM_UP_STEPS = 20
 NOISE = 0.3
 
 
@@ -34,7 +37,7 @@ def windows(videos: list[Tensor], count: int, frames: int, generator: torch.Gene
         return int(torch.randint(end, (), generator=generator))
 
     chosen = [videos[below(len(videos))] for _ in range(count)]
-    size = [min(most, *(v.shape[dim] for v in chosen)) for dim, most in enumerate((frames, CROP_PX, CROP_PX), 1)]
+    size = np.minimum((frames, CROP_PX, CROP_PX), np.min([video.shape[1:] for video in chosen], 0)).tolist()
     cut = []
     for video in chosen:
         for dim, length in enumerate(size, 1):
@@ -46,9 +49,11 @@ def windows(videos: list[Tensor], count: int, frames: int, generator: torch.Gene
 def reconstruction_loss(made: Tensor, wanted: Tensor) -> Tensor:
     """See the module; videos [B, 3, T, H, W] in [-1, 1]."""
     rms = ((made - wanted).square().flatten(1).mean(1) + 1e-5).sqrt().mean()
-    error, real = (video.transpose(1, 2).flatten(0, 1) for video in (made - wanted, wanted))
+    error = (made - wanted).transpose(1, 2).flatten(0, 1)
     with torch.no_grad():
-        mean, square = (F.avg_pool2d(x, 5, 1, 2, count_include_pad=False) for x in (real, real.square()))
+        real = wanted.transpose(1, 2).flatten(0, 1)
+        mean = F.avg_pool2d(real, 5, 1, 2, count_include_pad=False)
+        square = F.avg_pool2d(real.square(), 5, 1, 2, count_include_pad=False)
         spread = (square - mean.square()).clamp_min(0).sum(1, keepdim=True).sqrt()
         weight = 1 / (F.max_pool2d(spread, 3, 1, 1) + 0.05)
     slopes = [(error.diff(dim=d).abs() * weight.narrow(d, 1, weight.shape[d] - 1)).mean() for d in (2, 3)]
@@ -58,13 +63,19 @@ def reconstruction_loss(made: Tensor, wanted: Tensor) -> Tensor:
 
 def tune(tokenizer: ResidualTokenizer, videos: list[Tensor], minutes: float) -> None:
     """Train the decoder in place, on videos uint8 [3, T, H, W], T = 1 + 4k."""
-    device, generator = tokenizer.mean.device, torch.Generator().manual_seed(0)
+    device = tokenizer.mean.device
+    generator = torch.Generator().manual_seed(0)
     tokenizer.latents = tokenizer.identity().get("latents") or tokenizer.identity()["sha256"]
+    stills_count, clips_count = BATCH[device.type]
+    parts = [(stills_count, 1, videos)]
     clips = [video for video in videos if video.shape[1] > 1]
-    parts = [part for part in zip(BATCH[device.type], (1, CLIP_FRAMES), (videos, clips)) if part[2]]
+    if clips:
+        parts.append((clips_count, CLIP_FRAMES, clips))
     decoder = tokenizer.decoder.requires_grad_(True)
     optimizer = torch.optim.AdamW(decoder.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
-    begun, step, seconds = time.monotonic(), 0, 0.0
+    begun = time.monotonic()
+    step = 0
+    seconds = 0.0
     with tqdm(total=round(60 * minutes), desc="tune the tokenizer", unit="s") as bar:
         while seconds < 60 * minutes:
             optimizer.param_groups[0]["lr"] = RATE * min((step + 1) / WARM_UP_STEPS, 1) * (1 - seconds / 60 / minutes)
@@ -78,6 +89,7 @@ def tune(tokenizer: ResidualTokenizer, videos: list[Tensor], minutes: float) -> 
                 reconstruction_loss(tokenizer.decode(z + noise), wanted).backward()
             torch.nn.utils.clip_grad_norm_(decoder.parameters(), 0.5)
             optimizer.step()
-            step, seconds = step + 1, time.monotonic() - begun
+            step += 1
+            seconds = time.monotonic() - begun
             bar.update(min(round(seconds), bar.total) - bar.n)
     decoder.requires_grad_(False)

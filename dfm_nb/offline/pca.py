@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -23,9 +24,13 @@ from dfm_nb.base.files import write_atomically
 from dfm_nb.base.geometry import FRAMES_PER_LATENT, LATENT_CHANNELS, PX_PER_LATENT
 
 CARRIED = True
-CHANNELS, SPATIAL, TEMPORAL = LATENT_CHANNELS, PX_PER_LATENT, FRAMES_PER_LATENT
+CHANNELS = LATENT_CHANNELS
+SPATIAL = PX_PER_LATENT
+TEMPORAL = FRAMES_PER_LATENT
 FRAMES = {"image": 1, "video": TEMPORAL}
 """Of a block, by kind."""
+NAMES = tuple(f"{kind}.{part}" for kind, part in product(FRAMES, ("mean", "basis", "scale")))
+"""Of its tensors."""
 STEPS = 4  # latents that are decoded at a time
 SMALLEST_SCALE = 1e-4  # of a direction without variance (tiny sets), so that whitening stays invertible
 FILE_NAME = "tokenizer.safetensors"
@@ -34,8 +39,8 @@ _FORMAT = "dfm_nb.pca.1"
 
 def _blocks(video: torch.Tensor, kind: str) -> torch.Tensor:
     """[B, 3, T, H, W] -> [B, t, h, w, n], n = 192 of an image and 768 of a video."""
-    parts = {"s": FRAMES[kind], "p": SPATIAL, "q": SPATIAL}
-    return rearrange(video, "b c (t s) (h p) (w q) -> b t h w (c s p q)", **parts)
+    blocks = "b c (t s) (h p) (w q) -> b t h w (c s p q)"
+    return rearrange(video, blocks, s=FRAMES[kind], p=SPATIAL, q=SPATIAL)
 
 
 def sha256_of(tensors: dict[str, torch.Tensor]) -> str:
@@ -61,7 +66,8 @@ class _Moments:
     """Running mean and covariance of rows, in float64."""
 
     def __init__(self, size: int):
-        self.count, self.total = 0, torch.zeros(size, dtype=torch.float64)
+        self.count = 0
+        self.total = torch.zeros(size, dtype=torch.float64)
         self.second = torch.zeros(size, size, dtype=torch.float64)
 
     def add(self, rows: torch.Tensor) -> None:
@@ -74,10 +80,11 @@ class _Moments:
         """mean [n], leading directions [16, n], standard deviations [16]."""
         mean = self.total / self.count
         covariance = self.second / self.count - torch.outer(mean, mean)
-        values, vectors = (x.flip(-1) for x in torch.linalg.eigh(covariance))  # ascending, so the last come first
-        basis = vectors.T[:CHANNELS]
-        basis = basis * basis.sum(1).sign().where(basis.sum(1) != 0, 1.0)[:, None]  # eigenvectors have no sign: fix one
-        scale = values[:CHANNELS].clamp_min(0).sqrt().clamp_min(SMALLEST_SCALE)
+        values, vectors = torch.linalg.eigh(covariance)  # ascending
+        basis = vectors.flip(-1).T[:CHANNELS]
+        sign = basis.sum(1).sign()  # eigenvectors have none: fix one
+        basis = basis * sign.where(sign != 0, 1.0)[:, None]
+        scale = values.flip(-1)[:CHANNELS].clamp_min(0).sqrt().clamp_min(SMALLEST_SCALE)
         return mean.float(), basis.float().contiguous(), scale.float()
 
 
@@ -102,15 +109,17 @@ class PCATokenizer:
                 moments["image"].add(_blocks(video[:, :, t : t + 1], "image"))
             if video.shape[2] > 1:
                 moments["video"].add(_blocks(video[:, :, 1:], "video"))
-        mean, basis, scale = image = moments["image"].principal()
+        image = moments["image"].principal()
         if moments["video"].count:
             clip = moments["video"].principal()
-        else:  # a direction that is held for 4 frames is twice as long
-            held_mean, held = (repeat(x, "... (c p) -> ... (c s p)", c=3, s=TEMPORAL) for x in (mean, basis))
-            clip = held_mean, held / TEMPORAL**0.5, scale * TEMPORAL**0.5
-        parts = ("mean", "basis", "scale")
-        found = {"image": dict(zip(parts, image)), "video": dict(zip(parts, clip))}
-        return cls({f"{kind}.{part}": x.contiguous() for kind, own in found.items() for part, x in own.items()})
+        else:
+            mean, basis, scale = image
+            still = "... (c p) -> ... (c s p)"
+            mean = repeat(mean, still, c=3, s=TEMPORAL)
+            basis = repeat(basis, still, c=3, s=TEMPORAL)
+            # a direction that is held for 4 frames is twice as long
+            clip = mean, basis / TEMPORAL**0.5, scale * TEMPORAL**0.5
+        return cls({name: x.contiguous() for name, x in zip(NAMES, image + clip)})
 
     def encode(self, video: torch.Tensor) -> torch.Tensor:
         """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]."""
@@ -126,10 +135,11 @@ class PCATokenizer:
 
     def _lift(self, codes: torch.Tensor, kind: str) -> torch.Tensor:
         """The inverse of `_project`, on [B, 16, t, h, w]."""
-        p, parts = self.tensors, {"c": 3, "s": FRAMES[kind], "p": SPATIAL, "q": SPATIAL}
+        p = self.tensors
         codes = rearrange(codes, "b c t h w -> b t h w c")
         blocks = (codes * p[f"{kind}.scale"]) @ p[f"{kind}.basis"] + p[f"{kind}.mean"]
-        return rearrange(blocks, "b t h w (c s p q) -> b c (t s) (h p) (w q)", **parts)
+        pixels = "b t h w (c s p q) -> b c (t s) (h p) (w q)"
+        return rearrange(blocks, pixels, s=FRAMES[kind], p=SPATIAL, q=SPATIAL, c=3)
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w], in [-1, 1] where the input was."""
@@ -162,6 +172,6 @@ def build(path: str | Path | None = None, device: str = "cpu") -> PCATokenizer:
         raise ValueError("the pca tokenizer is fitted to data: pass its data set (or its tokenizer.safetensors)")
     file = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
     tensors, _ = read_tensors(file, "pca")
-    if set(tensors) != {f"{kind}.{part}" for kind in FRAMES for part in ("mean", "basis", "scale")}:
+    if set(tensors) != set(NAMES):
         raise ValueError(f"{file} is not a pca tokenizer: it holds {', '.join(sorted(tensors)[:4])} ...")
     return PCATokenizer(tensors, device)

@@ -29,6 +29,7 @@ CARRIED = True
 tune = _fitting.tune
 ASSET = Path(__file__).with_suffix(".safetensors")
 FINE = 4  # pixels a side of the finer of the two grids
+NUMBERS = 3 * FINE**2  # of such a block in one frame
 _FORMAT = "dfm_nb.residual.1"
 
 
@@ -75,6 +76,10 @@ class Block(nn.Module):
         return x + _per_step(self.outer, F.silu(_per_step(self.inner, F.silu(seen))))
 
 
+def _blocks(width: int, count: int, in_time: bool = True) -> nn.Sequential:
+    return nn.Sequential(*(Block(width, in_time) for _ in range(count)))
+
+
 class TwoKinds(nn.Module):
     """One convolution for the lone first frame and one for the groups of 4 frames after it.
 
@@ -83,7 +88,8 @@ class TwoKinds(nn.Module):
 
     def __init__(self, image: nn.Conv2d, video: nn.Conv2d):
         super().__init__()
-        self.image, self.video = image, video
+        self.image = image
+        self.video = video
 
     def _parts(self, x: Tensor, dim: int) -> list[tuple[nn.Conv2d, int, Tensor]]:
         """(convolution, frames of a step, its part of x) of each kind; a still has no groups."""
@@ -97,13 +103,19 @@ class TwoKinds(nn.Module):
 
     def of_pixels(self, video: Tensor) -> Tensor:
         """[B, 3, T, H, W] -> [B, t, C', H/4, W/4]: each block of 4x4 pixels, of all frames of a step, is one vector."""
-        steps, parts = "b c (t s) (h p) (w q) -> b t (c s p q) h w", self._parts(video, 2)
-        return torch.cat([_per_step(conv, rearrange(x, steps, s=s, p=FINE, q=FINE)) for conv, s, x in parts], 1)
+        vectors = "b c (t s) (h p) (w q) -> b t (c s p q) h w"
+        steps = []
+        for conv, frames, part in self._parts(video, 2):
+            steps.append(_per_step(conv, rearrange(part, vectors, s=frames, p=FINE, q=FINE)))
+        return torch.cat(steps, 1)
 
     def to_pixels(self, x: Tensor) -> Tensor:
         """[B, t, C, H/4, W/4] -> [B, 3, T, H, W]."""
-        pixels, parts = "b t (c s p q) h w -> b c (t s) (h p) (w q)", self._parts(x, 1)
-        return torch.cat([rearrange(_per_step(conv, z), pixels, s=s, p=FINE, q=FINE) for conv, s, z in parts], 2)
+        pixels = "b t (c s p q) h w -> b c (t s) (h p) (w q)"
+        steps = []
+        for conv, frames, part in self._parts(x, 1):
+            steps.append(rearrange(_per_step(conv, part), pixels, s=frames, p=FINE, q=FINE))
+        return torch.cat(steps, 2)
 
 
 class Encoder(nn.Module):
@@ -111,11 +123,12 @@ class Encoder(nn.Module):
 
     def __init__(self, shape: Shape):
         super().__init__()
-        pixels, fine, width = 3 * FINE**2, shape.fine_width, shape.width
-        self.stem = TwoKinds(nn.Conv2d(pixels, fine, 1), nn.Conv2d(pixels * TEMPORAL, fine, 1))
-        self.fine = nn.Sequential(*(Block(fine) for _ in range(shape.encoder_fine_blocks)))
+        fine = shape.fine_width
+        width = shape.width
+        self.stem = TwoKinds(nn.Conv2d(NUMBERS, fine, 1), nn.Conv2d(NUMBERS * TEMPORAL, fine, 1))
+        self.fine = _blocks(fine, shape.encoder_fine_blocks)
         self.down = nn.Conv2d(fine, width, 2, stride=2)
-        self.coarse = nn.Sequential(*(Block(width) for _ in range(shape.encoder_blocks)))
+        self.coarse = _blocks(width, shape.encoder_blocks)
         self.head = nn.Conv2d(width, CHANNELS, 1)
 
     def forward(self, video: Tensor) -> Tensor:
@@ -129,12 +142,13 @@ class Decoder(nn.Module):
 
     def __init__(self, shape: Shape):
         super().__init__()
-        pixels, fine, width = 3 * FINE**2, shape.fine_width, shape.width
-        self.stem = TwoKinds(*(nn.Conv2d(CHANNELS, width, 3, padding=1) for _ in range(2)))
-        self.coarse = nn.Sequential(*(Block(width) for _ in range(shape.decoder_blocks)))
+        fine = shape.fine_width
+        width = shape.width
+        self.stem = TwoKinds(nn.Conv2d(CHANNELS, width, 3, padding=1), nn.Conv2d(CHANNELS, width, 3, padding=1))
+        self.coarse = _blocks(width, shape.decoder_blocks)
         self.up = nn.ConvTranspose2d(width, fine, 2, stride=2)
-        self.fine = nn.Sequential(*(Block(fine) for _ in range(shape.decoder_fine_blocks)))
-        self.head = TwoKinds(nn.Conv2d(fine, pixels, 1), nn.Conv2d(fine, pixels * TEMPORAL, 1))
+        self.fine = _blocks(fine, shape.decoder_fine_blocks)
+        self.head = TwoKinds(nn.Conv2d(fine, NUMBERS, 1), nn.Conv2d(fine, NUMBERS * TEMPORAL, 1))
         self.finest = Finest(fine, shape.finest_width, shape.finest_blocks) if shape.finest_blocks else None
 
     def forward(self, z: Tensor, base: Tensor) -> Tensor:
@@ -154,22 +168,25 @@ class Finest(nn.Module):
         super().__init__()
         self.pixels = nn.Conv2d(2 * 3 * 4, width, 1)
         self.stem = TwoKinds(nn.Conv2d(fine, 4 * width, 1), nn.Conv2d(fine, 4 * TEMPORAL * width, 1))
-        self.blocks = nn.Sequential(*(Block(width, in_time=False) for _ in range(blocks)))
+        self.blocks = _blocks(width, blocks, in_time=False)
         self.head = nn.Conv2d(width, 3 * 4, 3, padding=1)
 
     def forward(self, video: Tensor, x: Tensor) -> Tensor:
         """[B, 3, T, 8h, 8w] and the fine grid's [B, t, fine, 2h, 2w] -> the frames [B, 3, T, 8h, 8w]."""
-        groups = x.shape[1] - 1
-        frames, stems = video.split([1] + [TEMPORAL] * groups, 2), [self.stem.image] + [self.stem.video] * groups
+        first, *groups = x.split(1, 1)
+        steps = [self._step(video[:, :, :1], first, self.stem.image)]
         # A step at a time: on this grid it has 48 times as many numbers as on the 1/8 grid.
-        return torch.cat([self._step(*step) for step in zip(frames, x.split(1, 1), stems)], 2)
+        for group, frames in zip(groups, video[:, :, 1:].split(TEMPORAL, 2)):
+            steps.append(self._step(frames, group, self.stem.video))
+        return torch.cat(steps, 2)
 
     def _step(self, frames: Tensor, x: Tensor, stem: nn.Conv2d) -> Tensor:
-        s, filtered = frames.shape[2], bilateral(frames)
+        filtered = bilateral(frames)
         both = torch.cat((frames, filtered), 1)
-        seen = rearrange(both, "b c s (h p) (w q) -> b s (c p q) h w", p=2, q=2)
-        told = rearrange(_per_step(stem, x), "b 1 (c s p q) h w -> b s c (h p) (w q)", s=s, p=2, q=2)
-        y = _per_step(self.head, F.silu(self.blocks(_per_step(self.pixels, seen) + told)))
+        fine = rearrange(both, "b c s (h p) (w q) -> b s (c p q) h w", p=2, q=2)
+        coarse = _per_step(stem, x)
+        coarse = rearrange(coarse, "b 1 (c s p q) h w -> b s c (h p) (w q)", s=frames.shape[2], p=2, q=2)
+        y = _per_step(self.head, F.silu(self.blocks(_per_step(self.pixels, fine) + coarse)))
         return filtered + rearrange(y, "b s (c p q) h w -> b c s (h p) (w q)", p=2, q=2)
 
 
@@ -180,13 +197,15 @@ def bilateral(video: Tensor, colour: float = 0.15, distance_px: float = 1.2, rad
     """
     *_, height, width = video.shape
     padded = F.pad(video, (radius,) * 4 + (0, 0), "replicate")
-    total, weights = torch.zeros_like(video), torch.zeros_like(video[:, :1])
+    total = torch.zeros_like(video)
+    weights = torch.zeros_like(video[:, :1])
     for y in range(2 * radius + 1):
         for x in range(2 * radius + 1):
             near = padded[..., y : y + height, x : x + width]
-            place = ((y - radius) ** 2 + (x - radius) ** 2) / (2 * distance_px**2)
-            weight = torch.exp(-(near - video).square().sum(1, keepdim=True) / (2 * colour**2) - place)
-            total, weights = total + weight * near, weights + weight
+            distance = ((y - radius) ** 2 + (x - radius) ** 2) / (2 * distance_px**2)
+            weight = torch.exp(-(near - video).square().sum(1, keepdim=True) / (2 * colour**2) - distance)
+            total = total + weight * near
+            weights = weights + weight
     return total / weights
 
 
@@ -202,8 +221,10 @@ class ResidualTokenizer(nn.Module):
 
     def __init__(self, pca: PCATokenizer, shape: Shape = Shape()):
         super().__init__()
-        self.shape, self.pca = shape, pca
-        self.encoder, self.decoder = Encoder(shape), Decoder(shape)
+        self.shape = shape
+        self.pca = pca
+        self.encoder = Encoder(shape)
+        self.decoder = Decoder(shape)
         self.latents: str | None = None
         self.register_buffer("mean", torch.zeros(2, CHANNELS))
         self.register_buffer("scale", torch.ones(2, CHANNELS))
@@ -211,8 +232,7 @@ class ResidualTokenizer(nn.Module):
     def _statistics(self, steps: int) -> tuple[Tensor, Tensor]:
         """mean and scale as [1, 16, steps, 1, 1]."""
         kind = torch.arange(steps, device=self.mean.device).clamp(max=1)
-        mean, scale = (s[kind].T[None, :, :, None, None] for s in (self.mean, self.scale))
-        return mean, scale
+        return self.mean[kind].T[None, :, :, None, None], self.scale[kind].T[None, :, :, None, None]
 
     def encode(self, video: Tensor) -> Tensor:
         """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]."""
@@ -229,9 +249,12 @@ class ResidualTokenizer(nn.Module):
 
     def tensors(self) -> dict[str, Tensor]:
         """What the file holds: the network as float16, the PCA and the statistics as float32."""
-        own = self.state_dict() | {f"pca.{k}": v for k, v in self.pca.tensors.items()}
-        stored = {k: v.half() if k.startswith(("encoder", "decoder")) else v for k, v in own.items()}
-        return {k: v.detach().cpu().contiguous() for k, v in stored.items()}
+        stored = {}
+        for name, value in (self.state_dict() | {f"pca.{k}": v for k, v in self.pca.tensors.items()}).items():
+            if name.startswith(("encoder", "decoder")):
+                value = value.half()
+            stored[name] = value.detach().cpu().contiguous()
+        return stored
 
     def save(self, path: str | Path) -> None:
         """Write the file (float16 weights); it is whole or absent."""
@@ -260,15 +283,14 @@ def build(path: str | Path | None = None, device: str = "cpu") -> ResidualTokeni
         carried = file / FILE_NAME
         file = carried if carried.is_file() else file / ASSET.name
     tensors, metadata = read_tensors(file, "residual")
-    tensors = {name: x.float() for name, x in tensors.items()}
     try:
         about = parsed(metadata.get("dfm_nb", "{}"))
         if about.get("format") != _FORMAT:
             raise ValueError(f"its format is {about.get('format')}")
-        pca = PCATokenizer({k[4:]: v for k, v in tensors.items() if k.startswith("pca.")}, device)
-        tokenizer = ResidualTokenizer(pca, Shape(**about["shape"]))
+        pca = {name[4:]: tensors.pop(name) for name in list(tensors) if name.startswith("pca.")}
+        tokenizer = ResidualTokenizer(PCATokenizer(pca, device), Shape(**about["shape"]))
         tokenizer.latents = about.get("latents")
-        tokenizer.load_state_dict({k: v for k, v in tensors.items() if not k.startswith("pca.")})
+        tokenizer.load_state_dict(tensors)  # float16 to float32
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:  # it may come from anybody
         raise ValueError(f"{file} must be a tokenizer of format {_FORMAT}: {error!r}; take another copy") from None
     return tokenizer.to(device).requires_grad_(False).eval()

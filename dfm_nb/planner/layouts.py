@@ -68,8 +68,11 @@ class GpuLayout:
     def of(cls, config: Config, processes: int) -> Self:
         """The layout of these settings over a number of processes."""
         m = config.model
-        tp, cp, pp = m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size
-        dp, sharded = max(1, processes // (tp * cp * pp)), config.optimizer.use_distributed_optimizer
+        tp = m.tensor_model_parallel_size
+        cp = m.context_parallel_size
+        pp = m.pipeline_model_parallel_size
+        dp = max(1, processes // (tp * cp * pp))
+        sharded = config.optimizer.use_distributed_optimizer
         return cls(tp, cp, pp, dp, m.sequence_parallel, sharded, m.recompute_granularity or "none")
 
     def __str__(self) -> str:

@@ -54,22 +54,25 @@ def rank(config: cfg.Config, load: Load, gpus: int, machine: Machine) -> Ranking
     ------
     ValueError : no layout is valid (with the faults of plain DP).
     """
-    found = []
+    valid = []
     for plan in layouts(gpus):
         if not _faults(config, plan):
             needed = training_bytes(config.model, plan, load)
             fits = sum(needed.values()) * (1 + MARGIN) <= machine.gpu_memory_gib * GIB
-            found.append(Candidate(plan, needed, step_seconds(config.model, plan, load, machine), fits))
-    if not found:
+            valid.append(Candidate(plan, needed, step_seconds(config.model, plan, load, machine), fits))
+    if not valid:
         fault = _faults(config, GpuLayout(dp=gpus))[0]
         raise ValueError(f"no layout of {gpus} GPUs is valid for this model and batch: {fault}")
-    return Ranking(sorted(found, key=lambda c: (round(c.step_s, 9), c.total_bytes)), machine.gpu_memory_gib)
+    valid.sort(key=lambda candidate: (round(candidate.step_s, 9), candidate.total_bytes))
+    return Ranking(valid, machine.gpu_memory_gib)
 
 
 def _faults(config: cfg.Config, plan: GpuLayout) -> list[cfg.Fault]:
     """Why a layout is not valid. The degrees in `config` are overwritten; nothing else reads them."""
     m = config.model
-    m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size = plan.tp, plan.cp, plan.pp
+    m.tensor_model_parallel_size = plan.tp
+    m.context_parallel_size = plan.cp
+    m.pipeline_model_parallel_size = plan.pp
     m.sequence_parallel = plan.sp
     return checks.layout_faults(config, plan.gpus)
 
@@ -116,8 +119,8 @@ class Ranking(list[Candidate]):
     def _count(self) -> str:
         least = self.to_frame().groupby("recompute", sort=False).gib_total.min()
         each = ", ".join(f"{recompute} {gib:.1f}" for recompute, gib in least.items())
-        found = f"{sum(c.fits for c in self)} of {len(self)} layouts fit"
-        return f"{found}; the smallest needs {least.min():.1f} GiB a GPU (recompute {each})."
+        fit = f"{sum(c.fits for c in self)} of {len(self)} layouts fit"
+        return f"{fit}; the smallest needs {least.min():.1f} GiB a GPU (recompute {each})."
 
 
 def _row(c: Candidate, best_s: float) -> dict[str, Any]:
@@ -137,6 +140,6 @@ def _row(c: Candidate, best_s: float) -> dict[str, Any]:
 def training_cost(resolved: cfg.Resolved, processes: int = 1) -> tuple[int, int]:
     """Parameters, and bytes on the fullest of all `processes`, before anything is built, for packs of one sample."""
     config = fed(resolved)
-    load, m = Load.of(config, 1, Load.text_tokens, cpu=True), config.model
-    held = training_bytes(m, GpuLayout.of(config, processes), load)
-    return counts.parameter_count(m), sum(held.values())
+    load = Load.of(config, 1, Load.text_tokens, cpu=True)
+    by_owner = training_bytes(config.model, GpuLayout.of(config, processes), load)
+    return counts.parameter_count(config.model), sum(by_owner.values())

@@ -60,7 +60,8 @@ MACHINES: dict[str, Machine] = {
 def step_seconds(model: ModelConfig, plan: GpuLayout, load: Load, machine: Machine) -> dict[str, float]:
     """Seconds of one optimizer step by cause: a process's packs in a row, the pipeline's bubble, summed gradients."""
     packs = load.packs // plan.dp
-    lengths, texts = [load.tokens // load.samples] * load.samples, [load.text_tokens] * load.samples
+    lengths = [load.tokens // load.samples] * load.samples
+    texts = [load.text_tokens] * load.samples
     rate = plan.tp * plan.cp * plan.pp * 1e12 * machine.gpu_tflops
     forward = counts.forward_flops(model, lengths, texts) / rate
     products = counts.model_flops(model, lengths, texts) / rate
@@ -90,15 +91,14 @@ def _exchange_s(model: ModelConfig, plan: GpuLayout, load: Load, machine: Machin
     The last pack's backward hides the transfers that can be sent before it ends; the distributed optimizer's new
     weights are known only after the step.
     """
-    replicas, (_, count) = plan.dp * plan.cp, parameters(model, plan)
-    sum_s, gradients_s, weights_s = (
-        _ring(replicas, number * count) / machine.link(plan.tp, replicas, plan.gpus)
-        for number in (4, 4, load.bytes_per_number)
-    )
+    replicas = plan.dp * plan.cp
+    _, count = parameters(model, plan)
+    link = machine.link(plan.tp, replicas, plan.gpus)
+    sum_s = _ring(replicas, 4 * count) / link  # gradients are float32, and gathered as they are
     covered = backward_s if plan.dp > 1 else 0.0
     if plan.distributed_optimizer:
-        return max(0.0, sum_s - covered) + weights_s
-    return max(0.0, sum_s + gradients_s - covered)
+        return max(0.0, sum_s - covered) + _ring(replicas, load.bytes_per_number * count) / link
+    return max(0.0, 2 * sum_s - covered)
 
 
 def _ring(n: int, size: float) -> float:

@@ -16,7 +16,9 @@ from dfm_nb.planner.layouts import GpuLayout, Load
 
 def training_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> dict[str, int]:
     """Bytes on the fullest process, which is on the first or the last stage, by owner."""
-    return max((stage_bytes(model, plan, load, stage) for stage in (0, plan.pp - 1)), key=lambda b: sum(b.values()))
+    first = stage_bytes(model, plan, load, 0)
+    last = stage_bytes(model, plan, load, plan.pp - 1)
+    return last if sum(last.values()) > sum(first.values()) else first
 
 
 def stage_bytes(model: ModelConfig, plan: GpuLayout, load: Load, stage: int) -> dict[str, int]:
@@ -61,8 +63,10 @@ def layer_saved_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> int:
     keeps 12 of them around its branches and 14 inside: q, k, v and the result; q and the result; 4 before and 4 after
     GELU. In total these are 490 MB, and 14 GB in 28 layers.
     """
-    h, e = model.hidden_size, load.bytes_per_number
-    t, outside = plan.local_tokens(load), plan.outside_tokens(load)
+    h = model.hidden_size
+    e = load.bytes_per_number
+    t = plan.local_tokens(load)
+    outside = plan.outside_tokens(load)
     if plan.recompute == "full":  # only the layer's input
         return outside * h * e
     kept = model.network.residual_tensors * outside * h * e
@@ -80,8 +84,10 @@ def layer_saved_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> int:
 
 def _attention_saved_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> int:
     """Bytes that attention keeps in addition to queries, keys, values and its result."""
-    e, t = load.bytes_per_number, plan.local_tokens(load)
-    width, heads = model.hidden_size // plan.tp, model.num_attention_heads // plan.tp
+    e = load.bytes_per_number
+    t = plan.local_tokens(load)
+    width = model.hidden_size // plan.tp
+    heads = model.num_attention_heads // plan.tp
     kept = 0
     if model.qk_layernorm:
         # The norms keep unit vectors and their scales in float32; attention keeps the norms' results. The three thirds
@@ -102,15 +108,20 @@ def _attention_saved_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> i
 
 def _outside_bytes(model: ModelConfig, plan: GpuLayout, load: Load, stage: int) -> int:
     """Bytes that a pack in flight keeps outside of the layers: embedders, final layer, loss."""
-    h, e, t, p = model.hidden_size, load.bytes_per_number, plan.local_tokens(load), model.network.patch_dim
+    h = model.hidden_size
+    e = load.bytes_per_number
+    t = plan.local_tokens(load)
+    p = model.network.patch_dim
     assert model.text_dim is not None
     frozen = bool(model.lora.rank)  # then embedders have no backward, and the layers keep only the text embedding
     # Text embedder: its input, and what the network keeps of its result.
-    kept = load.text * (h if frozen else model.network.text_tensors * h + model.text_dim) * e
+    text_width = h if frozen else model.network.text_tensors * h + model.text_dim
+    kept = load.text * text_width * e
     kept += load.rows * (9 * h + 2 * networks.SINUSOID_DIM) * e  # embedders of noise level and frame rate
     kept += load.rows * load.text * e  # weights of the pooled text
     if model.rope:  # cosines and sines, which layers share
-        kept += 2 * 4 * t * h // model.num_attention_heads * (model.num_attention_heads // plan.tp if load.cpu else 1)
+        heads = model.num_attention_heads // plan.tp if load.cpu else 1
+        kept += 2 * 4 * t * h // model.num_attention_heads * heads
     if stage == 0 and not frozen:
         kept += t * p * e
     if stage == plan.pp - 1:
@@ -126,13 +137,15 @@ def _final_bytes(model: ModelConfig, plan: GpuLayout, load: Load) -> int:
 
 def _backward_bytes(model: ModelConfig, plan: GpuLayout, load: Load, stage: int) -> int:
     """Peak memory of the backward of a stage's last layer, in addition to the kept tensors."""
-    h, e, t = model.hidden_size, load.bytes_per_number, plan.local_tokens(load)
+    h = model.hidden_size
+    e = load.bytes_per_number
+    t = plan.local_tokens(load)
     f = counts.inner_widths(model)["mlp"] // 2 // plan.tp
     # The peak is in the MLP, where tensors are widest: gradients of GELU's result, the residual stream and fc2. A
     # frozen fc2 has no gradient, but then GELU's result has one for each product (fc2, LoRA's A), and their sum.
-    held = t * f * e + plan.outside_tokens(load) * h * e + (t if model.lora.rank else h) * f * e
+    peak = t * f * e + plan.outside_tokens(load) * h * e + (t if model.lora.rank else h) * f * e
     if plan.recompute == "full":  # the layer's tensors are recomputed
-        return held + layer_saved_bytes(model, replace(plan, recompute="none"), load)
+        return peak + layer_saved_bytes(model, replace(plan, recompute="none"), load)
     # the final layer's tensors are freed by then
     freed = _final_bytes(model, plan, load) if stage == plan.pp - 1 else 0
-    return max(held - freed, 3 * t * h * e)
+    return max(peak - freed, 3 * t * h * e)

@@ -28,7 +28,8 @@ class NeMoNetwork(Network):
         yield from super().broken()
         if self.model.adaln_lora_dim is None:
             yield "adaln_lora_dim", "must be a rank", "for example 256"
-        if (width := self.model.hidden_size) % 16 or width < 256:
+        width = self.model.hidden_size
+        if width % 16 or width < 256:
             yield "hidden_size", "must be a multiple of 16, 256 or more,", "for example 384"
 
     def outer_linears(self) -> tuple[Linear, ...]:

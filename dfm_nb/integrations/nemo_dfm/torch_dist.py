@@ -53,18 +53,18 @@ def _chunk(folder: Path, info: Any) -> Tensor:
 def _tensors(folder: Path) -> dict[str, Tensor]:
     index = read_pickle(plain(folder / INDEX).read_bytes())
     entries, storage = _fields(index, "state_dict_metadata", "storage_data")
-    places: dict[str, list[tuple[list[int], Any]]] = {}
+    chunks: dict[str, list[tuple[list[int], Any]]] = {}
     for where, info in storage.items():
         (name,) = _fields(where, "fqn")
         if type(name) is not str:
             raise ValueError("the name of a tensor must be text")
         # without a size it is bytes, as random states
         if "size" in (entries[name].state or ()) and not name.startswith(("optimizer.", "chained_")):
-            places.setdefault(name, []).append((_size(*_fields(where, "offset")), info))
+            chunks.setdefault(name, []).append((_size(*_fields(where, "offset")), info))
     out = {}
-    for name, parts in places.items():
-        chunks = [(offset, _chunk(folder, info)) for offset, info in parts]
-        out[name] = assembled(f"{name!r:.120}", _size(*_fields(entries[name], "size")), chunks)
+    for name, parts in chunks.items():
+        read = [(offset, _chunk(folder, info)) for offset, info in parts]
+        out[name] = assembled(f"{name!r:.120}", _size(*_fields(entries[name], "size")), read)
     return out
 
 

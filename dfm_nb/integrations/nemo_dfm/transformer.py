@@ -28,9 +28,12 @@ def position_embedding(positions: torch.Tensor, dim: int) -> torch.Tensor:
     _, h, w = POSITIONS
     frame, row, column = positions.long().unbind(-1)
     index = frame * h * w + row * w + column
-    frame, row, column = index // (h * w), index % (h * w) // w, index % w
-    parts = (frame, dim // 4), (column, dim * 3 // 8), (row, dim * 3 // 8)
-    return torch.cat([sinusoids(axis, size, dtype=torch.float64) for axis, size in parts], -1)
+    parts = (
+        sinusoids(index // (h * w), dim // 4, dtype=torch.float64),
+        sinusoids(index % w, dim * 3 // 8, dtype=torch.float64),
+        sinusoids(index % (h * w) // w, dim * 3 // 8, dtype=torch.float64),
+    )
+    return torch.cat(parts, -1)
 
 
 class Embedder(TwoLayers):

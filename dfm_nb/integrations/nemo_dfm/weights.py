@@ -43,36 +43,42 @@ SHAPED = (
 )
 """Weights whose shapes tell the settings."""
 
-TABLE, UNUSED = "pos_embedder.pos_embedding.weight", "affline_norm.weight"
-"""The table of positions, which is computed here, and a weight that no forward pass of NeMo DFM uses."""
+TABLE = "pos_embedder.pos_embedding.weight"
+"""The table of positions, which is computed here."""
+UNUSED = "affline_norm.weight"
+"""A weight that no forward pass of NeMo DFM uses."""
 
 
 def read(path: Path) -> Foreign | None:
     """A file, or a folder with a checkpoint in torch_dist (.metadata, or iter_*/)."""
-    place = path
+    source = path
     if path.is_dir() and not (path / ".metadata").is_file():
-        if not (folders := iteration_folders(path)):
+        folders = iteration_folders(path)
+        if not folders:
             return None
-        place = folders[-1][1]
-    weights = read_source(place)
+        source = folders[-1][1]
+    weights = read_source(source)
     return Foreign(settings_of(weights), manifest_of(), partial(read_weights, weights, path))
 
 
 def read_source(path: Path) -> dict[str, Tensor]:
     """Weights by NeMo DFM's names, layers numbered, without the wrappers' `module.`."""
-    found: Mapping = load_foreign(path) if path.is_dir() else read_saved(path)
+    stored: Mapping = load_foreign(path) if path.is_dir() else read_saved(path)
     out: dict[str, Tensor] = {}
-    for key, value in found.items():
+    for key, value in stored.items():
         name = re.sub(r"^(module\.)+", "", str(key))
         if name.endswith("._extra_state"):  # Transformer Engine's, of its 8-bit recipes
             continue
         if not isinstance(value, Tensor):
             raise CheckpointError(f"{path} must hold weights by name; {name!r:.80} is no tensor")
         inner = re.fullmatch(r"decoder\.layers\.(\D.*)", name)
-        if inner and not (value.dim() and len(value) <= MOST_LAYERS):
+        if not inner:
+            out[name] = value
+            continue
+        if not value.dim() or len(value) > MOST_LAYERS:
             raise CheckpointError(f"{path} must hold up to {MOST_LAYERS} layers; {name!r:.80} is {list(value.shape)}")
-        # torch_dist keeps the weights of all layers in one tensor
-        out |= {f"decoder.layers.{i}.{inner[1]}": v for i, v in enumerate(value)} if inner else {name: value}
+        for i, layer in enumerate(value):  # torch_dist keeps the weights of all layers in one tensor
+            out[f"decoder.layers.{i}.{inner[1]}"] = layer
     for name in (TABLE, *SHAPED):
         shape = out[name].shape if name in out else ()
         if 0 in shape or len(shape) != (1 if name == SHAPED[-1] else 2):
@@ -82,7 +88,8 @@ def read_source(path: Path) -> dict[str, Tensor]:
 
 def settings_of(weights: Mapping[str, Tensor]) -> list[str]:
     """Those of `model` that the weights' shapes tell."""
-    (width, numbers), (ffn, _), (_, text), (rank, _), (head,) = (weights[name].shape for name in SHAPED)
+    shapes = [weights[name].shape for name in SHAPED]
+    (width, numbers), (ffn, _), (_, text), (rank, _), (head,) = shapes
     values = {
         "num_layers": len({n.split(".")[2] for n in weights if n.startswith("decoder.layers.")}),
         "hidden_size": width,
@@ -93,21 +100,30 @@ def settings_of(weights: Mapping[str, Tensor]) -> list[str]:
         "in_channels": LATENT_CHANNELS,
         "patch_spatial": math.isqrt(numbers // LATENT_CHANNELS),
     }
-    rate = "generation.fps=30"  # it always was, whatever the clip's rate
-    return ["model.variant=dfm", rate, *(f"model.{k}={v}" for k, v in values.items())]
+    return [
+        "model.variant=dfm",
+        "generation.fps=30",  # it always was, whatever the clip's rate
+        *(f"model.{k}={v}" for k, v in values.items()),
+    ]
 
 
 def manifest_of() -> dict[str, Any]:
     """What latents and texts mean to it: it multiplies latents by sigma_data, and nothing else."""
-    encoders = {"tokenizer": {"name": "cosmos_cv"}, "text_encoder": {"name": "t5"}}
-    return {**encoders, "latent_mean": [0.0] * LATENT_CHANNELS, "latent_std": [1.0] * LATENT_CHANNELS}
+    return {
+        "tokenizer": {"name": "cosmos_cv"},
+        "text_encoder": {"name": "t5"},
+        "latent_mean": [0.0] * LATENT_CHANNELS,
+        "latent_std": [1.0] * LATENT_CHANNELS,
+    }
 
 
 def check_positions(table: Tensor, width: int) -> None:
     """ValueError unless the table is the one that the network here computes."""
-    rows = math.prod(POSITIONS)
-    ours = position_embedding(grid_positions(POSITIONS, centred=False), width) if len(table) == rows else None
-    if ours is None or not torch.allclose(table.double(), ours, atol=0.01):  # it may be bfloat16
+    same = len(table) == math.prod(POSITIONS)
+    if same:
+        ours = position_embedding(grid_positions(POSITIONS, centred=False), width)
+        same = torch.allclose(table.double(), ours, atol=0.01)  # it may be bfloat16
+    if not same:
         raise ValueError(
             f"{TABLE} must be NeMo DFM's table of {' x '.join(map(str, POSITIONS))} positions (max_frames 34, "
             f"max_img_h and max_img_w 80); it has {len(table)} rows or other values, and cannot be imported"
@@ -135,7 +151,6 @@ def read_weights(weights: Mapping[str, Tensor], source: Path, model: ModelConfig
     check_positions(weights[TABLE], model.hidden_size)
     out = converted(weights, model.patch_spatial)
     shapes = {name: list(t.shape) for name, t in out.items()}
-    check_shapes(
-        source, shapes, {n: list(p.shape) for n, p in on_meta(model).named_parameters()}, " (by its name here)"
-    )
+    wanted = {name: list(p.shape) for name, p in on_meta(model).named_parameters()}
+    check_shapes(source, shapes, wanted, " (by its name here)")
     return out

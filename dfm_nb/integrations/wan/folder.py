@@ -27,8 +27,10 @@ from dfm_nb.integrations.wan.names import Place, places
 from dfm_nb.model.build import on_meta
 from dfm_nb.model.linear import A, B
 
-CLASS, SCHEDULER = "WanTransformer3DModel", "UniPCMultistepScheduler"
-STEM, LORA_FILE = "diffusion_pytorch_model", "pytorch_lora_weights.safetensors"
+CLASS = "WanTransformer3DModel"
+SCHEDULER = "UniPCMultistepScheduler"
+STEM = "diffusion_pytorch_model"
+LORA_FILE = "pytorch_lora_weights.safetensors"
 SHARD_BYTES = 5 * 10**9
 PARTS = {
     "vae": ["diffusers", "AutoencoderKLWan"],
@@ -76,8 +78,9 @@ def settings_of(folder: Path) -> list[str]:
     """Settings as overrides: the network's from transformer/, and of the scheduler what generation recommends."""
     path = folder / "transformer" / "config.json"
     given = read_object(path)
-    if lacking := [key for key in ("attention_head_dim", *SIZES) if not isinstance(given.get(key), int | float)]:
-        raise CheckpointError(f"{path} must have a number as {lacking[0]}: it is no {CLASS} of diffusers")
+    for key in ("attention_head_dim", *SIZES):
+        if not isinstance(given.get(key), int | float):
+            raise CheckpointError(f"{path} must have a number as {key}: it is no {CLASS} of diffusers")
     wanted = {**FIXED, "_class_name": CLASS, "out_channels": given["in_channels"]}
     for key in given.keys() - SIZES.keys() - UNUSED:
         if given[key] != wanted.get(key):
@@ -92,16 +95,18 @@ def settings_of(folder: Path) -> list[str]:
     shift = scheduler.get("flow_shift", scheduler.get("shift", 3.0))
     if not isinstance(shift, int | float) or not shift > 0:
         raise CheckpointError(f"{folder / 'scheduler'} must have a positive number as flow_shift; it has {shift!r}")
-    # steps and guidance are those of Wan's own script for text to video; the scheduler's file has neither
-    recommended = {"num_steps": 50, "guidance": 5.0, "sampler": "unipc_2", "schedule": "flow"}
-    recommended |= {"shift": shift, "sigma_max": FIRST_SIGMA}
-    model = {ours: given[theirs] for theirs, ours in SIZES.items()}
-    model["hidden_size"] = given["num_attention_heads"] * given["attention_head_dim"]
     return [
         "model.variant=wan",
         f"model.P_mean={math.log(shift)}",  # trained at the noise levels that it is sampled at
-        *(f"model.{k}={v}" for k, v in model.items()),
-        *(f"generation.{k}={v}" for k, v in recommended.items()),
+        *(f"model.{ours}={given[theirs]}" for theirs, ours in SIZES.items()),
+        f"model.hidden_size={given['num_attention_heads'] * given['attention_head_dim']}",
+        # steps and guidance are those of Wan's own script for text to video; the scheduler's file has neither
+        "generation.num_steps=50",
+        "generation.guidance=5.0",
+        "generation.sampler=unipc_2",
+        "generation.schedule=flow",
+        f"generation.shift={shift}",
+        f"generation.sigma_max={FIRST_SIGMA}",
     ]
 
 
@@ -129,24 +134,31 @@ def read_weights(folder: Path, model: ModelConfig) -> Mapping[str, Tensor]:
     folder = folder / "transformer"
     index = folder / f"{STEM}.safetensors.index.json"
     listed = read_object(index).get("weight_map") if index.is_file() else None
-    files = sorted({str(f) for f in listed.values()}) if isinstance(listed, dict) else [f"{STEM}.safetensors"]
-    if odd := [f for f in files if Path(f).name != f]:
-        raise CheckpointError(f"{index} must name files of its folder; it names {odd[0]!r:.80}")
+    files = [f"{STEM}.safetensors"]
+    if isinstance(listed, dict):
+        files = sorted(set(map(str, listed.values())))
+    for file in files:
+        if Path(file).name != file:
+            raise CheckpointError(f"{index} must name files of its folder; it names {file!r:.80}")
     theirs: dict[str, Tensor] = {}
     for file in files:
         theirs |= tensor_files.open_safetensors(folder / file)[0]
     layers = len({name.split(".")[1] for name in theirs if name.startswith("blocks.")})
     if layers != model.num_layers:  # before a network of as many is made
         raise ValueError(f"{folder} holds {layers} layers (blocks.*); config.json has num_layers={model.num_layers}")
-    found = {p.name: p for p in places(model)}
     check_shapes(folder, {name: list(t.shape) for name, t in theirs.items()}, _shapes(model))
-    return Lazy(found, lambda name: found[name].ours([theirs[s] for s in found[name].sources]))
+    ours = {place.name: place for place in places(model)}
+    return Lazy(ours, lambda name: ours[name].ours([theirs[source] for source in ours[name].sources]))
 
 
 def _shapes(model: ModelConfig) -> dict[str, list[int]]:
     """Of their tensors, by their names."""
     ours = dict(on_meta(model.model_copy(update={"lora": type(model.lora)()})).named_parameters())
-    return {s: list(t.shape) for p in places(model) for s, t in zip(p.sources, p.theirs(ours[p.name]), strict=True)}
+    shapes = {}
+    for place in places(model):
+        for source, tensor in zip(place.sources, place.theirs(ours[place.name]), strict=True):
+            shapes[source] = list(tensor.shape)
+    return shapes
 
 
 def write_folder(folder: Path, ours: Mapping[str, Tensor], model: ModelConfig, shift: float) -> None:
@@ -159,8 +171,14 @@ def write_folder(folder: Path, ours: Mapping[str, Tensor], model: ModelConfig, s
 
     if (folder / "transformer").exists():
         raise ValueError(f"{folder} holds a transformer already; remove it, or name another folder")
-    found = list(places(model))
-    made_of = {s: (p, i) for p in found for i, s in enumerate(p.sources)}
+    made_of = {}
+    types = {}
+    for place in places(model):
+        # types now: small objects made between large ones would leave holes that nothing large fits in
+        stored_dtype = ours[place.name].dtype
+        for i, source in enumerate(place.sources):
+            made_of[source] = place, i
+            types[source] = stored_dtype
 
     @functools.lru_cache(1)  # queries, keys and values, one after the other, are of one tensor here
     def together(place: Place) -> list[Tensor]:
@@ -172,21 +190,29 @@ def write_folder(folder: Path, ours: Mapping[str, Tensor], model: ModelConfig, s
 
     to = folder / "transformer"
     to.mkdir(parents=True)
-    # types first: small objects made between large ones would leave holes that nothing large fits in
-    types = {place.name: ours[place.name].dtype for place in found}
-    kinds = {name: (types[made_of[name][0].name], shape) for name, shape in _shapes(model).items()}
+    kinds = {name: (types[name], shape) for name, shape in _shapes(model).items()}
     sizes = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (dtype, shape) in kinds.items()}
     shards = split_torch_state_dict_into_shards(
         sizes, filename_pattern=f"{STEM}{{suffix}}.safetensors", max_shard_size=SHARD_BYTES
     )
     for file, names in shards.filename_to_tensors.items():
         tensor_files.write(to / file, Lazy(names, one), {"format": "pt"}, kinds)
-    own = {theirs: getattr(model, mine) for theirs, mine in SIZES.items()}
-    own |= {"attention_head_dim": model.hidden_size // model.num_attention_heads, "out_channels": model.in_channels}
-    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
     files: dict[str, dict[str, Any]] = {
-        "transformer/config.json": {"_class_name": CLASS, **FIXED, **own, "rope_max_seq_len": 1024},
-        "scheduler/scheduler_config.json": {"_class_name": SCHEDULER, "num_train_timesteps": 1000, **flow},
+        "transformer/config.json": {
+            "_class_name": CLASS,
+            **FIXED,
+            **{theirs: getattr(model, mine) for theirs, mine in SIZES.items()},
+            "attention_head_dim": model.hidden_size // model.num_attention_heads,
+            "out_channels": model.in_channels,
+            "rope_max_seq_len": 1024,
+        },
+        "scheduler/scheduler_config.json": {
+            "_class_name": SCHEDULER,
+            "num_train_timesteps": 1000,
+            "prediction_type": "flow_prediction",
+            "use_flow_sigmas": True,
+            "flow_shift": shift,
+        },
         "model_index.json": {"_class_name": "WanPipeline", **PARTS},
     }
     if shards.is_sharded:
@@ -194,8 +220,9 @@ def write_folder(folder: Path, ours: Mapping[str, Tensor], model: ModelConfig, s
         files[f"transformer/{STEM}.safetensors.index.json"] = index
     subfolder(folder, "scheduler")
     for name, value in files.items():
-        version = {"_diffusers_version": diffusers.__version__} if "_class_name" in value else {}
-        write_json(folder / name, value | version, indent=2)
+        if "_class_name" in value:
+            value["_diffusers_version"] = diffusers.__version__
+        write_json(folder / name, value, indent=2)
 
 
 def write(output: Path, ours: Mapping[str, Tensor], config: Config, dtype: torch.dtype | None) -> None:
@@ -216,8 +243,14 @@ def write(output: Path, ours: Mapping[str, Tensor], config: Config, dtype: torch
 # ---- low-rank updates -----------------------------------------------------------------------------------------------
 
 NATIVE = {
-    **{f"attn{i}.to_{x}": f"{kind}_attn.{x}" for i, kind in ((1, "self"), (2, "cross")) for x in "qkv"},
-    **{f"attn{i}.to_out.0": f"{kind}_attn.o" for i, kind in ((1, "self"), (2, "cross"))},
+    "attn1.to_q": "self_attn.q",
+    "attn1.to_k": "self_attn.k",
+    "attn1.to_v": "self_attn.v",
+    "attn2.to_q": "cross_attn.q",
+    "attn2.to_k": "cross_attn.k",
+    "attn2.to_v": "cross_attn.v",
+    "attn1.to_out.0": "self_attn.o",
+    "attn2.to_out.0": "cross_attn.o",
     "ffn.net.0.proj": "ffn.0",
     "ffn.net.2": "ffn.2",
 }
@@ -250,17 +283,18 @@ def updates_in(file: Path, model: ModelConfig) -> tuple[int, Mapping[str, Tensor
     ------
     ValueError : a tensor is unknown, without its other half, or of another shape; it is named.
     """
-    found = _read_updates(file)
+    updates = _read_updates(file)
     shapes = _shapes(model)
     made: dict[str, Tensor] = {}
     for place in places(model):
-        halves = [found.pop(s.removesuffix(".weight"), None) for s in place.sources]
-        if not any(halves):
+        own = [updates.pop(source.removesuffix(".weight"), None) for source in place.sources]
+        if not any(own):
             continue
-        downs, ups = [], []
-        for source, half in zip(place.sources, halves):
+        downs = []
+        ups = []
+        for source, update in zip(place.sources, own):
             rows, columns = shapes[source]
-            a, b = half or (torch.zeros(0, columns), torch.zeros(rows, 0))
+            a, b = update or (torch.zeros(0, columns), torch.zeros(rows, 0))
             if (a.shape[1:], b.shape) != ((columns,), (rows, len(a))) or len(a) > min(rows, columns):
                 raise ValueError(
                     f"{file}: the update of {source} must be [rank, {columns}] and [{rows}, rank] of a rank up to "
@@ -273,12 +307,15 @@ def updates_in(file: Path, model: ModelConfig) -> tuple[int, Mapping[str, Tensor
         if all(a.equal(downs[0]) for a in downs):
             down = downs[0]
         else:
-            down, wide = torch.cat(downs), torch.block_diag(*ups)
-            ups = list(wide.split([len(b) for b in ups]))
+            down = torch.cat(downs)
+            ups = list(torch.block_diag(*ups).split(list(map(len, ups))))
         stem = place.name.removesuffix("weight")
-        made[stem + A], made[stem + B] = down, place.ours(ups)
-    if found:
-        raise ValueError(f"{file} holds an update of {next(iter(found)):.120}, which no network of these settings has")
+        made[stem + A] = down
+        made[stem + B] = place.ours(ups)
+    if updates:
+        raise ValueError(
+            f"{file} holds an update of {next(iter(updates)):.120}, which no network of these settings has"
+        )
     rank = max((len(t) for n, t in made.items() if n.endswith(A)), default=0)
     if not rank:
         raise ValueError(f"{file} holds no low-rank updates")
@@ -286,7 +323,8 @@ def updates_in(file: Path, model: ModelConfig) -> tuple[int, Mapping[str, Tensor
 
     def padded(name: str) -> Tensor:
         """To the one rank, with numbers that do nothing; one at a time, as all may be far larger than the file."""
-        out, given = torch.zeros(ours[name].shape), made.get(name, torch.zeros(0, 0))
+        out = torch.zeros(ours[name].shape)
+        given = made.get(name, torch.zeros(0, 0))
         out[: given.shape[0], : given.shape[1]] = given
         return out
 
@@ -308,7 +346,10 @@ def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
     for key, value in tensors.items():
         match = _KEY.fullmatch(key)
         kind = {"down": "A", "up": "B"}.get(match[3], match[3]) if match else ""
-        whole = value.numel() == 1 if kind == "alpha" else value.dim() == 2 and value.numel()
+        if kind == "alpha":
+            whole = value.numel() == 1
+        else:
+            whole = value.dim() == 2 and value.numel() > 0
         if match is None or match[2] not in _MODULES or not whole:
             kohya = key.startswith("lora_unet_")  # dots of names are lost in its files
             fix = "convert it with musubi-tuner's convert_lora.py --target other" if kohya else "leave it out"

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dfm_nb.config.schema import ModelConfig
 
-LINEAR, NORM = ("weight", "bias"), ("weight",)
+LINEAR = ("weight", "bias")
+NORM = ("weight",)
 LAYER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("self_attention.linear_qkv", ("attn1.to_q", "attn1.to_k", "attn1.to_v"), LINEAR),
     ("self_attention.linear_proj", ("attn1.to_out.0",), LINEAR),
@@ -81,7 +82,9 @@ def joined(parts: Sequence[Tensor], modules: Sequence[str], heads: int) -> Tenso
     q0 q1, k0 k1, v0 v1 -> q0 k0 v0 q1 k1 v1, megatron-core's order: tp then splits between heads.
     """
     parts = [halves(x, heads) if name.endswith(TURNED) else x for x, name in zip(parts, modules, strict=True)]
-    return torch.stack([x.unflatten(0, (heads, -1)) for x in parts], 1).flatten(0, 2) if len(parts) > 1 else parts[0]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.stack([x.unflatten(0, (heads, -1)) for x in parts], 1).flatten(0, 2)
 
 
 def parted(rows: Tensor, modules: Sequence[str], heads: int) -> list[Tensor]:
@@ -94,17 +97,20 @@ def parted(rows: Tensor, modules: Sequence[str], heads: int) -> list[Tensor]:
 
 def places(model: ModelConfig) -> Iterator[Place]:
     """Every tensor of the network."""
-    heads, channels = model.num_attention_heads, model.in_channels
+    heads = model.num_attention_heads
+    channels = model.in_channels
     assert channels is not None
     patch = (channels, model.patch_temporal, model.patch_spatial, model.patch_spatial)
     for layer in range(model.num_layers):
-        prefix, block = f"decoder.layers.{layer}.", f"blocks.{layer}."
+        prefix = f"decoder.layers.{layer}."
+        block = f"blocks.{layer}."
         yield _single(f"{prefix}scale_shift_table", f"{block}scale_shift_table", *TABLE)
         for name, modules, kinds in LAYER:
             ours = partial(joined, modules=modules, heads=heads)
             theirs = partial(parted, modules=modules, heads=heads)
             for kind in kinds:
-                yield Place(f"{prefix}{name}.{kind}", tuple(f"{block}{m}.{kind}" for m in modules), ours, theirs)
+                sources = tuple(f"{block}{module}.{kind}" for module in modules)
+                yield Place(f"{prefix}{name}.{kind}", sources, ours, theirs)
     # rows of an output patch: theirs by place and channel, ours by channel and place
     output: tuple[Change, Change] = partial(_swapped, sizes=(-1, channels)), partial(_swapped, sizes=(channels, -1))
     convolution: tuple[Change, Change] = partial(torch.flatten, start_dim=1), lambda weight: weight.unflatten(1, patch)

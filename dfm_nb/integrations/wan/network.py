@@ -40,7 +40,8 @@ class WanNetwork(Network):
         return tuple(x for x in super().layer_linears() if not x.name.startswith("adaln."))
 
     def outer_linears(self) -> tuple[Linear, ...]:
-        h, text = self.model.hidden_size, self.model.text_dim
+        h = self.model.hidden_size
+        text = self.model.text_dim
         assert text is not None
         modulations = Linear("sigma_embedder.proj", h, 6 * h, "sample")
         sigma = (*two_layers("sigma_embedder", SINUSOID_DIM, h, "sample"), modulations)

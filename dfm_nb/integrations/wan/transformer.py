@@ -47,7 +47,8 @@ class HeadsRMSNorm(RMSNorm):
     """Root mean square norm over all heads together, [S, 1, H, d]; tensor parallelism splits the heads."""
 
     def __init__(self, hidden_size: int, config: DiTConfig, eps: float = 1e-6, **_kwargs):
-        self.width, self.tp = config.hidden_size, config.tensor_model_parallel_size
+        self.width = config.hidden_size
+        self.tp = config.tensor_model_parallel_size
         super().__init__(config.num_attention_heads // self.tp * hidden_size, config, eps)
         tensor_parallel.set_tensor_model_parallel_attributes(self.weight, True, 0, 1)
 
@@ -70,11 +71,13 @@ class WanLayer(TransformerLayer):
 
     def __init__(self, config, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
-        attention, eps = self.self_attention, config.layernorm_epsilon
+        attention = self.self_attention
+        eps = config.layernorm_epsilon
         # Not in the spec, because megatron-core 0.19 then needs `qk_layernorm`, and sums such gradients over tp.
         attention.q_layernorm = HeadsRMSNorm(attention.hidden_size_per_attention_head, config, eps)
         attention.k_layernorm = HeadsRMSNorm(attention.hidden_size_per_attention_head, config, eps)
-        h, dtype = config.hidden_size, config.params_dtype
+        h = config.hidden_size
+        dtype = config.params_dtype
         self.scale_shift_table = nn.Parameter(torch.empty(6, h, dtype=dtype))
         self.cross_norm = nn.LayerNorm(h, eps, dtype=dtype)
         for p in (self.scale_shift_table, *self.cross_norm.parameters()):  # as those of `AdaLN`
@@ -84,8 +87,11 @@ class WanLayer(TransformerLayer):
         """As `DiTLayer`'s, but `attention_mask` is cond [R, 7 h]: the time embedding, which layers do not use, and its
         six projections that all layers share. This layer's table is added to those.
         """
-        x_S1h, cond, step = hidden_states, attention_mask, packed_seq_params
-        rows, norm = step.rows, partial(modulated_norm, rows=step.rows, eps=self.config.layernorm_epsilon)
+        x_S1h = hidden_states
+        cond = attention_mask
+        step = packed_seq_params
+        rows = step.rows
+        norm = partial(modulated_norm, rows=rows, eps=self.config.layernorm_epsilon)
         table_R6h = self.scale_shift_table + cond[:, x_S1h.shape[-1] :].unflatten(-1, (6, -1))
         shift1, scale1, gate1, shift2, scale2, gate2 = table_R6h.unbind(1)
         with step.lent_to(self):
@@ -132,7 +138,8 @@ class Wan(DiT):
         self.text_embedder = TextEmbedder(c.text_dim, c.hidden_size, c.params_dtype)
 
     def add_output(self) -> None:
-        h, dtype = self.config.hidden_size, self.config.params_dtype
+        h = self.config.hidden_size
+        dtype = self.config.params_dtype
         self.final_table = nn.Parameter(torch.empty(2, h, dtype=dtype))
         self.final = nn.Linear(h, self.config.patch_dim, dtype=dtype)
 

@@ -12,7 +12,8 @@ from dfm_nb.data.text_encoders.t5 import T5
 class UMT5(T5):
     """See the module."""
 
-    name, network = "umt5", "UMT5EncoderModel"
+    name = "umt5"
+    network = "UMT5EncoderModel"
     default = "google/umt5-xxl"
 
     def clean(self, caption: str) -> str:

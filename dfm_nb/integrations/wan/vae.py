@@ -71,12 +71,14 @@ class WanVAE:
 
 def _folder(path: str | Path | None) -> Path:
     """Folder of config.json and weights: below `path`, else from the hub, with `path` as the cache folder."""
-    place = Path(path).expanduser() if path is not None else None
-    for folder in (place, place / "vae") if place else ():
-        if (folder / "config.json").is_file():
-            return folder
-    files = [hub_file(HUB_ID, f"vae/{name}", HOW_TO_FETCH, cache_dir=place) for name in ("config.json", WEIGHTS)]
-    return files[0].parent
+    if path is not None:
+        path = Path(path).expanduser()
+        for folder in (path, path / "vae"):
+            if (folder / "config.json").is_file():
+                return folder
+    config = hub_file(HUB_ID, "vae/config.json", HOW_TO_FETCH, cache_dir=path)
+    hub_file(HUB_ID, f"vae/{WEIGHTS}", HOW_TO_FETCH, cache_dir=path)
+    return config.parent
 
 
 build = WanVAE
