@@ -1,6 +1,5 @@
 """Pictures and tables at a URL are those of the same folder here."""
 
-import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.data.sources import _fetch, folder, table
 from tests.data.sources.test_folder import counting_clip, picture
 from tests.data.sources.test_table import png
+from tests.json_files import write_lines
 from tests.servers import Quiet, serving
 
 
@@ -30,7 +30,7 @@ def photos(tmp_path):
     frames = [Image.fromarray(f) for f in counting_clip(5)]
     frames[0].save(root / "train/clip.webp", save_all=True, append_images=frames[1:], duration=100, lossless=True)
     rows = [{"file_name": "red fox.png", "text": "a fox"}, {"file_name": "gone.png", "text": "gone"}]
-    (root / "train/metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(root / "train/metadata.jsonl", rows)
     (root / "train/b.txt").write_text("blue")
     (root / "test/metadata.csv").write_text("file_name,text\nc.png,also blue\n")
     (root / "t.csv").write_text("image,caption\ntrain/red fox.png,one\ntest/c.png,two\nnone.png,three\n")
