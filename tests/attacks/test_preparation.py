@@ -17,6 +17,7 @@ from dfm_nb.base.argv import guard
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.sources import folder, table
 from tests.data.sources.test_folder import picture
+from tests.json_files import read_json, write_lines
 from tests.processes import commands
 
 LONE = "\ud83d x"  # half of a pair: JSON can hold it, UTF-8 cannot
@@ -25,7 +26,7 @@ LONE = "\ud83d x"  # half of a pair: JSON can hold it, UTF-8 cannot
 def prepared(source: str, out: Path, *extra: str) -> dict:
     """The manifest of a preparation that ended well."""
     assert guard(prepare.main, ["--source", source, "--short-side", "16", "--output-dir", str(out), *extra]) == 0
-    return json.loads((out / "manifest.json").read_text())
+    return read_json(out / "manifest.json")
 
 
 def drops(manifest: dict) -> dict[str, str]:
@@ -50,7 +51,7 @@ def test_captions_that_utf8_cannot_encode_are_dropped_and_named(photos, tmp_path
     assert manifest["counts"]["samples"] == 2 and manifest["counts"]["dropped_by_reason"] == {"caption_not_utf8": 2}
     assert all("caf" in d["key"] + d["detail"] or "json" in d["key"] for d in manifest["drops"])
     rows = [{"image": "good one.png", "caption": c} for c in ("one", "two", LONE)]
-    (photos / "t.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"image": LONE, "caption": "three"}])))
+    write_lines(photos / "t.jsonl", [*rows, {"image": LONE, "caption": "three"}])
     manifest = prepared(f"table:{photos / 't.jsonl'}", tmp_path / "e")
     assert manifest["counts"]["samples"] == 2 and manifest["counts"]["dropped"] == 2
     assert "row 3 of t.jsonl" in drops(manifest)["caption_not_utf8"]

@@ -28,6 +28,7 @@ from dfm_nb.data.sources import _media, folder, table
 from dfm_nb.data.sources._media import MediaOptions
 from dfm_nb.generation import clip_files
 from dfm_nb.generation.request import Request
+from tests.json_files import write_lines
 
 DEEP = "[" * 100_000
 
@@ -173,7 +174,7 @@ def test_given_pictures_are_bounded_in_number_and_in_all(tmp_path, monkeypatch):
     for name in ("a", "b", "s"):
         Image.new("RGB", (64, 64)).save(tmp_path / f"{name}.png")
     rows = [{"file_name": f"{n}.png", "text": n, "source_image": ["s.png"] * m} for n, m in (("a", 16), ("b", 17))]
-    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_lines(tmp_path / "metadata.jsonl", rows)
     source = folder.build(str(tmp_path))
     assert [len(clip.given) for clip in source.read(0)] == [16]
     with pytest.raises(SampleError, match="17 given") as caught:
@@ -208,7 +209,7 @@ NAMES = ["a" * 300 + ".png", "a" * 5000 + ".png", "a/" * 3000 + "a.png", "\ud800
 def test_a_name_that_no_file_can_have_is_dropped(name, tmp_path):
     Image.new("RGB", (64, 64)).save(tmp_path / "good.png")
     rows = [{"file_name": n, "text": "a cat"} for n in ("good.png", name)]
-    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_lines(tmp_path / "metadata.jsonl", rows)
     source = folder.build(str(tmp_path))
     json.dumps(source.identity()).encode()
     for index, file in enumerate(source.files):
