@@ -284,13 +284,15 @@ def test_captions_and_names_of_any_length_drop_their_row(tmp_path):
     assert read(source, 3)[0].caption == "d"
 
 
-@pytest.mark.parametrize("kind", ["compressed", "dictionary"])
-def test_a_parquet_file_of_few_bytes_takes_no_memory_for_many(tmp_path, kind):
-    large = [b"\0" * (100 << 20)] if kind == "compressed" else [b"\0" * (1 << 20)] * 100
+@pytest.mark.parametrize("large", [[b"\0" * (80 << 20)], [b"\0" * (1 << 20)] * 80], ids=["compressed", "dictionary"])
+def test_a_picture_of_few_bytes_takes_no_memory_for_many(tmp_path, large):
     columns = {"image": [png(), *large], "caption": ["a"] * (1 + len(large))}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet", compression="zstd", row_group_size=101)
     assert (tmp_path / "t.parquet").stat().st_size < 1 << 20
     assert fault(table.build(str(tmp_path / "t.parquet"))).reason == "too_large"
+
+
+def test_texts_of_few_bytes_take_no_memory_for_many(tmp_path):
     texts = {"image": ["a.png"] * 300, "caption": ["x" * (1 << 20)] * 300}
     pq.write_table(pa.table(texts), tmp_path / "u.parquet", compression="zstd")
     with pytest.raises(ValueError, match=r"u.parquet.*caption"):
