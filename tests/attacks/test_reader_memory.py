@@ -36,7 +36,7 @@ def bombs() -> dict[str, bytes]:
         "honest-zip.pth": saved(latent),
         "honest-old.pth": saved(latent, _use_new_zipfile_serialization=False),
         "honest-text.pickle": pickle.dumps(torch.zeros(1, 2**15, 512)),
-        "stride.pth": saved(torch.zeros(1, 1, 1, 1, 1).expand(1, 16, 1000, 1000, 1000)),
+        "stride-0.pth": saved(torch.zeros(1, 1, 1, 1, 1).expand(1, 16, 1000, 1000, 1000)),
         "numel-0.pth": big_numel(good_parts()["pth"]),
         "numel-1.pickle": pickle.dumps(Rebuilt(storage(16), 0, (1, 2, 2**28), (0, 0, 1), False, {})),
         "zip-bomb.pth": zip_bomb(512),
