@@ -14,7 +14,7 @@ from PIL import Image
 from dfm_nb import prepare
 from dfm_nb.base.argv import guard
 from dfm_nb.data.sources import folder, table
-from tests.data.sources.test_folder import fault, picture
+from tests.data.sources.test_folder import fault, picture, pictures
 from tests.json_files import read_json, write_lines
 from tests.processes import commands
 
@@ -36,8 +36,7 @@ def drops(manifest: dict) -> dict[str, str]:
 def photos(tmp_path):
     root = tmp_path / "photos"
     root.mkdir()
-    for name in ("good one.png", "good two.png"):
-        picture(root / name)
+    pictures(root, "good one.png", "good two.png")
     return root
 
 

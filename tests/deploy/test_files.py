@@ -50,7 +50,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 with open(os.environ["SRUN_LOG"], "a") as f:
     print(shlex.join(words), file=f)
 if "TRAINS" in os.environ:
-    signal.sigwait([signal.SIGUSR1])
+    sys.exit(signal.sigtimedwait([signal.SIGUSR1], 50) is None)
 """
 """Writes the command down; with TRAINS it lasts until SIGUSR1, as training does, which then saves."""
 

@@ -20,6 +20,11 @@ def picture(path, colour="red", size=(24, 32), **options):
     Image.new("RGB", size, colour).save(path, **options)
 
 
+def pictures(folder, *names):
+    for name in names:
+        picture(folder / name)
+
+
 def counting_clip(t, h=32, w=32):
     """uint8 [T, H, W, 3] whose frame k has the level 8 k."""
     return np.broadcast_to((np.arange(t) * 8).astype(np.uint8)[:, None, None, None], (t, h, w, 3))
@@ -51,8 +56,7 @@ def build(tmp_path):
 
 def test_captions_come_from_csv_then_txt_then_name(build, tmp_path):
     """The file may begin with a byte order mark and have the paths of another system."""
-    for name in ("a.png", "b.png", "sub/my_blue-butterfly.png", "sub/x.png"):
-        picture(tmp_path / name)
+    pictures(tmp_path, "a.png", "b.png", "sub/my_blue-butterfly.png", "sub/x.png")
     table = '\ufefffile_name,caption\na.png,from csv\nb.png,\n./sub\\x.png,"ä, b"\n'
     (tmp_path / "captions.csv").write_bytes(table.encode())
     for name in ("a.txt", "b.txt"):
@@ -63,8 +67,7 @@ def test_captions_come_from_csv_then_txt_then_name(build, tmp_path):
 
 
 def test_a_folder_of_hugging_faces_has_its_captions_and_one_without_any_is_warned_of(build, tmp_path, caplog):
-    for name in ("train/0000.png", "train/0002.png", "test/0000.png"):
-        picture(tmp_path / name)
+    pictures(tmp_path, "train/0000.png", "train/0002.png", "test/0000.png")
     assert [read(build(), i)[0].caption for i in range(3)] == ["0000", "0002", "0000"]
     assert str(tmp_path) in caplog.text
     rows = [{"file_name": "0000.png", "text": "a fox"}, {"file_name": "0002.png", "text": "an owl"}]
@@ -136,8 +139,7 @@ def test_a_file_may_have_several_captions_and_tags(build, tmp_path, caplog):
 
 
 def test_weights_come_from_the_list_then_from_kohyas_folders(build, tmp_path):
-    for name in ("01_foxes/a.png", "10_cats/b.png", "10_cats/c.png", "2024_dogs/d.png", "e.png"):
-        picture(tmp_path / name)
+    pictures(tmp_path, "01_foxes/a.png", "10_cats/b.png", "10_cats/c.png", "2024_dogs/d.png", "e.png")
     source = build()
     assert [read(source, i)[0].weight for i in range(5)] == [1, 10, 10, 1, 1]
     (tmp_path / "metadata.csv").write_text("file_name,text,repeats\n10_cats/b.png,a cat,0.5\ne.png,a fox,many\n")
@@ -182,8 +184,7 @@ def captions_of(tmp_path, **rows_of):
 
 
 def test_a_row_names_a_path_and_a_bare_name_elsewhere_only_what_has_no_other_caption(tmp_path):
-    for name in ("0.png", "sub/0.png", "sub/1.png", "sub/2.png", "b/2.png", "b/3.png", "b/4.png"):
-        picture(tmp_path / name)
+    pictures(tmp_path, "0.png", "sub/0.png", "sub/1.png", "sub/2.png", "b/2.png", "b/3.png", "b/4.png")
     (tmp_path / "sub/0.txt").write_text("own")
     (tmp_path / "b/3.txt").write_text("own")
     root = [(n, f"row {n}") for n in ("0.png", "1.png", "2.png", "3.png", "4.png", "b/4.png", "b/../sub/2.png")]
@@ -298,8 +299,7 @@ def test_lines_of_a_text_are_one_caption_or_several(build, lines, captions, tmp_
 
 def test_each_column_of_a_list_counts_for_itself(build, tmp_path):
     """A row without a caption still holds its file out, weighs it and gives it a picture."""
-    for name in ("p0.png", "p1.png", "in.png"):
-        picture(tmp_path / name)
+    pictures(tmp_path, "p0.png", "p1.png", "in.png")
     rows = "file_name,text,split,weight,source\np0.png,a fox,train,,\np1.png,,test,5,in.png\nin.png,,,,\n"
     (tmp_path / "metadata.csv").write_text(rows)
     source = build()
@@ -311,8 +311,7 @@ def test_each_column_of_a_list_counts_for_itself(build, tmp_path):
 @pytest.mark.parametrize("place", ["", "set/"])
 def test_lists_of_one_folder_and_of_those_above_complete_each_other(build, place, tmp_path):
     """The nearest counts, for each column."""
-    for name in ("set/p0.png", "set/p1.png"):
-        picture(tmp_path / name)
+    pictures(tmp_path, "set/p0.png", "set/p1.png")
     (tmp_path / "set/p1.txt").write_text("a cat")
     (tmp_path / "set/captions.csv").write_text("file_name,text,weight\np0.png,a fox,\n")
     listed = f"file_name,text,split,weight\n{place}p0.png,other,,5\np1.png,,test,\n"
@@ -424,8 +423,7 @@ def test_a_clip_that_re_timing_leaves_standing_says_so(build, tmp_path):
 
 
 def test_keys_are_unique_and_legible(build, tmp_path):
-    for name in ("a b.png", "a-b.png", "a_b.png", "ü.png", "sub/a b.png"):
-        picture(tmp_path / name)
+    pictures(tmp_path, "a b.png", "a-b.png", "a_b.png", "ü.png", "sub/a b.png")
     source = build()
     keys = [source.item_key(i) for i in range(len(source))]
     assert len(set(keys)) == 5 and all(c.key == k for i, k in enumerate(keys) for c in read(source, i))
@@ -508,8 +506,7 @@ def test_files_named_source_are_given_beside_theirs_and_are_no_items(build, tmp_
 
 
 def test_a_list_names_what_is_given_and_a_source_may_also_be_an_author(build, tmp_path):
-    for name in ("out.png", "in.png"):
-        picture(tmp_path / name)
+    pictures(tmp_path, "out.png", "in.png")
     for column, cell in (
         ("input_image", "in.png"),
         ("source", "in.png"),
@@ -577,8 +574,7 @@ def test_columns_of_other_trainers_give_pictures_that_are_here(column, tmp_path)
 
 
 def test_a_column_of_pictures_that_no_rule_knows_is_reported_and_can_be_given(tmp_path, caplog):
-    for name in ("out.png", "in.png"):
-        picture(tmp_path / name)
+    pictures(tmp_path, "out.png", "in.png")
     (tmp_path / "metadata.csv").write_text("filename,description,sketch\nout.png,a fox,in.png\n")
     for opened in (folder.build, lambda spec, **options: table.build(f"{spec}/metadata.csv", **options)):
         caplog.clear()

@@ -15,7 +15,7 @@ from PIL import Image
 
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.sources import _fetch, folder, table
-from tests.data.sources.test_folder import counting_clip, fault, picture
+from tests.data.sources.test_folder import counting_clip, fault, picture, pictures
 from tests.data.sources.test_table import png
 from tests.json_files import write_lines
 from tests.servers import Quiet, serving
@@ -183,8 +183,7 @@ def test_a_hub_data_set_of_pictures_has_its_captions_and_splits(hub, photos):
 
 
 def test_a_folder_of_tables_names_files_inside_it_alone(tmp_path):
-    for name in ("in/a.png", "secret.png"):
-        picture(tmp_path / name)
+    pictures(tmp_path, "in/a.png", "secret.png")
     image = [{"bytes": None, "path": path} for path in ("a.png", "../secret.png", "http://127.0.0.1:9/a.png")]
     (tmp_path / "in/a.png").rename(tmp_path / "in/.a.png")
     image[0]["path"] = ".a.png"
