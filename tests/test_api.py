@@ -1,6 +1,5 @@
 """The Python API: names, keywords as the flags, objects and tables; one process used for all of it."""
 
-import json
 import sys
 
 import numpy as np
@@ -15,6 +14,7 @@ from dfm_nb.butterflies import synthetic
 from dfm_nb.config import notation
 from dfm_nb.generation.request import Request, requests_of_keywords
 from tests import tiny_run
+from tests.json_files import read_json
 from tests.processes import commands
 
 OVERRIDES = {key: notation.read(value) for key, _, value in (word.partition("=") for word in tiny_run.SIZE)}
@@ -60,7 +60,7 @@ def test_a_dataframe_is_a_source_with_paths_images_arrays_and_bytes(tmp_path, mo
     assert made["counts"]["samples"] == 4 and made["source"]["table"] == "dataframe"
     (drop,) = made.drops.itertuples()
     assert drop.reason == "unreadable_image" and "row 5 of dataframe" in drop.detail
-    assert "4 samples" in repr(made) and json.loads((tmp_path / "data" / "manifest.json").read_text()) == made
+    assert "4 samples" in repr(made) and read_json(tmp_path / "data" / "manifest.json") == made
     again = prepare_dataset(frame, output_dir="data", short_side=32, val_fraction=0, resume=True)
     assert again == made
     with pytest.raises(ValueError, match="parquet"):

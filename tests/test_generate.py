@@ -1,6 +1,5 @@
 """The pipeline in one process: geometry, guidance, reproducibility, previews, long clips; weights mean nothing."""
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from dfm_nb.generation.pipeline import Pipeline, Preview
 from dfm_nb.generation.request import Request
 from dfm_nb.prepare import main as prepare_main
 from tests import tiny_run
+from tests.json_files import read_json
 
 pytestmark = pytest.mark.slow
 
@@ -172,7 +172,7 @@ def test_a_request_is_told_what_most_training_samples_of_its_kind_were(tmp_path,
     flags = ["--checkpoint-path", str(run), "--prompt", "two robots play chess", "--num-steps", "1"]
     capsys.readouterr()
     assert generate_main([*flags, "--video-save-path", str(tmp_path / "a.mp4")]) == 0
-    (said,) = (json.loads(f.read_text()) for f in tmp_path.glob("a.*.json"))
+    (said,) = (read_json(f) for f in tmp_path.glob("a.*.json"))
     assert tuple(said[name] for name in told) == first and f"at {first[-1]:g} fps" in capsys.readouterr().out
     flags += ["--video-save-path", str(tmp_path / "b.png"), "--num-images", "2", "--seed", "7"]
     assert generate_main([*flags, "--size", "48x32"]) == 0

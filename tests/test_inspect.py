@@ -13,6 +13,7 @@ from dfm_nb.base.argv import guard
 from dfm_nb.data import prepared_folder, shards
 from dfm_nb.data.inspection import InspectedShards
 from tests.data.shard_files import write_shard
+from tests.json_files import read_json
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def faults_of(folder, capsys, code=1):
 def test_table_and_contact_sheet_of_a_prepared_folder(folder, capsys):
     assert inspect.main([str(folder), "--verify"]) == 0
     out = capsys.readouterr().out
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     assert "34 samples in" in out and "verified" in out and f"train {manifest['counts']['train']}" in out
     assert "tokenizer pca" in out and "dB" in out
     worst = manifest["psnr_db"]["worst"]

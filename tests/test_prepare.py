@@ -18,6 +18,7 @@ from dfm_nb.data.edits import Edit, write_edit
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.inspect import InspectOptions, inspect_dataset
 from dfm_nb.offline import minilm
+from tests.json_files import read_json, write_lines
 from tests.processes import commands
 
 pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
@@ -55,7 +56,7 @@ def test_a_source_without_a_usable_sample_may_be_mended(tmp_path):
 
 
 def test_folder_holds_what_the_manifest_says(prepared):
-    m = json.loads((prepared / "manifest.json").read_text())
+    m = read_json(prepared / "manifest.json")
     assert m["counts"]["samples"] == 40 and m["counts"]["dropped"] == 0 and m["counts"]["val"] >= 1
     assert m["counts"]["train"] + m["counts"]["val"] == 40
     listed = files.read_listing(prepared / "checksums.json")
@@ -86,7 +87,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     """Whatever a preparation leaves for readers."""
     names = ("*.tar", "*.tar.idx", "*.arrow", "*.safetensors", "split.yaml")
     found = {p.relative_to(folder).as_posix(): p.read_bytes() for name in names for p in folder.rglob(name)}
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     del manifest["arguments"]["resume"]
     return found | {"manifest": json.dumps(manifest).encode()}
 
@@ -110,7 +111,7 @@ def captioned(source: Path) -> list[str]:
     for i in range(12):
         picture(source / f"{i:02d}.png", height=32 + i)
     said = [{"file": f"{i:02d}.png", "text": [f"picture {i}", "grey noise"], "tags": "grey, noise"} for i in range(12)]
-    (source / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
+    write_lines(source / "metadata.jsonl", said)
     return f"--source folder:{source} --short-side 32 --shard-size 4 --flip --tag-captions 1 --val-fraction 0".split()
 
 
@@ -121,7 +122,7 @@ def changed(source: Path, folder: Path) -> None:
     """
     rows = [json.loads(line) for line in (source / "metadata.jsonl").read_text().splitlines()]
     rows[0]["text"], rows[1]["text"] = ["one", "two", "three"], "on the left"
-    (source / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:4] + rows[5:]))
+    write_lines(source / "metadata.jsonl", rows[:4] + rows[5:])
     (source / "04.txt").write_text("")
     keys = [e.key for tar in sorted(folder.glob("*.tar")) for e in shards.samples_of(tar)]
     write_edit(folder, Edit(key=next(k for k in keys if k.startswith("02-")), caption="by hand"))
@@ -150,7 +151,7 @@ def test_texts_only_follows_captions_and_keeps_latents(reworded, tmp_path, capsy
     assert now == reworded[2] != before
     assert all(now[name] == before[name] for name in now if name.endswith(".pth")), "bit-equal"
     assert (folder / "rank0-000002.tar").stat().st_mtime_ns == last, "unchanged shards are not written"
-    counts = json.loads((folder / "manifest.json").read_text())["counts"]
+    counts = read_json(folder / "manifest.json")["counts"]
     assert counts["samples"] == 24 - 5 and counts["dropped_by_reason"] == {
         "no_caption": 1,
         "left_out": 1,
@@ -184,7 +185,7 @@ def test_texts_only_that_was_killed_goes_on(reworded, tmp_path, monkeypatch, fat
     assert run(folder, *words, argv=reworded[1]) == 0
     assert parts(folder) == reworded[2]
     assert inspect_dataset(folder, verify=True, samples=0)["faults"] == []
-    counts = json.loads((folder / "manifest.json").read_text())["counts"]
+    counts = read_json(folder / "manifest.json")["counts"]
     assert counts["dropped_by_reason"]["not_mirrored"] == 1
 
 
@@ -234,7 +235,7 @@ def test_unusable_and_cropped_files_are_counted_and_named(tmp_path, monkeypatch,
     assert InspectOptions.main([str(tmp_path / "d"), "--samples", "0"]) == 0
     for said in (prepared, capsys.readouterr().out):
         assert "15 images, 0 clips" in said and "1x256x256 (1)" in said and "1x48x112 (1)" in said
-    m = json.loads((tmp_path / "d" / "manifest.json").read_text())
+    m = read_json(tmp_path / "d" / "manifest.json")
     assert [(x["key"].split("-")[0], x["reason"]) for x in m["lost"]] == [("wide", "cropped_over_5%")]
     assert (
         m["counts"]["samples"] == 15 and m["counts"]["dropped"] == sum(m["counts"]["dropped_by_reason"].values()) == 5
@@ -332,7 +333,7 @@ def test_a_tuned_tokenizer_is_better_keeps_the_latents_and_is_tuned_once(magenta
     assert run(folder, "--resume", argv=magenta) == 0
     assert "before tuning" in (printed := capsys.readouterr().err) and "after tuning" in printed
     assert run(tmp_path / "plain", argv=magenta[:-2]) == 0
-    now, plain = (json.loads((f / "manifest.json").read_text()) for f in (folder, tmp_path / "plain"))
+    now, plain = (read_json(f / "manifest.json") for f in (folder, tmp_path / "plain"))
     assert now["psnr_db"]["images"] > plain["psnr_db"]["images"] + 1
     assert now["tokenizer"]["latents"] == plain["tokenizer"]["sha256"] != now["tokenizer"]["sha256"]
     assert parts(folder) == parts(tmp_path / "plain"), "the latents are the same"
@@ -342,7 +343,7 @@ def test_a_tuned_tokenizer_is_better_keeps_the_latents_and_is_tuned_once(magenta
     (folder / "checksums.json").unlink()
     monkeypatch.setattr(module, "tune", Mock(side_effect=AssertionError))
     assert run(folder, "--resume", argv=magenta) == 0
-    assert json.loads((folder / "manifest.json").read_text())["tokenizer"] == now["tokenizer"]
+    assert read_json(folder / "manifest.json")["tokenizer"] == now["tokenizer"]
     assert run(folder, "--fit-tokenizer", "1", argv=magenta) == 2 and "fit_tokenizer" in capsys.readouterr().err
 
 
@@ -350,7 +351,7 @@ def test_a_tuned_tokenizer_is_better_keeps_the_latents_and_is_tuned_once(magenta
 def test_without_held_out_samples_nothing_is_tuned(magenta, tmp_path, words, capsys):
     assert run(tmp_path / "d", *words, argv=magenta) == 0 and "held-out samples" in capsys.readouterr().err
     packaged = plugins.load("tokenizers", "residual").build().identity()["sha256"]
-    assert json.loads((tmp_path / "d" / "manifest.json").read_text())["tokenizer"]["sha256"] == packaged
+    assert read_json(tmp_path / "d" / "manifest.json")["tokenizer"]["sha256"] == packaged
 
 
 def test_a_tuning_that_brings_nothing_is_not_used(magenta, tmp_path, monkeypatch, capsys):
@@ -358,7 +359,7 @@ def test_a_tuning_that_brings_nothing_is_not_used(magenta, tmp_path, monkeypatch
         plugins.load("tokenizers", "residual"), "tune", lambda tokenizer, *_: tokenizer.decoder.up.weight.zero_()
     )
     assert run(tmp_path / "d", argv=magenta) == 0 and "nothing" in capsys.readouterr().err
-    assert "latents" not in json.loads((tmp_path / "d" / "manifest.json").read_text())["tokenizer"]
+    assert "latents" not in read_json(tmp_path / "d" / "manifest.json")["tokenizer"]
 
 
 def test_only_a_tokenizer_that_can_be_tuned_is_tuned(magenta, tmp_path, capsys):

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import torch
 
+from dfm_nb.base.files import listed_as
 from dfm_nb.data import shards
+from dfm_nb.data.prepared_folder import seal_folder
 from dfm_nb.data.sample_index import index_dataset
 from tests.attacks.checkpoint_files import Evil
 from tests.conftest import STORED
@@ -213,6 +215,11 @@ def spoil(folder: Path, position: int, *changes: Callable[[Parts], None], split:
         add_sample(tar, key, **parts)
     reseal(folder)
     return [key for key, _ in found[position : position + len(changes)]]
+
+
+def seal_as_it_is(folder: Path) -> None:
+    """Checksums that fit the files."""
+    seal_folder(folder, {tar.name: listed_as(tar) for tar in folder.glob("*.tar")})
 
 
 def reseal(folder: Path) -> None:

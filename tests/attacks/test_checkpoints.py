@@ -13,6 +13,7 @@ from dfm_nb.checkpoints import folders, loading, saving
 from dfm_nb.config.schema import marked
 from tests.attacks.checkpoint_files import NAME, WEIGHT, Evil, reseal
 from tests.distributed.layouts import make_trainer
+from tests.json_files import change_json, read_json
 
 
 def trainer_like(run: Path):
@@ -58,7 +59,7 @@ FORGED = [("tokenizer", [1]), ("tokenizer", "pca"), ("text_encoder", None), ("la
 @pytest.mark.parametrize("key, value", FORGED, ids=str)
 def test_manifest_of_other_types_is_one_sentence(run, key, value):
     path = run / "checkpoints" / NAME / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    change_json(path, {key: value})
     with pytest.raises(folders.CheckpointError, match=rf"manifest.json.*{key}"):
         folders.read_manifest(path.parent)
 
@@ -66,7 +67,7 @@ def test_manifest_of_other_types_is_one_sentence(run, key, value):
 @pytest.mark.parametrize("ground", [5, "abc", ["a"], {"a": 1}, [300, 0, 0], [1]], ids=str)
 def test_a_background_that_is_no_colour_is_one_sentence(one_rank, run, ground):
     folder = run / "checkpoints" / NAME
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     manifest["source"] = {**manifest["source"], "background": ground}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     reseal(folder)
@@ -107,7 +108,7 @@ def test_odd_state_is_one_sentence(one_rank, run, content):
 @pytest.mark.parametrize("change", [{"optimizer_step": None}, {"optimizer_step": "5"}, {"scheduler": []}])
 def test_state_of_other_types_is_refused(one_rank, run, change):
     path = run / "checkpoints" / NAME / "state.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    change_json(path, change)
     with pytest.raises((TypeError, ValueError, RuntimeError)):  # `training.loop` puts it into a sentence
         resume(run)
 

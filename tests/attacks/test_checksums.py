@@ -1,6 +1,5 @@
 """Damage to any file of a checkpoint is found in every form of its path, and named; the one before it is used."""
 
-import json
 import shutil
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from dfm_nb.base.files import seal
 from dfm_nb.checkpoints import folders, loading
 from tests.attacks.checkpoint_files import NAME, copy_run
+from tests.json_files import read_json
 
 CHECKSUMS = folders.CHECKSUMS
 
@@ -64,7 +64,7 @@ def test_odd_listing_is_one_sentence(folder, text):
 
 @pytest.mark.parametrize("file", ["index.json", "state.json", "rank-00000.safetensors"])
 def test_entry_cannot_be_taken_out(folder, file):
-    files = json.loads((folder / CHECKSUMS).read_text())
+    files = read_json(folder / CHECKSUMS)
     del files[CHECKSUMS], files[file]
     seal(folder / CHECKSUMS, files)
     assert file in refused(folder)

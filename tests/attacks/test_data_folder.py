@@ -1,6 +1,5 @@
 """Damage to any file beside the samples is one sentence with the file's path, in training and in inspect."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -10,20 +9,20 @@ import torch
 from safetensors.torch import save_file
 
 from dfm_nb.base import files
-from dfm_nb.base.files import CHECKSUMS, listed_as
+from dfm_nb.base.files import CHECKSUMS
 from dfm_nb.base.records import SampleError
 from dfm_nb.checkpoints import folders
-from dfm_nb.data.prepared_folder import seal_folder
 from dfm_nb.data.sample_index import index_dataset
 from dfm_nb.data.shards import find_shards
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.training.loop import BadSamples
-from tests.attacks.sample_files import UNUSABLE, spoil
+from tests.attacks.sample_files import UNUSABLE, seal_as_it_is, spoil
+from tests.json_files import change_json
 
 
 def manifest(**values):
     def change(path: Path) -> None:
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        change_json(path, values)
 
     return change
 
@@ -83,7 +82,7 @@ def test_damaged_file_is_one_sentence_with_a_path(data, file, change):
 @pytest.mark.parametrize("file, change", FITS.values(), ids=FITS)
 def test_damage_under_checksums_that_fit_is_one_sentence_too(data, file, change):
     change(data / file)
-    seal_folder(data, {tar.name: listed_as(tar) for tar in data.glob("*.tar")})
+    seal_as_it_is(data)
     refused(data, file)
 
 
@@ -158,7 +157,7 @@ def test_damage_in_the_middle_of_a_tar_costs_one_sample(data):
 
 def test_a_folder_without_a_manifest_is_refused_until_it_is_adopted(data):
     (data / "manifest.json").unlink()
-    seal_folder(data, {tar.name: listed_as(tar) for tar in data.glob("*.tar")})
+    seal_as_it_is(data)
     for refused in (ShardStore, index_dataset):
         with pytest.raises(ValueError, match="manifest.json.*dfm adopt"):
             refused(data)

@@ -11,7 +11,7 @@ import zipfile
 import pytest
 import torch
 
-from tests.attacks.sample_files import Rebuilt, big_numel, good_parts, rebuilt, saved, storage, zip_bomb
+from tests.attacks.sample_files import Rebuilt, big_numel, good_parts, saved, storage, zip_bomb
 
 MIB = 1 << 20
 
@@ -36,22 +36,17 @@ def bombs() -> dict[str, bytes]:
         "honest-zip.pth": saved(latent),
         "honest-old.pth": saved(latent, _use_new_zipfile_serialization=False),
         "honest-text.pickle": pickle.dumps(torch.zeros(1, 2**15, 512)),
-        "stride.pth": saved(torch.zeros(1, 1, 1, 1, 1).expand(1, 16, 1000, 1000, 1000)),
-        "stride-1.pickle": rebuilt((1, 16_384, 16_384), (0, 16_384, 1)),
+        "stride-0.pth": saved(torch.zeros(1, 1, 1, 1, 1).expand(1, 16, 1000, 1000, 1000)),
         "numel-0.pth": big_numel(good_parts()["pth"]),
         "numel-1.pickle": pickle.dumps(Rebuilt(storage(16), 0, (1, 2, 2**28), (0, 0, 1), False, {})),
         "zip-bomb.pth": zip_bomb(512),
         "zip-records.pth": many_records(),
         "memo-1.pickle": b"\x80\x04N" + b"r\x00\x00\x00\x7f" * 1000 + b".",
         "lists-0.pickle": often(b"]"),
-        "sets-0.pickle": often(b"\x8f"),
-        "tuples-0.pickle": b"\x80\x04)" + b"\x86" * 100 + often(b"2\x86"),
         "text-0.pickle": b"\x80\x04X" + struct.pack("<I", len(wide.encode())) + wide.encode() + b".",
         "text-1.pickle": b"\x80\x00V" + b"a" * (16 * MIB) + b"\\U0001f98b\n.",
         "name-0.pickle": b"\x80\x04c" + b"a" * (16 * MIB) + b"\nb\n.",
-        "array-0.pickle": b"\x80\x05\x96" + struct.pack("<Q", 1 << 34) + b".",
         "bytes-0.pickle": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 34) + b".",
-        "call-0.pickle": b"\x80\x04cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R.",
         "long-0.pickle": b"\x80\x04\x8b" + struct.pack("<I", 16 * MIB) + b"\x7f" * (16 * MIB) + b".",
         "lists-0.json": b'{"a":[' + b"[]," * (4 * MIB) + b"1]}",
         "lists-1.json": b'{"a":[' + b"[]," * (MIB // 3 - 10) + b"1]}",
@@ -63,7 +58,7 @@ def bombs() -> dict[str, bytes]:
 def test_reader_takes_no_more_than_four_times_the_part(tmp_path):
     for part, data in good_parts().items():
         (tmp_path / f"good.{part}").write_bytes(data)
-    attacks = {name.replace(".", "-x.") if "-" not in name else name: data for name, data in bombs().items()}
+    attacks = bombs()
     for name, data in attacks.items():
         (tmp_path / name).write_bytes(data)
     argv = [sys.executable, "-m", "tests.attacks.reader_memory", str(tmp_path)]
@@ -73,4 +68,3 @@ def test_reader_takes_no_more_than_four_times_the_part(tmp_path):
     assert found.keys() == attacks.keys()
     over = {name: (size, took) for name, (size, took) in found.items() if took > 4 * size + 64 * MIB}
     assert not over
-    print({name: f"{size / MIB:.1f} MiB: {took / MIB:.1f} MiB" for name, (size, took) in found.items()})

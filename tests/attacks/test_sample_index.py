@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dfm_nb.base.files import listed_as
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.prepared_folder import read_checksums, seal_folder
 from dfm_nb.data.sample_index import SampleIndex, Shard, index_path, schema_with, write_index
 from dfm_nb.data.stores import ShardStore
+from tests.attacks.sample_files import seal_as_it_is
 from tests.conftest import STORED
 
 FLIPS = 20
@@ -26,10 +26,6 @@ def replaced(folder, content: bytes) -> None:
     path = index_path(folder, "train")
     path.unlink()  # a file that is mapped is never written to
     path.write_bytes(content)
-
-
-def sealed(folder) -> None:
-    seal_folder(folder, {tar.name: listed_as(tar) for tar in folder.glob("*.tar")})
 
 
 def test_flipped_bits_are_refused(data):
@@ -50,7 +46,7 @@ def rewritten(data, change):
     path.unlink()
     schema = schema_with(["weight"] if "weight" in columns else [])
     write_index(path, [pa.table(columns, schema=schema)], [Shard(**s) for s in shards], [])
-    sealed(data)
+    seal_as_it_is(data)
 
 
 def column(name, value):
@@ -119,7 +115,7 @@ def test_other_arrow_file_is_one_sentence(data, kind):
             writer.write_table(table)
     if kind == "cut":
         path.write_bytes(whole[:-8])
-    sealed(data)
+    seal_as_it_is(data)
     refused(data)
 
 

@@ -15,6 +15,7 @@ from dfm_nb.training.batches import packed_loader
 from dfm_nb.training.loop import BadSamples
 from tests.attacks.sample_files import CONTROLS, MARK, UNUSABLE, good_parts, spoil
 from tests.distributed.layouts import make_trainer
+from tests.json_files import read_json
 from workbench.browser import DatasetBrowser
 
 SETTINGS = ["model.in_channels=16", "model.text_dim=384", "model.num_layers=2", "dataset.task_encoder_seq_length=160"]
@@ -86,7 +87,7 @@ def test_every_reader_leaves_it_out_and_names_it(trainer, tmp_path, caplog, caps
     assert len(found["faults"]) == 1 and key in found["faults"][0], found["faults"]
     page = DatasetBrowser(tmp_path / "data").kept_html()
     assert page.count("<b>Damaged:</b>") == 1 and key in page
-    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    manifest = read_json(tmp_path / "data" / "manifest.json")
     pixels = lambda z: z[:3].permute(1, 2, 3, 0).byte().numpy()  # noqa: E731
     reference = ShardReference(str(tmp_path / "data"), "train", pixels, manifest["tokenizer"])
     stills, clips, failed = choose(reference, 20, 20, 9, 0)

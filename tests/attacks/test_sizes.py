@@ -28,6 +28,9 @@ from dfm_nb.data.sources import _media, folder, table
 from dfm_nb.data.sources._media import MediaOptions
 from dfm_nb.generation import clip_files
 from dfm_nb.generation.request import Request
+from tests.base.test_video import refused
+from tests.data.sources.test_folder import fault
+from tests.json_files import write_lines
 
 DEEP = "[" * 100_000
 
@@ -145,15 +148,17 @@ def video_of_pixels(path, aspect: Fraction) -> None:
     path.write_bytes(content)
 
 
+def clips_of(folder, clip_frames) -> list:
+    return list(MediaOptions(clip_frames=clip_frames).clips(folder / "a.mp4", "a"))
+
+
 @pytest.mark.parametrize("aspect", [Fraction(200), Fraction(1, 200)])
 @pytest.mark.parametrize("clip_frames", [None, 17])
 def test_pixels_of_an_absurd_aspect_are_refused(aspect, clip_frames, tmp_path):
     video_of_pixels(tmp_path / "a.mp4", aspect)
-    with pytest.raises(SampleError, match=r"a\.mp4") as caught:
-        list(MediaOptions(clip_frames=clip_frames).clips(tmp_path / "a.mp4", "a"))
-    assert caught.value.reason == "too_large"
+    assert refused(clips_of, tmp_path, clip_frames, name=r"a\.mp4") == "too_large"
     video_of_pixels(tmp_path / "a.mp4", Fraction(2))
-    ((_, frames, *_),) = MediaOptions(clip_frames=clip_frames).clips(tmp_path / "a.mp4", "a")
+    ((_, frames, *_),) = clips_of(tmp_path, clip_frames)
     assert frames.shape == (17, 64, 128, 3)
 
 
@@ -162,29 +167,23 @@ def test_a_clip_and_a_frame_are_bounded_as_a_video_is(tmp_path, monkeypatch):
     for frames, fits, most in ((25, 5, 9), (1, 0, 0.5)):
         monkeypatch.setattr(video, "MAX_BYTES", int(most * 64 * 64 * 3))
         for clip_frames in (None, frames):
-            with pytest.raises(SampleError) as caught:
-                list(MediaOptions(clip_frames=clip_frames).clips(tmp_path / "a.mp4", "a"))
-            assert caught.value.reason in ("too_long", "too_large")
+            assert refused(clips_of, tmp_path, clip_frames) in ("too_long", "too_large")
         if fits:
-            assert len(list(MediaOptions(clip_frames=fits).clips(tmp_path / "a.mp4", "a"))) == 5
+            assert len(clips_of(tmp_path, fits)) == 5
 
 
 def test_given_pictures_are_bounded_in_number_and_in_all(tmp_path, monkeypatch):
     for name in ("a", "b", "s"):
         Image.new("RGB", (64, 64)).save(tmp_path / f"{name}.png")
     rows = [{"file_name": f"{n}.png", "text": n, "source_image": ["s.png"] * m} for n, m in (("a", 16), ("b", 17))]
-    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_lines(tmp_path / "metadata.jsonl", rows)
     source = folder.build(str(tmp_path))
     assert [len(clip.given) for clip in source.read(0)] == [16]
-    with pytest.raises(SampleError, match="17 given") as caught:
-        list(source.read(1))
-    assert caught.value.reason == "too_many_given"
+    assert fault(source, 1).reason == "too_many_given"
     with pytest.raises(ValueError, match="--given"):
         Request("a", given=["s.png"] * 17)
     monkeypatch.setattr(_media, "MAX_BYTES", 15 * 64 * 64 * 3)
-    with pytest.raises(SampleError) as caught:
-        list(source.read(0))
-    assert caught.value.reason == "too_large"
+    assert fault(source).reason == "too_large"
 
 
 def test_of_given_videos_one_clip_is_in_memory(tmp_path):
@@ -208,7 +207,7 @@ NAMES = ["a" * 300 + ".png", "a" * 5000 + ".png", "a/" * 3000 + "a.png", "\ud800
 def test_a_name_that_no_file_can_have_is_dropped(name, tmp_path):
     Image.new("RGB", (64, 64)).save(tmp_path / "good.png")
     rows = [{"file_name": n, "text": "a cat"} for n in ("good.png", name)]
-    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_lines(tmp_path / "metadata.jsonl", rows)
     source = folder.build(str(tmp_path))
     json.dumps(source.identity()).encode()
     for index, file in enumerate(source.files):

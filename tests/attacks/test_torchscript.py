@@ -8,11 +8,11 @@ import torch
 
 from dfm_nb import inspect
 from dfm_nb.base.argv import guard
-from dfm_nb.base.files import listed_as
-from dfm_nb.data.prepared_folder import seal_folder
 from dfm_nb.data.sample_index import index_dataset
 from dfm_nb.generation.pipeline import Pipeline
 from tests.attacks.checkpoint_files import copy_run, reseal
+from tests.attacks.sample_files import seal_as_it_is
+from tests.json_files import read_json
 
 
 class WritesAFile(torch.nn.Module):
@@ -31,7 +31,7 @@ class WritesAFile(torch.nn.Module):
 
 def poison(folder: Path, mark: Path) -> None:
     """The folder names cosmos_cv and brings it."""
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     manifest["tokenizer"] = {"name": "cosmos_cv"}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     save_program(folder, mark)
@@ -62,7 +62,7 @@ def test_inspect_runs_no_program_of_the_data(data, mark, capsys, monkeypatch, mi
     monkeypatch.chdir(data)
     if missing:
         (data / missing).unlink()
-        seal_folder(data, {tar.name: listed_as(tar) for tar in data.glob("*.tar")})
+        seal_as_it_is(data)
     named = ["--tokenizer", "cosmos_cv"] if missing == "manifest.json" else []
     assert guard(inspect.main, [str(data), *named]) == 2
     error = capsys.readouterr().err

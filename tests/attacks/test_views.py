@@ -13,11 +13,11 @@ import pytest
 
 import dfm_nb
 import workbench
-from dfm_nb.base.files import listed_as
 from dfm_nb.base.video import write_png
-from dfm_nb.data.prepared_folder import seal_folder
 from dfm_nb.experiments.runs import run_page
 from tests.attacks.checkpoint_files import copy_run
+from tests.attacks.sample_files import seal_as_it_is
+from tests.json_files import change_json, read_json
 from workbench import DatasetBrowser, Gallery, Launcher, Monitor, Runs
 from workbench.launcher_panel import Panel
 
@@ -101,7 +101,7 @@ RECORDS += [("run.pid", "pid", 10**30), ("notes.json", "note", {}), ("verdict.js
 @pytest.mark.parametrize("file, key, value", RECORDS, ids=str)
 def test_odd_values_in_records_end_no_view(foreign, file, key, value, monkeypatch):
     path = foreign / file
-    told = json.loads(path.read_text()) if path.exists() else {"phase": "training", "host": "x", "started_s": 1.0}
+    told = read_json(path) if path.exists() else {"phase": "training", "host": "x", "started_s": 1.0}
     path.write_text(json.dumps({**told, key: value}))
     monkeypatch.setattr("workbench.monitor.Watched.state", "running")
     (foreign / "config.yaml").write_text(f"train:\n  train_iters: 1{'0' * 400}\n")
@@ -138,8 +138,8 @@ SHARDS = [[{"name": "rank0-000000.tar"}], [{"split": "train"}], 5, [5], [{"name"
 @pytest.mark.parametrize("shards", SHARDS, ids=str)
 def test_a_manifests_shards_are_read_or_named(data, shards):
     path = data / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"shards": shards}))
-    seal_folder(data, {tar.name: listed_as(tar) for tar in data.glob("*.tar")})
+    change_json(path, {"shards": shards})
+    seal_as_it_is(data)
     with pytest.raises(ValueError, match="shards"):
         DatasetBrowser(data)
 

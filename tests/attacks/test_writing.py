@@ -208,14 +208,6 @@ def test_lab_follows_no_link_and_keeps_what_is_there(theirs, tmp_path, name):
         assert (place / name).is_symlink() and (place / "02_train.ipynb").is_file()
 
 
-def test_labs_pictures_replace_none(tmp_path):
-    lab.provide(tmp_path / "n")
-    (tmp_path / "n/02_train.ipynb").unlink()
-    (tmp_path / "n/images/blend.png").write_bytes(b"mine")
-    assert lab.provide(tmp_path / "n") == 1
-    assert (tmp_path / "n/images/blend.png").read_bytes() == b"mine"
-
-
 @pytest.mark.parametrize("name", [".nv-meta", shards.RECORDS])
 def test_a_data_folders_records_are_no_link(tmp_path, name):
     (tmp_path / "elsewhere").mkdir()

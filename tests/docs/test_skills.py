@@ -8,6 +8,7 @@ import pytest
 
 from dfm_nb.base.video import write_png
 from tests.docs.docs_pages import Page, desk
+from tests.json_files import read_json
 
 PAGES = [Page(f"skills/{name}/SKILL.md") for name in ("prepare-data", "train-and-watch", "judge-and-hand-on")]
 
@@ -26,5 +27,5 @@ def test_the_commands_of_the_skills_run_in_order(tmp_path):
     assert prepared["counts"]["samples"] == 64 and inspected["faults"] == []
     for page in PAGES[1:]:
         here.run_page(page)
-    assert json.loads((tmp_path / "train.json").read_text())
+    assert read_json(tmp_path / "train.json")
     assert (tmp_path / "mine.png").is_file() and (tmp_path / "mine.safetensors").is_file()

@@ -16,6 +16,7 @@ from dfm_nb.base.video import read_image, read_video, write_mp4
 from dfm_nb.generate import GenerateOptions, main
 from dfm_nb.generation import clip_files
 from dfm_nb.generation.request import Request
+from tests.json_files import read_json
 from tests.processes import commands, wait_until
 
 pytestmark = pytest.mark.slow
@@ -66,7 +67,7 @@ def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
     assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompts-file", f"{out}.json") == 0
     assert f"b.mp4, bit for bit the clip of {out}.json" in capsys.readouterr().out
     assert (tmp_path / "b.mp4").read_bytes() == out.read_bytes()
-    sidecar, again = (json.loads(Path(f"{p}.json").read_text()) for p in (out, tmp_path / "b.mp4"))
+    sidecar, again = (read_json(f"{p}.json") for p in (out, tmp_path / "b.mp4"))
     assert {k for k in sidecar | again if sidecar[k] != again[k]} <= {"elapsed_s", "made_at"}
     frames, fps = read_video(out)
     assert frames.shape == (5, 32, 48, 3) and fps == 8
@@ -87,7 +88,7 @@ def test_sidecar_knows_what_it_started_from(tiny_checkpoint, tmp_path, capsys, m
     monkeypatch.chdir(tmp_path / "elsewhere")
     again = ["--prompts-file", f"{out}.json"]
     assert generate(tiny_checkpoint, tmp_path / "b.mp4", *again) == 0
-    first, second = (json.loads((tmp_path / f"{name}.mp4.json").read_text()) for name in "ab")
+    first, second = (read_json(tmp_path / f"{name}.mp4.json") for name in "ab")
     assert first["frames_sha256"] == second["frames_sha256"]
     capsys.readouterr()
     write_mp4(start, np.full((5, 32, 48, 3), 200, np.uint8), 12)
@@ -97,7 +98,7 @@ def test_sidecar_knows_what_it_started_from(tiny_checkpoint, tmp_path, capsys, m
 
 def test_hashes_and_latent_of_the_sidecar_are_those_of_the_clip(tiny_checkpoint, tmp_path):
     assert generate(tiny_checkpoint, tmp_path / "a.mp4", "--prompt", "a bee", "--save-latents") == 0
-    record = json.loads((tmp_path / "a.png.json").read_text())
+    record = read_json(tmp_path / "a.png.json")
     picture = read_image(tmp_path / "a.png")
     assert hashlib.sha256(picture.tobytes()).hexdigest() == record["frames_sha256"]
     latent = load_file(tmp_path / "a.png.safetensors")["latent"]
@@ -107,7 +108,7 @@ def test_hashes_and_latent_of_the_sidecar_are_those_of_the_clip(tiny_checkpoint,
     assert recommended == (3, 2, "unipc_2"), "flags go before what the checkpoint recommends"
     other = "bf16" if record["mixed_precision"] == "fp32" else "fp32"
     assert generate(tiny_checkpoint, tmp_path / "b.mp4", "--prompt", "a bee", "--mixed-precision", other) == 0
-    rounded = json.loads((tmp_path / "b.png.json").read_text())
+    rounded = read_json(tmp_path / "b.png.json")
     assert rounded["mixed_precision"] == other and rounded["latent_sha256"] != record["latent_sha256"]
 
 

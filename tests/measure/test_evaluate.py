@@ -19,6 +19,7 @@ from dfm_nb.data.sample_index import index_dataset
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.measure import evaluate, reference, run_verdict
 from tests import tiny_run
+from tests.json_files import read_json
 
 STEPS = ["--num-steps", "2", "--guidance", "2", "--size-px", "32"]
 
@@ -30,7 +31,7 @@ def test_the_command_measures_images_and_clips_against_a_prepared_folder(tiny_ch
     argv += ["--output", str(tmp_path / "e.json"), "--contact-sheet", str(tmp_path / "e.png")]
     assert guard(evaluate.main, argv) == 0
     said = capsys.readouterr().out
-    result = json.loads((tmp_path / "e.json").read_text())
+    result = read_json(tmp_path / "e.json")
     about = result["dataset"]
     assert (about["name"], about["split"], about["unreadable"]) == (str(tiny_data), "train", 0)
     images = result["images"]
@@ -106,7 +107,7 @@ def test_unseen_combinations_need_no_dataset_and_repeat(tiny_checkpoint, tmp_pat
     results = []
     for name in ("a", "b"):
         assert guard(evaluate.main, [*argv, "--output", str(tmp_path / name)]) == 0
-        results.append(json.loads((tmp_path / name).read_text()))
+        results.append(read_json(tmp_path / name))
     assert results[0] == results[1] and results[0]["images"]["samples"] == 6 and "clips" not in results[0]
     assert set(results[0]["wordings"]) == set(wordings.forms())
     assert set(results[0]["images"]["distances"]) == {"efficientnet_lite0"} and "--dataset" not in caplog.text
@@ -146,7 +147,7 @@ def test_all_checkpoints_get_a_verdict_and_a_damaged_one_is_named(run_and_data, 
     (row,) = result["checkpoints"]
     assert row["iteration"] == 3 and row["val_loss"] == 0.5 and row["copies"]["low"] <= row["copies"]["value"]
     assert result["verdict"]["take"] == 3 and {"kernel_distance", "copies"} <= result["verdict"]["real"].keys()
-    assert json.loads((run / "verdict.json").read_text()) | {"exit_code": 0} == result
+    assert read_json(run / "verdict.json") | {"exit_code": 0} == result
     assert (run / "verdict.png").exists() and (tmp_path / "c.png").exists()
 
 
@@ -170,7 +171,7 @@ def test_drift_is_from_the_prompts_of_the_base_if_it_is_there(caplog):
 def test_what_cannot_be_measured_is_one_sentence(run_and_data, tiny_checkpoint, tiny_data, tmp_path, capsys):
     run, data = run_and_data
     other = shutil.copytree(tiny_data, tmp_path / "other")
-    manifest = json.loads((other / "manifest.json").read_text())
+    manifest = read_json(other / "manifest.json")
     manifest["tokenizer"]["sha256"] = "0" * 64
     (other / "manifest.json").write_text(json.dumps(manifest))
     index_dataset(other)  # a change that is meant

@@ -1,6 +1,5 @@
 """Real samples of folders that another writer made."""
 
-import json
 import shutil
 from unittest.mock import MagicMock, Mock
 
@@ -12,6 +11,7 @@ from dfm_nb.adopt import adopt_dataset
 from dfm_nb.base import geometry, video
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.measure.reference import Originals, Real, choose, open_reference
+from tests.json_files import read_json
 
 
 def test_no_more_is_looked_at_than_is_asked_for():
@@ -53,7 +53,7 @@ def test_samples_are_compared_with_their_files_while_these_are_here_and_unchange
     video.write_png(tmp_path / "set/1.png", shown[0])
     changed = [key for key, original in opened().items() if original is None]
     assert len(changed) == 1 and changed[0].startswith("1")
-    manifest = json.loads((tmp_path / "data/manifest.json").read_text())
+    manifest = read_json(tmp_path / "data/manifest.json")
     (tmp_path / "evil.py").write_text("raise SystemExit('a module of a manifest ran')")
     for source in (f"folder:{tmp_path / 'gone'}", f"evil:build:{tmp_path / 'set'}"):
         store = Mock(manifest=manifest | {"arguments": manifest["arguments"] | {"source": source}}, folder=tmp_path)

@@ -23,6 +23,7 @@ from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.check import alike
 from dfm_nb.text.corpus import PreprocessConfig, find_parts, merge, preprocess
 from dfm_nb.text.indexed import optimal_dtype, read_meta
+from tests.json_files import read_json, write_lines
 from tests.text.conftest import KINDS
 from tests.text.text_tokenizers import build, sample_text, save
 
@@ -69,9 +70,19 @@ def megatron_pair(documents: list, folder: Path, prefix: Path, eod: bool = True,
     return Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()
 
 
+@pytest.fixture
+def made(folders, tmp_path):
+    """`made(source)`: what `preprocess` tells of a corpus `out`, by the tokenizer `gpt2`."""
+
+    def run(source, name="out", kind="gpt2", **changes):
+        return preprocess(config(source, tmp_path / name, folders[kind], **changes))
+
+    return run
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [None, np.int32])
-def test_preprocess_bytes_equal_megatrons(folders, tmp_path, kind, dtype):
+def test_preprocess_bytes_equal_megatrons(made, folders, tmp_path, kind, dtype):
     """With the data type that Megatron chooses and with another, whatever the workers, the chunks and the path."""
     documents = [*texts(80), ["the fox jumps.", "", "over a dog"], ["", ""]]
     source = write_jsonl(tmp_path / "in.jsonl", documents)
@@ -79,43 +90,43 @@ def test_preprocess_bytes_equal_megatrons(folders, tmp_path, kind, dtype):
         want = megatron_pair(documents, folders[kind], tmp_path / "reference", eod, dtype)
         flags = {"append_eod": eod} | ({"dtype": "int32"} if dtype else {})
         for way in ({}, {"tokenizer_backend": "tokenizers", "chunk_size": 3, "chunk_bytes": 1000}) if eod else ({},):
-            preprocess(config(source, tmp_path / "out", folders[kind], **flags, **way))
+            made(source, kind=kind, **flags, **way)
             assert pair(tmp_path / "out") == want
     if kind == "gpt2":
-        preprocess(config(source, tmp_path / "two", folders[kind], workers=2, chunk_size=7, **flags))
+        made(source, "two", kind, workers=2, chunk_size=7, **flags)
         assert pair(tmp_path / "two") == want
 
 
-def test_compressed_globs_and_stdin_equal_the_plain_file(folders, tmp_path, monkeypatch):
+def test_compressed_globs_and_stdin_equal_the_plain_file(made, tmp_path, monkeypatch):
     whole = write_jsonl(tmp_path / "whole.jsonl", texts(90))
-    preprocess(config(whole, tmp_path / "base", folders["gpt2"]))
+    made(whole, "base")
     lines = whole.read_bytes().splitlines(keepends=True)
     (tmp_path / "p0.jsonl").write_bytes(b"".join(lines[:30]).rstrip(b"\n"))  # no newline at the end
     (tmp_path / "p1.jsonl.gz").write_bytes(gzip.compress(b"".join(lines[30:60])))
     frames = [pa.Codec("zstd").compress(b"".join(part), asbytes=True) for part in (lines[60:70], lines[70:])]
     (tmp_path / "p2.jsonl.zst").write_bytes(b"".join(frames))
-    preprocess(config(str(tmp_path / "p*.jsonl*"), tmp_path / "mixed", folders["gpt2"]))
+    made(str(tmp_path / "p*.jsonl*"), "mixed")
     assert pair(tmp_path / "mixed") == pair(tmp_path / "base")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(whole.read_bytes())))
-    preprocess(config("-", tmp_path / "stdin", folders["gpt2"]))
+    made("-", "stdin")
     assert pair(tmp_path / "stdin") == pair(tmp_path / "base")
     pipe, end = os.pipe()  # as a shell's <(zcat FILE), which cannot seek
     os.write(end, whole.read_bytes())
     os.close(end)
-    preprocess(config(f"/dev/fd/{pipe}", tmp_path / "pipe", folders["gpt2"]))
+    made(f"/dev/fd/{pipe}", "pipe")
     assert pair(tmp_path / "pipe") == pair(tmp_path / "base")
 
 
-def test_several_keys_give_a_corpus_each(folders, tmp_path):
+def test_several_keys_give_a_corpus_each(made, folders, tmp_path):
     rows = [{"text": sample_text(i), "title": sample_text(i + 500, words=4)} for i in range(60)]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["bpe"], json_keys=("text", "title")))
+    write_lines(tmp_path / "in.jsonl", rows)
+    made(tmp_path / "in.jsonl", kind="bpe", json_keys=("text", "title"))
     for key in ("text", "title"):
         want = megatron_pair([r[key] for r in rows], folders["bpe"], tmp_path / f"reference_{key}")
         assert pair(tmp_path / "out", key) == want
 
 
-def test_partitions_merge_to_one_run(folders, tmp_path):
+def test_partitions_merge_to_one_run(made, folders, tmp_path):
     """Of files of both kinds: a compressed one is never cut."""
     documents = texts(200)
     for part in range(5):
@@ -124,7 +135,7 @@ def test_partitions_merge_to_one_run(folders, tmp_path):
             (tmp_path / f"in{part}.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
             path.unlink()
     source = str(tmp_path / "in*.jsonl*")
-    preprocess(config(source, tmp_path / "one", folders["gpt2"]))
+    made(source, "one")
     for count in (2, 7):
         prefix = tmp_path / f"many{count}"
         shares = [config(source, prefix, folders["gpt2"], partition=f"{i}/{count}") for i in range(count)]
@@ -132,7 +143,7 @@ def test_partitions_merge_to_one_run(folders, tmp_path):
         assert total == 200
         merge(find_parts(str(prefix)), f"{prefix}_text_document", progress=False)
         assert pair(prefix) == pair(tmp_path / "one")
-    meta = [json.loads(Path(f"{tmp_path}/{n}_text_document.meta.json").read_text()) for n in ("one", "many7")]
+    meta = [read_json(f"{tmp_path}/{n}_text_document.meta.json") for n in ("one", "many7")]
     assert all(meta[0][k] == meta[1][k] for k in ("documents", "tokens", "empty_documents", "tokenizer_sha256"))
 
 
@@ -181,13 +192,13 @@ STEPS = {"write": text_parts.Parts, "save": text_parts.Parts, "replace": os}
 
 @pytest.mark.parametrize("where", STEPS)
 @pytest.mark.parametrize("verb", [preprocess, merge])
-def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(folders, tmp_path, monkeypatch, verb, where):
+def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(made, folders, tmp_path, monkeypatch, verb, where):
     """Stop at each chunk, before and after its state is written, and between the renames; leave torn part files."""
     source = write_jsonl(tmp_path / "in.jsonl", texts(60))
-    preprocess(config(source, tmp_path / "base", folders["gpt2"], chunk_bytes=2048))
+    made(source, "base", chunk_bytes=2048)
     out = tmp_path / "out" / "out"
     if verb is merge:
-        parts = [preprocess(config(source, tmp_path / "in", folders["gpt2"], partition=f"{i}/8")) for i in range(8)]
+        parts = [made(source, "in", partition=f"{i}/8") for i in range(8)]
         monkeypatch.setattr("dfm_nb.text.corpus._MERGE_TOKENS", 100)
 
     def run():
@@ -213,7 +224,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("name", BAD_LINES)
-def test_bad_line_is_named_or_skipped_and_counted(folders, tmp_path, name):
+def test_bad_line_is_named_or_skipped_and_counted(made, folders, tmp_path, name):
     """A second run with `skip` resumes behind the lines that are done."""
     (line, message), first = BAD_LINES[name], 23
     good = [t for t in texts(60) if len(json.dumps(t)) < 1500]
@@ -223,16 +234,16 @@ def test_bad_line_is_named_or_skipped_and_counted(folders, tmp_path, name):
     source.write_bytes(b"\n".join(lines) + b"\n")
     flags = {"chunk_bytes": 2048}
     with pytest.raises(ValueError, match=rf"in\.jsonl, line {first + 1}: .*{message}"):
-        preprocess(config(source, tmp_path / "out", folders["gpt2"], **flags))
+        made(source, **flags)
     assert not [*tmp_path.glob("*.bin"), *tmp_path.glob("*.idx")]
-    result = preprocess(config(source, tmp_path / "out", folders["gpt2"], on_error="skip", **flags))
+    result = made(source, on_error="skip", **flags)
     assert (result.skipped, result.documents) == (1, len(good)) and result.resumed_documents > 0
-    record = json.loads(Path(result.skipped_path).read_text())
+    record = read_json(result.skipped_path)
     assert record["line"] == first + 1 and record["file"] == str(source)
     assert pair(tmp_path / "out") == megatron_pair(good, folders["gpt2"], tmp_path / "reference")
 
 
-def test_values_of_other_keys_need_not_be_usable(folders, tmp_path):
+def test_values_of_other_keys_need_not_be_usable(made, folders, tmp_path):
     """Integers beyond what Python converts, half of a surrogate pair, a byte order mark, blank lines, a key twice;
     nesting that no parser follows is named.
     """
@@ -242,28 +253,19 @@ def test_values_of_other_keys_need_not_be_usable(folders, tmp_path):
     deep = b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "a fox"}'
     (tmp_path / "in.jsonl").write_bytes(b"\n".join([*good, deep]))
     with pytest.raises(ValueError, match="line 7: "):
-        preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"]))
-    result = preprocess(config(tmp_path / "in.jsonl", tmp_path / "out", folders["gpt2"], on_error="skip"))
+        made(tmp_path / "in.jsonl")
+    result = made(tmp_path / "in.jsonl", on_error="skip")
     assert (result.documents, result.skipped, result.blank_lines) == (4, 1, 2)
     assert pair(tmp_path / "out") == megatron_pair(["a fox"] * 4, folders["gpt2"], tmp_path / "reference")
 
 
-def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys, monkeypatch):
+def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys):
     source = write_jsonl(tmp_path / "in.jsonl", texts(40), key="body")
     flags = f"--input {source} --output_prefix {tmp_path}/out --tokenizer-type HuggingFaceTokenizer --tokenizer_model"
     flags += f" {folders['gpt2']} --json-keys body --workers 1 --chunk_size 1000 --append-eod"
     assert commands.main(["preprocess", *flags.split()]) == 0
     assert "40 documents" in capsys.readouterr().out
     assert pair(tmp_path / "out", "body") == megatron_pair(texts(40), folders["gpt2"], tmp_path / "reference")
-    for rank in range(2):
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        monkeypatch.setenv("RANK", str(rank))
-        words = ["preprocess", *flags.replace("/out", "/ranks").split()]
-        with pytest.raises(ValueError, match="--partition"):
-            commands.main(words)
-        assert commands.main([*words, "--partition", "auto"]) == 0
-    assert commands.main(["merge", "--output-prefix", f"{tmp_path}/ranks", "--json-keys", "body"]) == 0
-    assert pair(tmp_path / "ranks", "body") == pair(tmp_path / "out", "body")
 
 
 def test_partition_is_a_part_or_that_of_an_indexed_job(monkeypatch):
@@ -277,15 +279,17 @@ def test_partition_is_a_part_or_that_of_an_indexed_job(monkeypatch):
         monkeypatch.setenv("RANK", str(int(world) // 4))
         monkeypatch.setenv("WORLD_SIZE", world)
         assert text_corpus.part_of("auto") == part
+    with pytest.raises(ValueError, match="--partition"):
+        text_corpus.part_of(None)
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert text_corpus.part_of(None) == (0, 1)
 
 
-def test_two_runs_on_one_prefix_are_refused(folders, tmp_path):
+def test_two_runs_on_one_prefix_are_refused(made, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", texts(5))
     with text_parts.Parts.open(str(tmp_path / "out"), {}, {}):
         with pytest.raises(ValueError, match="out"):
-            preprocess(config(source, tmp_path / "out", folders["gpt2"]))
+            made(source)
 
 
 def test_a_folder_in_which_nothing_can_be_made_is_no_other_run(folders, tmp_path):
@@ -293,12 +297,12 @@ def test_a_folder_in_which_nothing_can_be_made_is_no_other_run(folders, tmp_path
         preprocess(config(write_jsonl(tmp_path / "in.jsonl", texts(5)), "/proc/out", folders["gpt2"]))
 
 
-def test_input_that_has_changed_begins_from_the_start(folders, tmp_path):
+def test_input_that_has_changed_begins_from_the_start(made, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [*texts(50), 3])
     with pytest.raises(ValueError, match="line 51"):
-        preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_bytes=512))
+        made(source, chunk_bytes=512)
     assert (tmp_path / "out.unfinished/progress.json").exists()
-    result = preprocess(config(source, tmp_path / "out", folders["gpt2"], on_error="skip", append_eod=False))
+    result = made(source, on_error="skip", append_eod=False)
     assert result.resumed_documents == 0 and result.documents == 50 and result.skipped == 1
 
 
@@ -312,14 +316,14 @@ def test_input_that_has_changed_begins_from_the_start(folders, tmp_path):
         ("in.gz", gzip.compress(b"{}", mtime=0)[:-9]),
     ],
 )
-def test_input_without_documents_and_truncated_input_are_named(folders, tmp_path, name, content):
+def test_input_without_documents_and_truncated_input_are_named(made, tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=name):
-        preprocess(config(tmp_path / name, tmp_path / "out", folders["gpt2"]))
+        made(tmp_path / name)
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
-def test_a_difference_of_the_back_ends_starts_again_and_one_corpus_has_one(folders, tmp_path, monkeypatch):
+def test_a_difference_of_the_back_ends_starts_again_and_one_corpus_has_one(made, folders, tmp_path, monkeypatch):
     """The rest of a run that has started again continues with `tokenizers`."""
     pytest.importorskip("gigatoken")
     source = write_jsonl(tmp_path / "in.jsonl", [*texts(60), 3])
@@ -337,29 +341,29 @@ def test_a_difference_of_the_back_ends_starts_again_and_one_corpus_has_one(folde
 
     monkeypatch.setattr(text_encode, "_tokenizers", other)
     with pytest.raises(ValueError, match="line 61"):  # started again, and then stopped
-        preprocess(config(source, tmp_path / "out", folders["gpt2"], chunk_bytes=2048))
-    result = preprocess(config(source, tmp_path / "out", folders["gpt2"], **settings))
+        made(source, chunk_bytes=2048)
+    result = made(source, **settings)
     assert result.tokenizer_backend == "tokenizers" and result.resumed_documents and pair(tmp_path / "out") == want
     calls.clear()
     with pytest.raises(ValueError, match="token 0 .*; use --tokenizer-backend tokenizers"):
-        preprocess(config(source, tmp_path / "more", folders["gpt2"], tokenizer_backend="gigatoken", **settings))
+        made(source, "more", tokenizer_backend="gigatoken", **settings)
     calls.clear()
     assert "token 0" in preprocess(parts[1]).warnings[0]
     with pytest.raises(ValueError, match="tokenizer_backend"):
         merge(find_parts(str(tmp_path / "parts")), str(tmp_path / "joined"), progress=False)
 
 
-def test_a_glob_leaves_out_the_files_of_the_run(folders, tmp_path):
+def test_a_glob_leaves_out_the_files_of_the_run(made, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [*texts(20), 3])
     for _ in range(2):
-        result = preprocess(config(tmp_path / "*.json*", tmp_path / "in", folders["gpt2"], on_error="skip"))
+        result = made(tmp_path / "*.json*", "in", on_error="skip")
         assert (result.documents, result.skipped) == (20, 1) and source.exists()
 
 
 def test_special_tokens_in_a_text_can_be_text(folders, tmp_path):
     """`split_special_tokens` and a file of another name are read as transformers reads them, or refused."""
     folder = shutil.copytree(folders["gpt2"], tmp_path / "split")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings = read_json(folder / "tokenizer_config.json")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"split_special_tokens": True}))
     documents = ["a <|endoftext|> b"]
     preprocess(config(write_jsonl(tmp_path / "in.jsonl", documents), tmp_path / "out", folder))
@@ -417,7 +421,7 @@ def test_tokenizers_that_do_not_fit_are_named(folders, tmp_path):
 @pytest.mark.parametrize("change", [{"dropout": 0.3}, {"vocab": 0}])
 def test_a_tokenizer_of_other_ids_in_each_run_is_refused(folders, tmp_path, change):
     folder = shutil.copytree(folders["gpt2"], tmp_path / "other")
-    about = json.loads((folder / "tokenizer.json").read_text())
+    about = read_json(folder / "tokenizer.json")
     about["model"] |= {"vocab": about["model"]["vocab"] | {"fo": 5, "dog": 5}} if "vocab" in change else change
     (folder / "tokenizer.json").write_text(json.dumps(about))
     with pytest.raises(ValueError, match="other"):
@@ -427,7 +431,7 @@ def test_a_tokenizer_of_other_ids_in_each_run_is_refused(folders, tmp_path, chan
 def test_what_tokenizers_reads_is_read(folders, tmp_path):
     """A file without the keys that have defaults, and without a class that could tell its EOD."""
     folder = shutil.copytree(folders["no_eos"], tmp_path / "short")
-    about = json.loads((folder / "tokenizer.json").read_text())
+    about = read_json(folder / "tokenizer.json")
     del about["truncation"], about["padding"]
     (folder / "tokenizer.json").write_text(json.dumps(about))
     want = text_tokenizer.load(folders["no_eos"])
@@ -439,14 +443,12 @@ def test_what_tokenizers_reads_is_read(folders, tmp_path):
         assert text_tokenizer.load(folder) == dataclasses.replace(want, name=str(folder))
 
 
-def test_a_text_is_short_enough_for_the_library_that_encodes_it(folders, tmp_path, monkeypatch):
+def test_a_text_is_short_enough_for_the_library_that_encodes_it(made, tmp_path, monkeypatch):
     monkeypatch.setattr(text_encode, "MAX_CHARS", 20)
     documents = ["a fox " * 9, "a \u0295 fox " * 9, "a \u0295 fox"]  # gigatoken leaves the last two to tokenizers
     source = write_jsonl(tmp_path / "in.jsonl", documents)
     for backend, skipped in (("gigatoken", 1), ("tokenizers", 2)):
-        result = preprocess(
-            config(source, tmp_path / "out", folders["gpt2"], on_error="skip", tokenizer_backend=backend)
-        )
+        result = made(source, on_error="skip", tokenizer_backend=backend)
         assert result.skipped == skipped
 
 
@@ -461,20 +463,20 @@ def test_where_the_hub_is_unknown_its_cache_alone_is_asked(monkeypatch):
     assert asked["local_files_only"]
 
 
-def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(folders, tmp_path):
+def test_merge_refuses_a_missing_part_and_mixed_or_damaged_corpora(made, folders, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", texts(30))
     for i in (0, 2):
-        preprocess(config(source, tmp_path / "out", folders["gpt2"], partition=f"{i}/3"))
+        made(source, partition=f"{i}/3")
     with pytest.raises(FileNotFoundError, match="00001-of-00003"):
         find_parts(str(tmp_path / "out"))
     changed = write_jsonl(tmp_path / "changed.jsonl", texts(40))
-    preprocess(config(changed, tmp_path / "out", folders["gpt2"], partition="1/3"))
+    made(changed, partition="1/3")
     with pytest.raises(ValueError, match="00001-of-00003"):
         merge(find_parts(str(tmp_path / "out")), str(tmp_path / "m"), progress=False)
     for name, kind, more in (("a", "gpt2", {}), ("b", "gpt2", {"dtype": "int32"}), ("c", "bpe", {})):
         preprocess(config(source, tmp_path / name, folders[kind], **more))
     a, b, c = (f"{tmp_path}/{n}_text_document" for n in "abc")
-    preprocess(config(source, tmp_path / "d", folders["gpt2"], append_eod=False))
+    made(source, "d", append_eod=False)
     d = f"{tmp_path}/d_text_document"
     faults = (([a, b], "uint16 in .* int32 in"), ([a, c], "c_text_docu"), ([a], "a_text_docu"), ([a, d], "append_eod"))
     for parts, named in faults:
@@ -505,18 +507,8 @@ def test_parts_of_a_folder_that_grew_or_under_another_number_are_refused(folders
     with pytest.raises(ValueError, match="00001-of-00002"):
         merge([first, last], str(tmp_path / "m"), progress=False)
     record = Path(f"{first}.meta.json")
-    record.write_text(json.dumps({k: v for k, v in json.loads(record.read_text()).items() if k != "part"}))
+    record.write_text(json.dumps({k: v for k, v in read_json(record).items() if k != "part"}))
     assert alike([first])[3].passed is None  # of an older version
-
-
-def test_a_corpus_of_another_tool_is_kept(tmp_path):
-    (tmp_path / "c.bin").write_bytes(b"theirs")
-    with (
-        pytest.raises(FileExistsError, match=r"c\.bin"),
-        text_parts.Parts.open(f"{tmp_path}/c", {"text": f"{tmp_path}/c"}, {}),
-    ):
-        pass
-    assert [p.name for p in tmp_path.iterdir()] == ["c.bin"]
 
 
 @pytest.mark.parametrize("joined", [False, True])

@@ -1,6 +1,5 @@
 """Samples at validation: of which captions, in which layouts, and what happens without a decoder."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from dfm_nb.training.validation import CAPTIONS
 from tests import tiny_run
 from tests.conftest import run_ranks
 from tests.distributed.layouts import LAYOUTS
+from tests.json_files import read_json
 from workbench.gallery import Gallery, load
 
 pytestmark = pytest.mark.slow
@@ -60,7 +60,7 @@ def test_default_samples_captions_of_the_data_beside_the_real_ones_without_a_tex
     from dfm_nb.data.stores import ShardStore
 
     clip, sample = ShardStore(tiny_data, "train").read(0), alone
-    said = json.loads(sample.with_suffix(sample.suffix + ".json").read_text())
+    said = read_json(sample.with_suffix(sample.suffix + ".json"))
     assert sample.name.startswith("idx=0_rank=0_sample.") and sample.parent.name == "iter_0000002"
     assert said["prompt"] == clip.meta["caption"] and said["caption_of"] == "train" and said["seed"] == 1234
     real = frames(sample.parents[1] / "data" / sample.name)
@@ -75,7 +75,7 @@ def test_default_samples_captions_of_the_data_beside_the_real_ones_without_a_tex
 
 def test_a_sample_is_what_the_checkpoint_generates_for_the_same_caption(tiny_data, alone):
     """By the same average: the shortest."""
-    said = json.loads(alone.with_suffix(alone.suffix + ".json").read_text())
+    said = read_json(alone.with_suffix(alone.suffix + ".json"))
     names = ("num_video_frames", "seed", "num_steps")
     request = Request(said["prompt"], **{name: said[name] for name in names})
     parallel.init()
@@ -93,7 +93,7 @@ def test_every_replica_samples_what_one_process_does(tiny_data, alone, tmp_path,
     ranks = [int(p.name.partition("_rank=")[2][0]) for p in samples]
     assert ranks == ([0] * CAPTIONS if layout else [0, 1] * (CAPTIONS // 2))
     assert np.abs(frames(samples[0]) - frames(alone)).max() <= 2
-    prompts = [json.loads(p.with_suffix(p.suffix + ".json").read_text())["prompt"] for p in samples]
+    prompts = [read_json(p.with_suffix(p.suffix + ".json"))["prompt"] for p in samples]
     assert len(set(prompts)) == len(prompts)
 
 

@@ -127,11 +127,17 @@ def test_drops_are_told_by_reason(tiny_data):
     assert "25 dropped: too_small (25)" in page and "8 &lt;px&gt;" in page and "and 5 more" in page
 
 
-def test_captions_are_edited_and_samples_set_aside(tiny_data, tmp_path):
-    folder = shutil.copytree(tiny_data, tmp_path / "data")
+def edited(folder) -> DatasetBrowser:
+    """A browser that is shown, with its fields for captions."""
     browser = DatasetBrowser(folder)
     browser.widget  # noqa: B018
     browser._editing.value = True
+    return browser
+
+
+def test_captions_are_edited_and_samples_set_aside(tiny_data, tmp_path):
+    folder = shutil.copytree(tiny_data, tmp_path / "data")
+    browser = edited(folder)
     first, second = browser.entries[:2]
     _, caption, aside = browser._cells.children[0].children
     caption.value = "  a moth,\n at rest"
@@ -150,9 +156,7 @@ def test_captions_are_edited_and_samples_set_aside(tiny_data, tmp_path):
 
 def test_a_button_encodes_changed_captions(tiny_data, tmp_path):
     folder = shutil.copytree(tiny_data, tmp_path / "data")
-    browser = DatasetBrowser(folder)
-    browser.widget  # noqa: B018
-    browser._editing.value = True
+    browser = edited(folder)
     caption = browser._cells.children[0].children[1]
     assert browser._encode.layout.display == "none"
     before, caption.value = browser.entries[0].read().text_emb, "a moth at rest"
@@ -178,9 +182,7 @@ def test_shards_that_name_a_module_are_not_encoded_again(tiny_data, tmp_path):
 
 
 def test_an_edit_that_cannot_be_kept_is_told(tiny_data, tmp_path):
-    browser = DatasetBrowser(shutil.copytree(tiny_data, tmp_path / "data"))
-    browser.widget  # noqa: B018
-    browser._editing.value = True
+    browser = edited(shutil.copytree(tiny_data, tmp_path / "data"))
     (tmp_path / "data" / EDITS).mkdir()
     caption = browser._cells.children[0].children[1]
     before, caption.value = caption.value, "a moth"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dfm_nb.base.metrics import Metrics
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import write_png
+from tests.json_files import change_json
 from tests.processes import wait_until
 from workbench.metrics_reader import MetricsReader
 from workbench.monitor import Monitor
@@ -84,22 +85,30 @@ def test_numbers_that_cannot_be_drawn_are_left_out(tmp_path):
     assert not monitor.runs[0].reader.rounds
 
 
+@pytest.mark.parametrize("over, factor, label", [("samples", 4, "samples"), ("elapsed_s", 2, "s")])
+def test_the_axis_can_be_samples_or_time(tmp_path, over, factor, label):
+    (run,) = runs(tmp_path, {})
+    monitor = Monitor(run)
+    monitor.read()
+    monitor.axis.value = over
+    training, validation = monitor.loss.data[:2]
+    assert training["x"] == [factor * i for i in range(1, 11)] and validation["x"] == [factor * 10]
+    assert monitor.loss.x_label == label
+
+
 def test_status_tells_progress_and_time_left(tmp_path):
-    assert Monitor(tmp_path / "later").status() == "not started · iteration 0"
+    assert Monitor(tmp_path / "later").runs[0].state == "not started"
     write(tmp_path, *(record(i) for i in range(1, 11)), {"iteration": 10, "val_loss": 0.25})
     (tmp_path / "config.yaml").write_text("train:\n  train_iters: 40\n")
     monitor = Monitor(tmp_path)
-    assert "iteration 10/40" in repr(monitor), "in a script nobody else reads"
+    assert "10/40" in repr(monitor), "in a script nobody else reads"
     assert monitor.runs[0].progress == 0.25
     assert monitor.runs[0].eta_s == pytest.approx(2.0 * 30)
-    for words in ("iteration 10/40", "loss 0.1000", "validation 0.2500", "lr 1.00e-03", "tokens/s 1,000"):
-        assert words in monitor.status()
     assert monitor.runs[0].state == "stopped"
     (tmp_path / "config.yaml").write_text("train:\n  train_iters: 10\n")
     monitor = Monitor(tmp_path)
     monitor.refresh()
-    assert monitor.status().startswith("finished · iteration 10/10")
-    assert monitor.png().startswith(b"\x89PNG") and 'alt="finished · iteration 10' in monitor.kept_html()
+    assert monitor.runs[0].state == "finished" and "10/10" in monitor.kept_html()
 
 
 def test_lines_hold_validation_by_sigma_of_first_and_last_round(tmp_path):
@@ -127,9 +136,9 @@ def test_the_best_round_is_marked_and_a_turn_is_told(tmp_path):
     ]
     write(tmp_path, record(1), *rounds[:4])
     monitor = Monitor(tmp_path)
-    assert "best validation at 20" in monitor.status() and "risen" not in monitor.status()
+    assert "3 rounds" not in monitor.status()
     write(tmp_path, rounds[4])
-    assert "best validation at 20; it has risen for 3 rounds" in monitor.status()
+    assert "at 20; it has risen for 3 rounds" in monitor.status()
     monitor.paint()
     mark = monitor.loss.data[-1]
     assert (mark["name"], mark["x"], mark["y"]) == ("best validation", [20.0], [0.7])
@@ -193,17 +202,21 @@ def test_slider_goes_back_through_the_samples(tmp_path):
         write_png(folder / "a.png", np.full((8, 8, 3), i, np.uint8))
     monitor = Monitor(tmp_path)
     monitor.widget  # noqa: B018
-    assert "Samples at iteration 15 " in monitor._media.value
+
+    def shown() -> int:
+        return int(re.search(r"iteration (\d+)", monitor._media.value)[1])
+
+    assert shown() == 15
     monitor.when.value = 1
-    assert "Samples at iteration 5 " in monitor._media.value
+    assert shown() == 5
     monitor.when.value = 3
     folder = tmp_path / "samples" / "iter_0000020"
     folder.mkdir()
     monitor.paint()
-    assert "Samples at iteration 20 " not in monitor._media.value, "its samples are not there yet"
+    assert shown() == 15, "its samples are not there yet"
     write_png(folder / "a.png", np.zeros((8, 8, 3), np.uint8))
     monitor.paint()
-    assert "Samples at iteration 20 " in monitor._media.value, "at its end it follows the newest"
+    assert shown() == 20, "at its end it follows the newest"
     monitor.close()
 
 
@@ -229,7 +242,7 @@ def test_runs_are_drawn_over_one_another_and_named_by_what_differs(tmp_path):
         assert [s["name"] for s in monitor.loss.data] == ["lr 0.1", "lr 0.2"]
         assert len({s["color"] for s in monitor.loss.data}) == 2
         assert [s["y"] for s in monitor.validation.data] == [[0.5], [0.5]]
-        assert monitor.status() == "2 runs: 2 finished" and monitor.runs[0].progress == 1
+        assert [run.state for run in monitor.runs] == ["finished"] * 2 and monitor.runs[0].progress == 1
         assert "train.lr" in monitor.table_html() and "dataset.path" not in monitor.table_html()
 
 
@@ -247,16 +260,6 @@ def test_a_run_can_be_left_out_and_a_new_one_is_found(tmp_path, monkeypatch):
     assert [s["name"] for s in monitor.loss.data] == ["lr 0.2", "lr 0.3"]
 
 
-def test_the_axis_can_be_samples_or_time(tmp_path):
-    write(tmp_path, *(record(i, samples=4 * i) for i in range(1, 11)), {"iteration": 10, "val_loss": 0.5})
-    monitor = Monitor(tmp_path)
-    monitor.read()
-    for over, factor, label in (("samples", 4, "samples"), ("elapsed_s", 2, "s")):
-        monitor.axis.value = over
-        assert monitor.loss.data[0]["x"] == [factor * i for i in range(1, 11)] and monitor.loss.x_label == label
-        assert monitor.loss.data[1]["x"] == [factor * 10]
-
-
 def test_a_running_run_tells_its_phase(tmp_path):
     run = Run.create(tmp_path / "run")
     run.claim()
@@ -264,16 +267,16 @@ def test_a_running_run_tells_its_phase(tmp_path):
         run.tell("validating")
         monitor = Monitor(run.path)
         assert monitor.runs[0].state == "running"
-        assert re.match(r"running · validating, \d+ s · iteration 0", monitor.status())
+        assert "validating" in monitor.status()
         write(run.path, *(record(i) for i in range(1, 11)))
         (run.path / "config.yaml").write_text("train:\n  train_iters: 40\n")
         assert "to go" in monitor.status()
         run.tell("building the model")  # of a run that goes on: that pace is the former one's
         assert "to go" not in monitor.status()
-        run.pid_file.write_text(json.dumps(json.loads(run.pid_file.read_text()) | {"phase": None}))
+        change_json(run.pid_file, {"phase": None})
         for started_s, phase in ((time.time() + 60, "starting"), (time.time() - 60, "ending")):
             (run.path / "launch.json").write_text(json.dumps({"started_s": started_s}))
-            assert f"running · {phase}, " in monitor.status() and "to go" not in monitor.status()
+            assert phase in monitor.status() and "to go" not in monitor.status()
     finally:
         run.release()
 

@@ -1,6 +1,5 @@
 """Pictures of ideas: the numbers that they tell, in closed form; nothing is cut off; they read without eyes."""
 
-import json
 import re
 
 import numpy as np
@@ -14,6 +13,7 @@ from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.diffusion import edm, samplers
 from dfm_nb.packs.packs import PackSettings
+from tests.json_files import write_lines
 from workbench import pictures
 
 PROMPT = "a red moth over a meadow"
@@ -98,7 +98,7 @@ def test_losses_of_a_network_that_answers_zero_are_those_of_the_target(silent):
 def test_losses_of_a_run_are_its_first_last_and_middle_rounds(tmp_path):
     of = lambda i: {"val_loss": 1 / i, "val_sigmas": [0.5, 2.0], "val_loss_by_sigma": [1 / i, 0.5 / i]}  # noqa: E731
     rounds = [{"iteration": i, **of(i)} for i in range(1, 8)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rounds))
+    write_lines(tmp_path / "metrics.jsonl", rounds)
     (tmp_path / "config.yaml").write_text(cfg.to_yaml(cfg.resolve("demo", overrides=["model.P_mean=0.7"])))
     told = check(pictures.loss_of_run(tmp_path)).summary
     assert re.findall(r"iteration (\d+)", told) == ["1", "4", "7"]

@@ -6,7 +6,6 @@ In closed form the estimate's middle frame after step k of n is a constant, `lev
 from __future__ import annotations
 
 import base64
-import json
 import re
 import shlex
 import subprocess
@@ -28,6 +27,7 @@ from dfm_nb.diffusion import samplers
 from dfm_nb.generate import GenerateOptions
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.request import Request
+from tests.json_files import read_json
 from tests.processes import wait_until
 from workbench import studio as module
 from workbench.studio import Studio
@@ -273,7 +273,7 @@ def test_saved_clips_have_their_settings_and_names_of_their_own(tmp_path):
         studio.draw("A moth, at ../night!", seed=5, **settings)
     names = [f"a-moth-at-night-seed5{end}" for end in (".png", "-2.png", "-3.mp4")]
     assert {p.name for p in media_in(tmp_path)} == set(names)
-    assert json.loads((tmp_path / f"{names[0]}.json").read_text())["seed"] == 5
+    assert read_json(tmp_path / f"{names[0]}.json")["seed"] == 5
 
 
 @pytest.mark.parametrize("frames", [1, 5])

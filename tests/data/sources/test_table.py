@@ -15,6 +15,7 @@ from PIL import Image
 from dfm_nb.base import urls, video
 from dfm_nb.data.sources import _fetch, folder, table
 from tests.data.sources.test_folder import fault, read
+from tests.json_files import write_lines
 from tests.servers import Quiet, serving
 
 
@@ -197,10 +198,22 @@ def write_table(path, rows):
     return path
 
 
+@pytest.fixture
+def build(tmp_path):
+    """A table of this name, which may be written first."""
+
+    def build(name, rows=None, **options):
+        if rows is not None:
+            write_table(tmp_path / name, rows)
+        return table.build(str(tmp_path / name), **options)
+
+    return build
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
-def test_every_kind_of_table_reads_alike(suffix, tmp_path):
+def test_every_kind_of_table_reads_alike(build, suffix, tmp_path):
     (tmp_path / "a.png").write_bytes(png())
-    source = table.build(str(write_table(tmp_path / f"t{suffix}", ROWS)))
+    source = build(f"t{suffix}", ROWS)
     assert len(source) == 4
     (clip,) = read(source)
     assert clip.caption == "ein Fälter" and clip.video.shape == (1, 20, 24, 3) and clip.source == "table"
@@ -222,78 +235,80 @@ def test_what_spreadsheets_write_is_read_and_a_guess_is_named(separator, encodin
     assert ("t.csv" in caplog.text and "F\xe4lter" in caplog.text) == (encoding == "cp1252")
 
 
-def test_of_a_list_of_pictures_the_first_is_taken_and_other_things_are_named_shortly(tmp_path, caplog):
+def test_of_a_list_of_pictures_the_first_is_taken_and_other_things_are_named_shortly(build, tmp_path, caplog):
     images = [[{"bytes": png("blue"), "path": "a"}, {"bytes": png(), "path": "b"}], [], None]
     pq.write_table(pa.table({"image": images, "text": ["a", "b", "c"]}), tmp_path / "t.parquet")
-    source = table.build(str(tmp_path / "t.parquet"))
+    source = build("t.parquet")
     assert colour_of(read(source)[0]) == (0, 0, 255) and "image" in caplog.text
     assert [fault(source, i).reason for i in (1, 2)] == ["no_media"] * 2
     rows = [{"image": image, "text": "x"} for image in (5, [[1] * 9999], "z" * 9999)]
-    source = table.build(str(write_table(tmp_path / "t.jsonl", rows)))
+    source = build("t.jsonl", rows)
     assert [fault(source, i).reason for i in (0, 1)] == ["no_media"] * 2
     assert "int" in fault(source, 0).detail and len(fault(source, 2).detail) < 1000
 
 
-def test_references_are_paths_file_urls_or_nothing_else(tmp_path):
+def test_references_are_paths_file_urls_or_nothing_else(build, tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a b.png").write_bytes(png("blue"))
     path = tmp_path / "sub" / "a b.png"
     refs = ["sub/a b.png", str(path), path.as_uri(), "ftp://example.org/a.png"]
-    source = table.build(str(write_table(tmp_path / "t.csv", [{"path": r, "text": "x"} for r in refs])))
+    source = build("t.csv", [{"path": r, "text": "x"} for r in refs])
     assert [colour_of(read(source, i)[0]) for i in range(3)] == [(0, 0, 255)] * 3
     assert fault(source, 3).reason == "bad_url"
 
 
-def test_image_bytes_in_parquet_are_used_and_the_url_where_there_are_none(tmp_path):
+def test_image_bytes_in_parquet_are_used_and_the_url_where_there_are_none(build, tmp_path):
     (tmp_path / "b.png").write_bytes(png("blue"))
     empty = {"bytes": None, "path": None}
     images = [{"bytes": png("red"), "path": "x.png"}, None, empty, {"bytes": b"", "path": "b.png"}]
     columns = {"image": images, "image_url": ["unused.png", "b.png", None, None], "caption": ["a", "b", "c", "d"]}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=1)
-    source = table.build(str(tmp_path / "t.parquet"))
+    source = build("t.parquet")
     assert [colour_of(read(source, i)[0]) for i in (0, 1, 3)] == [(255, 0, 0), (0, 0, 255), (0, 0, 255)]
     assert fault(source, 2).reason == "no_media"
 
 
-def test_raw_bytes_in_parquet_may_be_pictures_or_videos(tmp_path):
+def test_raw_bytes_in_parquet_may_be_pictures_or_videos(build, tmp_path):
     clip, times = mp4(tmp_path), pa.array([2**62] * 3, pa.timestamp("us"))  # none of Python's
     old = clip[:4] + b"free" + clip[8:]  # QuickTime without ftyp
     columns = {"image": [png("red"), clip, old], "caption": ["a", 7 * "b", "c"], "time": times}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet")
-    source = table.build(str(tmp_path / "t.parquet"))
+    source = build("t.parquet")
     assert [read(source, i)[0].video.shape for i in range(3)] == [(1, 20, 24, 3), (9, 32, 32, 3), (9, 32, 32, 3)]
 
 
-def test_captions_that_are_not_text_are_refused_and_numbers_are_taken(tmp_path):
+def test_captions_that_are_not_text_are_refused_and_numbers_are_taken(build, tmp_path):
     (tmp_path / "a.png").write_bytes(png())
     rows = [{"image": "a.png", "caption": c} for c in (["a", 3], {"en": "a"}, 42, None)]
-    source = table.build(str(write_table(tmp_path / "t.jsonl", rows)))
+    source = build("t.jsonl", rows)
     assert [fault(source, i).reason for i in (0, 1, 3)] == ["no_caption"] * 3 and read(source, 2)[0].caption == "42"
 
 
-def test_captions_and_names_of_any_length_drop_their_row(tmp_path):
+def test_captions_and_names_of_any_length_drop_their_row(build, tmp_path):
     rows = [{"image": "a.png", "caption": "x" * (2 << 20)}, {"image": "b" * (1 << 20), "caption": "b"}]
     rows += [{"image": "a.png", "caption": "c", "tags": ["y" * (2 << 20)]}, {"image": "a.png", "caption": "d"}]
     (tmp_path / "a.png").write_bytes(png())
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    source = table.build(str(tmp_path / "t.jsonl"))
+    write_lines(tmp_path / "t.jsonl", rows)
+    source = build("t.jsonl")
     for row in range(3):
         error = fault(source, row)
         assert error.reason == ("unreadable_image" if row == 1 else "too_large") and len(error.detail) < 1000
     assert read(source, 3)[0].caption == "d"
 
 
-@pytest.mark.parametrize("kind", ["compressed", "dictionary"])
-def test_a_parquet_file_of_few_bytes_takes_no_memory_for_many(tmp_path, kind):
-    large = [b"\0" * (100 << 20)] if kind == "compressed" else [b"\0" * (1 << 20)] * 100
+@pytest.mark.parametrize("large", [[b"\0" * (80 << 20)], [b"\0" * (1 << 20)] * 80], ids=["compressed", "dictionary"])
+def test_a_picture_of_few_bytes_takes_no_memory_for_many(build, tmp_path, large):
     columns = {"image": [png(), *large], "caption": ["a"] * (1 + len(large))}
     pq.write_table(pa.table(columns), tmp_path / "t.parquet", compression="zstd", row_group_size=101)
     assert (tmp_path / "t.parquet").stat().st_size < 1 << 20
-    assert fault(table.build(str(tmp_path / "t.parquet"))).reason == "too_large"
+    assert fault(build("t.parquet")).reason == "too_large"
+
+
+def test_texts_of_few_bytes_take_no_memory_for_many(build, tmp_path):
     texts = {"image": ["a.png"] * 300, "caption": ["x" * (1 << 20)] * 300}
     pq.write_table(pa.table(texts), tmp_path / "u.parquet", compression="zstd")
     with pytest.raises(ValueError, match=r"u.parquet.*caption"):
-        table.build(str(tmp_path / "u.parquet"))
+        build("u.parquet")
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ""])
@@ -318,24 +333,24 @@ def test_a_caption_may_be_a_list_and_tags_a_column(suffix, tmp_path):
     assert differ == {"captions_sha256"}
 
 
-def test_a_row_has_a_weight(tmp_path):
+def test_a_row_has_a_weight(build, tmp_path):
     (tmp_path / "a.png").write_bytes(png())
     rows = [{"image": "a.png", "caption": "a", "weight": weight} for weight in (None, 3, "0.25", 0, "inf")]
-    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    source = table.build(str(tmp_path / "t.jsonl"))
+    write_lines(tmp_path / "t.jsonl", rows)
+    source = build("t.jsonl")
     assert [read(source, i)[0].weight for i in range(3)] == [1, 3, 0.25]
     assert [fault(source, i).reason for i in (3, 4)] == ["bad_weight"] * 2
 
 
-def test_identity_follows_captions_references_and_options_and_keys_do_not(tmp_path):
+def test_identity_follows_references_and_options_and_keys_do_not(tmp_path):
     path = tmp_path / "my table.csv"
     few = table.build(str(write_table(path, ROWS[:2])))
-    sources = [table.build(str(write_table(path, ROWS)), **options) for options in ({}, {}, {"clip_frames": 9})]
-    for change in ({"caption": "x"}, {"image": "x"}):
-        sources.append(table.build(str(write_table(path, [{**r, **change} for r in ROWS]))))
-    first, again, *others = [s.identity() for s in sources]
-    assert first == again == json.loads(json.dumps(first)) and first not in others
-    keys = [sources[0].item_key(i) for i in range(4)]
+    source = table.build(str(write_table(path, ROWS)))
+    keys = [source.item_key(i) for i in range(4)]
+    others = [table.build(str(path), clip_frames=9)]
+    others.append(table.build(str(write_table(path, [{**row, "image": "x"} for row in ROWS]))))
+    first = source.identity()
+    assert first == json.loads(json.dumps(first)) and first not in [other.identity() for other in others]
     assert [few.item_key(i) for i in range(2)] == keys[:2] and len(set(keys)) == 4
 
 
@@ -357,7 +372,7 @@ def test_identity_follows_the_pictures_wherever_they_are(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("option, column", [("image_column", "foto"), ("caption_column", "said")])
-def test_columns_can_be_chosen(option, column, tmp_path):
+def test_columns_can_be_chosen(build, option, column, tmp_path):
     (tmp_path / "a.png").write_bytes(png())
     rows = [{"image": "gone", "photo": "a.png", "caption": "two", "spoken": "one"}]
     path = str(write_table(tmp_path / "t.csv", rows))
@@ -366,7 +381,7 @@ def test_columns_can_be_chosen(option, column, tmp_path):
         table.build(path, **{option: column})
     del rows[0][option.removesuffix("_column")]
     with pytest.raises(ValueError, match=option.replace("_", "-")):  # it cannot be guessed
-        table.build(str(write_table(tmp_path / "t.csv", rows)))
+        build("t.csv", rows)
 
 
 @pytest.mark.parametrize(
@@ -386,10 +401,10 @@ def test_columns_can_be_chosen(option, column, tmp_path):
         ("t.xlsx", b"x", ""),
     ],
 )
-def test_malformed_tables_are_refused(name, content, where, tmp_path):
+def test_malformed_tables_are_refused(build, name, content, where, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=name) as caught:
-        table.build(str(tmp_path / name))
+        build(name)
     assert where in str(caught.value)
 
 
@@ -399,17 +414,7 @@ def test_missing_tables_are_refused(tmp_path):
             table.build(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("cell", ['["b.png", "c.png"]', "['b.png', 'c.png']"])
-def test_a_cell_of_a_csv_may_hold_a_list_of_pictures(cell, tmp_path):
-    for name, colour in (("a", "red"), ("b", "blue"), ("c", "white")):
-        (tmp_path / f"{name}.png").write_bytes(png(colour))
-    rows = {"image": ["a.png"], "prompt": ["make it red"], "edit_image": [cell]}
-    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
-    (clip,) = read(table.build(str(tmp_path / "t.csv")))
-    assert [tuple(v[0, 0, 0]) for v in clip.given] == [(0, 0, 255), (255, 255, 255)]
-
-
-def test_columns_of_edit_data_sets_give_a_picture_beside_the_row_s_own():
+def test_columns_of_edit_data_sets_give_a_picture_beside_the_row_s_own(build):
     frame = pd.DataFrame(
         {
             "input_image": [{"bytes": png("blue")}, None],

@@ -8,6 +8,7 @@ import torch
 
 from dfm_nb.data.text_encoders import t5
 from tests.data import encoder_files
+from tests.json_files import read_json
 
 CAPTIONS = ["a blue butterfly", "a red butterfly over a meadow, wings spread", "", "a zebra", "a blue butterfly"]
 
@@ -56,7 +57,7 @@ def test_identity_tells_other_weights_and_another_config(folder, tmp_path):
     copied = shutil.copytree(folder, tmp_path / "copy")
     assert t5.build(copied).identity()["sha256"] == sha256 and len(sha256) == 64
     other = encoder_files.save_t5(tmp_path / "other", seed=1)
-    config = json.loads((copied / "config.json").read_text())
+    config = read_json(copied / "config.json")
     (copied / "config.json").write_text(json.dumps(config | {"relative_attention_max_distance": 64}))
     found = {t5.build(place).identity()["sha256"] for place in (other, copied)}
     assert len(found | {sha256}) == 3

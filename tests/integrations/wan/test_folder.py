@@ -18,6 +18,7 @@ from dfm_nb.diffusion import samplers
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import requests_of_keywords
 from tests.integrations.wan.pipeline_folder import save_wan
+from tests.json_files import change_json, read_json
 
 SIZE = dict(height=32, width=48, num_frames=5)
 PROMPT = "a blue butterfly over a meadow"
@@ -148,7 +149,7 @@ def test_a_run_on_mock_data_has_no_parts_and_goes_out_without(tmp_path):
 def change_config(part, **values):
     def change(folder):
         path = folder / part
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+        change_json(path, values)
 
     return change
 
@@ -170,7 +171,7 @@ def cut(folder):
 
 def leave_folder(folder):
     index = next((folder / "transformer").glob("*.index.json"))
-    value = json.loads(index.read_text())
+    value = read_json(index)
     value["weight_map"][next(iter(value["weight_map"]))] = "../vae/diffusion_pytorch_model.safetensors"
     index.write_text(json.dumps(value))
 
