@@ -6,6 +6,7 @@ manifest, and the checksums last. After an intended change of a complete folder,
 checksums again; its manifest stays.
 """
 
+import itertools
 import shlex
 import tarfile
 from pathlib import Path
@@ -83,7 +84,9 @@ def adopt(options: AdoptOptions) -> dict[str, Any]:
     place = PreparedFolder(options.folder)
     tars = shards.find_shards(place.path, options.allow_outside)
     # WebDataset's writer leaves an empty one if the last tar was just full; Energon refuses them
-    if empty := [tar for tar in tars if tar.stat().st_size <= tarfile.RECORDSIZE and not shards.samples_of(tar)]:
+    small = [tar for tar in tars if tar.stat().st_size <= tarfile.RECORDSIZE]
+    empty = [tar for tar in small if not shards.samples_of(tar)]
+    if empty:
         log.warning("skipped %d tar(s) without samples, such as %s; remove them", len(empty), empty[0])
         tars = [tar for tar in tars if tar not in empty]
     if place.held_plan() is not None:
@@ -93,10 +96,14 @@ def adopt(options: AdoptOptions) -> dict[str, Any]:
     for name in (place.manifest.name, CHECKSUMS, EMPTY_TEXT):
         check_free(place.path / name, ours, "move it away")
     # a wrong path fails now, not after all tars were read
-    about: dict[str, dict] = {kind: {"name": getattr(options, kind)} for kind in ("tokenizer", "text_encoder")}
-    paths = {kind: getattr(options, f"{kind}_path") for kind in about}
-    encoders = {kind: _build(kind, about[kind]["name"], paths[kind], place, options.device) for kind in about}
-    about |= {kind: encoder.identity() for kind, encoder in encoders.items() if encoder is not None}
+    device = options.device
+    tokenizer = _build("tokenizer", str(options.tokenizer), options.tokenizer_path, place, device)
+    text_encoder = _build("text_encoder", str(options.text_encoder), options.text_encoder_path, place, device)
+    about: dict[str, dict] = {
+        "source": {"name": "adopted"},
+        "tokenizer": tokenizer.identity() if tokenizer else {"name": options.tokenizer},
+        "text_encoder": text_encoder.identity() if text_encoder else {"name": options.text_encoder},
+    }
     with place.turn():
         splits = _splits(place.path, tars, options.val_fraction)
         survey = _Survey(place.path, splits)
@@ -107,19 +114,19 @@ def adopt(options: AdoptOptions) -> dict[str, Any]:
                 what = f"{odd} as in the shards before it"
                 raise ValueError(f"{place.path}: text embeddings must have one width; {what}; move such shards away")
         totals = preparation.ShardTotals(survey.records.values())
-        if not any(r["split"] == "train" for r in totals.full):
+        if not totals.names["train"]:
             first = totals.drops[0]["detail"] if totals.drops else "its tars are empty"
             raise ValueError(f"{place.path}: no sample of the train split can be used; the first: {first}")
         if not shards.has_energon_metadata(place.path):
             shards.write_energon_metadata(place.path, splits)
-        if hasattr(encoders["tokenizer"], "save") and (options.tokenizer_path or not place.tokenizer.is_file()):
-            encoders["tokenizer"].save(place.tokenizer)
-        _write_empty_caption(place.path, encoders["text_encoder"], survey.text_dim)
-        items = sum(r["samples"] for r in totals.full) + totals.reasons.total()
-        empty_caption = "zeros" if encoders["text_encoder"] is None else "text encoder"
-        about = {"source": {"name": "adopted"}, **about}
+        if hasattr(tokenizer, "save") and (options.tokenizer_path or not place.tokenizer.is_file()):
+            tokenizer.save(place.tokenizer)
+        _write_empty_caption(place.path, text_encoder, survey.text_dim)
+        items = sum(totals.samples.values()) + totals.reasons.total()
+        empty_caption = "zeros" if text_encoder is None else "text encoder"
         manifest = totals.manifest(about, items, {}, {"empty_caption": empty_caption})
-        write_manifest(place.path, manifest, {n: listed_as(place.path / n) for names in splits.values() for n in names})
+        names = itertools.chain(*splits.values())
+        write_manifest(place.path, manifest, {name: listed_as(place.path / name) for name in names})
     totals.warn_of_drops()
     said = "one token of zeros, as in NeMo DFM" if manifest["empty_caption"] == "zeros" else "the text encoder's own"
     log.info("%d samples in %s; the empty caption is %s", manifest["counts"]["samples"], place.path, said)
@@ -128,7 +135,7 @@ def adopt(options: AdoptOptions) -> dict[str, Any]:
     return manifest
 
 
-# ---- the encoders -------------------------------------------------------------------------------------------------
+# ---- the encoders --------------------------------------------------------------------------------
 
 
 def _build(kind: str, name: str, path: str | None, place: PreparedFolder, device: str) -> Any:
@@ -160,7 +167,7 @@ def _write_empty_caption(folder: Path, encoder: Any, text_dim: int) -> None:
     prepared_folder.write_empty_text(folder, empty_LD)
 
 
-# ---- measuring ----------------------------------------------------------------------------------------------------
+# ---- measuring -----------------------------------------------------------------------------------
 
 
 class _Survey:
@@ -168,11 +175,11 @@ class _Survey:
 
     def __init__(self, folder: Path, splits: dict[str, list[str]]):
         self.text_dim = 0
-        self.records: dict[Path, dict[str, Any]] = {
-            folder / name: {"name": name, "split": split, "samples": 0, "drops": [], "latent_sums": 0, "text_tokens": 0}
-            for split, names in splits.items()
-            for name in names
-        }
+        self.records = dict[Path, dict[str, Any]]()
+        for split, names in splits.items():
+            for name in names:
+                record = {"name": name, "split": split, "samples": 0, "drops": [], "latent_sums": 0}
+                self.records[folder / name] = {**record, "text_tokens": 0}
 
     def __call__(self, entry: shards.SampleEntry) -> list[int] | None:
         """Latent T, H, W and text tokens; None if it cannot be used."""
@@ -194,7 +201,7 @@ class _Survey:
         return [*clip.latent.shape[2:], tokens]
 
 
-# ---- splits -------------------------------------------------------------------------------------------------------
+# ---- splits --------------------------------------------------------------------------------------
 
 
 def _splits(folder: Path, tars: list[Path], val_fraction: float) -> dict[str, list[str]]:
@@ -202,7 +209,8 @@ def _splits(folder: Path, tars: list[Path], val_fraction: float) -> dict[str, li
     names = [tar.relative_to(folder).as_posix() for tar in tars]
     if shards.has_energon_metadata(folder):
         splits = shards.splits_of(folder)
-        if missing := sorted(set(names).difference(*splits.values())):
+        missing = sorted(set(names).difference(*splits.values()))
+        if missing:
             log.warning(
                 f"{folder}/.nv-meta leaves out {len(missing)} of the tars, which training will not see ({missing[0]} "
                 "...); remove .nv-meta and give the command again to write it for all"

@@ -2,13 +2,14 @@
 
 import contextlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from dfm_nb.base.limits import MOST_TEXT
-from dfm_nb.base.records import SampleError
+from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.base.seeds import generator_for
 
 TAG_COLUMNS = ("tags", "keywords")
@@ -16,7 +17,8 @@ TAG_DROPPED = 0.3
 """Share of the tags that a caption omits: training then sees each tag with and without the others."""
 
 WEIGHT_COLUMNS = ("weight", "repeats")
-LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000
+LEAST_WEIGHT = 0.001
+MOST_WEIGHT = 1000
 
 MIRRORED = "-flip"
 """Ends the key of a mirrored sample."""
@@ -29,6 +31,17 @@ SIDE = re.compile(
 """Words that would be wrong for the mirrored picture."""
 
 
+def captions_of(meta: Mapping[str, Any]) -> list[Any]:
+    """All captions of a sample, by its .json; those of other writers may have none, which is None."""
+    return [meta.get("caption"), *(meta.get("more_captions") or ())]
+
+
+def caption_keys(clip: Clip) -> dict[str, Any]:
+    """The captions of a clip, as its `.json` has them."""
+    more = {"more_captions": clip.more_captions} if clip.more_captions else {}
+    return {"caption": clip.caption, **more}
+
+
 def texts_of(value: Any, where: object) -> list[str]:
     """The captions of a cell: a text, a number, or a list of texts; empty ones are skipped.
 
@@ -39,16 +52,18 @@ def texts_of(value: Any, where: object) -> list[str]:
     values = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
     if isinstance(value, (int, float)):
         values = [str(value)]
-    if odd := [v for v in values if not isinstance(v, str | None)]:
-        kind = type(odd[0]).__name__
-        raise SampleError("no_caption", f"{where} must be text or a list of texts; it holds a {kind}; write text there")
-    return [text for v in values if v and (text := v.strip())]
+    for text in values:
+        if not isinstance(text, str | None):
+            said = f"{where} must be text or a list of texts; it holds a {type(text).__name__}"
+            raise SampleError("no_caption", f"{said}; write text there")
+    return [text.strip() for text in values if text and text.strip()]
 
 
 def tags_of(value: Any) -> list[str]:
     """The tags of a cell: a text with commas between them, or a list; [] for anything else."""
     values = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
-    return [tag for v in values if isinstance(v, str) for part in v.split(",") if (tag := part.strip())]
+    tags = ",".join(text for text in values if isinstance(text, str)).split(",")
+    return [tag.strip() for tag in tags if tag.strip()]
 
 
 def weight_of(value: Any, where: object) -> float:
@@ -59,7 +74,8 @@ def weight_of(value: Any, where: object) -> float:
     SampleError : the cell holds no number within the limits; `where` names it.
     """
     with contextlib.suppress(TypeError, ValueError):
-        if LEAST_WEIGHT <= (weight := float(1 if value is None else value)) <= MOST_WEIGHT:
+        weight = float(1 if value is None else value)
+        if LEAST_WEIGHT <= weight <= MOST_WEIGHT:
             return weight
     said = f"the weight of {where} must be a number from {LEAST_WEIGHT} to {MOST_WEIGHT}; it is {str(value)[:80]!r}"
     raise SampleError("bad_weight", f"{said}; correct it, or remove the row to leave it out")
@@ -78,7 +94,8 @@ def origin_lines(captions_from: dict[str, Any]) -> list[str]:
 
 def check_length(texts: list[str], where: object) -> None:
     """SampleError if a sample's captions and tags are too long together."""
-    if (size := sum(map(len, texts))) > MOST_TEXT:
+    size = sum(map(len, texts))
+    if size > MOST_TEXT:
         said = f"{where} must have at most {MOST_TEXT} characters of captions; it has {size}; shorten them"
         raise SampleError("too_large", said)
 
@@ -94,6 +111,8 @@ def tag_captions(tags: list[str], count: int, key: str) -> list[str]:
     captions = []
     for number in range(count if tags else 0):
         g = generator_for("tags", key, number)
-        order, kept = torch.randperm(len(tags), generator=g), torch.rand(len(tags), generator=g) >= TAG_DROPPED
-        captions.append(", ".join([tags[i] for i in order if kept[i]] or [tags[order[0]]]))
+        order = torch.randperm(len(tags), generator=g)
+        kept = torch.rand(len(tags), generator=g) >= TAG_DROPPED
+        chosen = [tags[i] for i in order if kept[i]] or [tags[order[0]]]
+        captions.append(", ".join(chosen))
     return captions

@@ -39,9 +39,10 @@ def read_edits(folder: str | Path) -> dict[str, Edit]:
     ------
     ValueError : a line is not an edit; the message has its number.
     """
-    path, found = Path(folder) / EDITS, dict[str, Edit]()
+    path = Path(folder) / EDITS
+    edits = dict[str, Edit]()
     if not os.path.lexists(path):
-        return found
+        return edits
     for number, line in enumerate(plain(path).read_bytes().splitlines(), 1):
         try:
             edit = Edit.model_validate_json(line)
@@ -49,8 +50,8 @@ def read_edits(folder: str | Path) -> dict[str, Edit]:
             raise ValueError(
                 f'{path}, line {number} must have "key", and "caption" or "left_out"; got {line[:60]!r}; remove it'
             ) from None
-        found[edit.key] = edit
-    return found
+        edits[edit.key] = edit
+    return edits
 
 
 def write_edit(folder: str | Path, edit: Edit) -> None:

@@ -14,6 +14,7 @@ encodes captions and writes.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import ChainMap, deque
@@ -32,7 +33,7 @@ from dfm_nb.base.files import read_json, sha256, write_json
 from dfm_nb.base.geometry import LATENT_CHANNELS, floor_frames, latent_size
 from dfm_nb.base.records import Clip, Content, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
-from dfm_nb.data.captioning import MIRRORED, SIDE, tag_captions
+from dfm_nb.data.captioning import MIRRORED, SIDE, caption_keys, captions_of, tag_captions
 from dfm_nb.data.edits import EDITS, LEFT_OUT, Edit
 from dfm_nb.data.growing import Stock, owner_of
 from dfm_nb.data.shard_plan import ShardPlan
@@ -40,7 +41,8 @@ from dfm_nb.data.shard_plan import ShardPlan
 # Limits of memory: see above.
 AHEAD_BYTES = 256 << 20
 HELD_PIXELS = 1 << 25
-SLICE_BYTES, SLICE_SAMPLES = 64 << 20, 256  # 256 small samples are written while the next are encoded
+SLICE_BYTES = 64 << 20
+SLICE_SAMPLES = 256  # so that small samples are written while the next are encoded
 CAPTIONS_BYTES = 256 << 20
 MUCH_CROPPED = 0.05
 """Share of a picture's area; a sample that loses more is named."""
@@ -50,7 +52,7 @@ BATCH_PIXELS = {"cpu": 1 << 19, "cuda": 1 << 24}
 Larger batches are slower on a CPU, because their activations do not fit into the cache."""
 
 
-# ---- reading ------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,10 @@ class Reading:
     def mirrored(self, clip: Clip) -> Result:
         """The mirror image of an edited clip, with the same captions; its key can be edited, too."""
         key = f"{clip.key}{MIRRORED}"
-        if sides := [c for c in (clip.caption, *clip.more_captions) if SIDE.search(c)]:
-            return SampleError("not_mirrored", f"{key} is not made: a caption mentions left or right: {sides[0]}")
+        for caption in (clip.caption, *clip.more_captions):
+            if SIDE.search(caption):
+                said = f"{key} is not made: a caption mentions left or right: {caption}"
+                return SampleError("not_mirrored", said)
         given = [frames[:, :, ::-1] for frames in clip.given]
         return self.edited(replace(clip, key=key, video=clip.video[:, :, ::-1], given=given))
 
@@ -97,7 +101,8 @@ class Reading:
         """
         own = key.removesuffix(MIRRORED) if self.flip else key
         try:
-            if (captions := self.source.captions(index)) is None:
+            captions = self.source.captions(index)
+            if captions is None:
                 clip = next(clip for clip in self.source.read(index) if clip.key == own)
             else:
                 (caption, *more), tags = captions
@@ -118,8 +123,9 @@ class Reading:
         frames = clip.video[: floor_frames(t)]
         if size != (h, w):
             frames = video.resize(frames, *size, self.fit)
-        share, lost = 0.0 if self.fit == "pad" else video.cropped_share(h, w, size), clip.lost
-        if share > MUCH_CROPPED:
+        lost = clip.lost
+        share = video.cropped_share(h, w, size)
+        if self.fit != "pad" and share > MUCH_CROPPED:
             said = f"{share:.0%} of its {w}x{h} px are cut off, so that sides are multiples of 16; keep all: --fit pad"
             lost = {**lost, f"cropped_over_{MUCH_CROPPED:.0%}": said}
         given = [self.fitted(replace(clip, video=own, lost={}, given=[])) for own in clip.given]
@@ -161,19 +167,21 @@ class ReadAhead:
 
     def __init__(self, reading: Reading, items: Iterable[int]):
         self.reading = reading
-        # One slow item (a long video) must not stop the other workers, so many items per worker are read ahead of it;
-        # AHEAD_BYTES limits their memory.
-        self._todo, self._window = iter(items), 16 * reading.workers
+        # One slow item (a long video) must not stop the other workers, so many items per worker
+        # are read ahead of it; AHEAD_BYTES limits their memory.
+        self._window = 16 * reading.workers
+        self._todo = iter(items)
         self._pool = ThreadPoolExecutor(reading.workers, "read")
         self._turn = threading.Condition()
         self._lines: deque[_Line] = deque()
-        self._held_bytes, self._stopped = 0, False
+        self._held_bytes = 0
+        self._stopped = False
         self.contents = dict[int, Content | None]()
 
     def take(self, count: int, on_item: Callable[[], object] = lambda: None) -> Iterator[tuple[int, Result]]:
         """(index, result) of all clips of the next `count` items; `on_item()` after each item."""
         for _ in range(count):
-            while len(self._lines) < self._window and (item := next(self._todo, None)) is not None:
+            for item in itertools.islice(self._todo, self._window - len(self._lines)):
                 line = _Line(int(item))
                 with self._turn:
                     self._lines.append(line)
@@ -219,9 +227,11 @@ class ReadAhead:
 
     def _read(self, line: _Line) -> None:
         source = self.reading.source
-        key, given = source.item_key(line.index), False
+        key = source.item_key(line.index)
+        given = False
         try:
-            self.contents[line.index] = content = source.content(line.index)
+            content = source.content(line.index)
+            self.contents[line.index] = content
             stored = self.reading.stock.samples(content) if self.reading.stock else []
             for ending, sample in stored:
                 result = self.reading.reworded(f"{key}{ending}", line.index)
@@ -245,7 +255,7 @@ class ReadAhead:
         self._put(line, None)
 
 
-# ---- encoding -----------------------------------------------------------------------------------------------------
+# ---- encoding ------------------------------------------------------------------------------------
 
 
 def to_pixels(frames: np.ndarray | torch.Tensor) -> torch.Tensor:
@@ -272,7 +282,8 @@ class LatentEncoder:
     """The latents of a batch of frames; a batch that is too large for the device is halved, and later ones with it."""
 
     def __init__(self, tokenizer: Tokenizer, device: str):
-        self.tokenizer, self.device = tokenizer, torch.device(device)
+        self.tokenizer = tokenizer
+        self.device = torch.device(device)
         self.batch_pixels = BATCH_PIXELS.get(self.device.type, BATCH_PIXELS["cuda"])
 
     @torch.no_grad()
@@ -299,10 +310,13 @@ class ShardSlice:
     """
 
     def __init__(self, encode: LatentEncoder):
-        self.encode, self.latents = encode, dict[tuple[int, int], torch.Tensor]()
-        self.metas, self.drops = list[dict](), list[dict]()
+        self.encode = encode
+        self.latents = dict[tuple[int, int], torch.Tensor]()
+        self.metas = list[dict]()
+        self.drops = list[dict]()
         self.texts = dict[str, torch.Tensor]()  # stored embeddings by caption
-        self._groups: dict[tuple, list[tuple[tuple[int, int], np.ndarray]]] = {}  # frames that wait for a full batch
+        # frames that wait for a full batch
+        self._groups: dict[tuple, list[tuple[tuple[int, int], np.ndarray]]] = {}
 
     def add(self, clip: Clip | Stored) -> None:
         if isinstance(clip, Clip):
@@ -313,7 +327,8 @@ class ShardSlice:
         stored = clip.sample
         texts = (text[0] for text in (stored.text_emb, *stored.more_text))
         self.texts.update(zip(captions_of(stored.meta), texts))
-        self.latents.update(((len(self.metas), i), z) for i, z in enumerate((stored.latent, *stored.given)))
+        for number, latent in enumerate((stored.latent, *stored.given)):
+            self.latents[len(self.metas), number] = latent
         kept = {name: value for name, value in stored.meta.items() if not name.startswith("more_")}
         self.metas.append({**kept, "key": clip.key, **clip.captions})
 
@@ -332,15 +347,16 @@ class ShardSlice:
 
     def _flush(self, shape: tuple) -> None:
         places, frames = zip(*self._groups.pop(shape))
-        codes = self.encode(torch.from_numpy(np.stack(frames)))
-        self.latents.update((place, z[None].clone()) for place, z in zip(places, codes))
+        latents = self.encode(torch.from_numpy(np.stack(frames)))
+        for place, latent in zip(places, latents):
+            self.latents[place] = latent[None].clone()
 
 
 def describe(clip: Clip) -> dict:
     """The sample's `.json`, but for what the encoders add."""
     t, h, w, _ = clip.video.shape
     original_height, original_width = clip.original_size or (h, w)
-    return {
+    meta = {
         "key": clip.key,
         **caption_keys(clip),
         "image_height": h,
@@ -351,25 +367,19 @@ def describe(clip: Clip) -> dict:
         "attributes": clip.attributes,
         "original_height": original_height,
         "original_width": original_width,
-        **({"lost": clip.lost} if clip.lost else {}),
-        **({"weight": clip.weight} if clip.weight != 1 else {}),
-        **({"given_shapes": [list(latent_size(*frames.shape[:3])) for frames in clip.given]} if clip.given else {}),
     }
-
-
-def caption_keys(clip: Clip) -> dict:
-    """The captions of a clip, as its `.json` has them."""
-    return {"caption": clip.caption} | ({"more_captions": clip.more_captions} if clip.more_captions else {})
+    if clip.lost:
+        meta["lost"] = clip.lost
+    if clip.weight != 1:
+        meta["weight"] = clip.weight
+    if clip.given:
+        meta["given_shapes"] = [list(latent_size(*frames.shape[:3])) for frames in clip.given]
+    return meta
 
 
 def lost_text(encoder: TextEncoder, caption: str) -> dict[str, str]:
     """What an encoder's embedding of a caption lacks; {} for an encoder that cannot tell."""
     return dict(getattr(encoder, "lost", lambda caption: {})(caption))
-
-
-def captions_of(meta: Mapping) -> list[str]:
-    """All captions of a sample, by its .json."""
-    return [meta["caption"], *meta.get("more_captions", ())]
 
 
 def named(reads: Iterable[tuple[int, Result]], reading: Reading, flip: bool) -> Iterator[tuple[str, Result]]:
@@ -390,7 +400,9 @@ def _latent_bytes(result: Clip | Stored) -> int:
 
 def slices_of(reads: Iterable[tuple[str, Result]], encode: LatentEncoder) -> Iterator[ShardSlice]:
     """A shard, slice by slice. `reads` gives results of this shard's items, with the keys of drops."""
-    part, latent_bytes, seen = ShardSlice(encode), 0, set()
+    part = ShardSlice(encode)
+    latent_bytes = 0
+    seen = set[str]()
     for key, result in reads:
         if not isinstance(result, SampleError) and result.key in seen:
             result = SampleError("duplicate_key", f"{result.key} occurs twice; keys must be unique")
@@ -403,12 +415,13 @@ def slices_of(reads: Iterable[tuple[str, Result]], encode: LatentEncoder) -> Ite
         if latent_bytes >= SLICE_BYTES or len(part.metas) >= SLICE_SAMPLES:
             part.flush()
             yield part
-            part, latent_bytes = ShardSlice(encode), 0
+            part = ShardSlice(encode)
+            latent_bytes = 0
     part.flush()
     yield part
 
 
-# ---- writing ------------------------------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------
 
 
 def latent_sums(latent: torch.Tensor) -> np.ndarray:
@@ -421,13 +434,16 @@ class OpenShard:
     """A shard in the making."""
 
     def __init__(self, folder: Path, plan: ShardPlan, encoders: Encoders):
-        self.folder, self.plan, self.encoders = folder, plan, encoders
+        self.folder = folder
+        self.plan = plan
+        self.encoders = encoders
         self.writer = shards.ShardWriter(folder / plan.name)
         self.text_tokens = 0
         self.drops: list[dict] = []
         self.lost: list[dict] = []
         self.sums = np.zeros((3, LATENT_CHANNELS))  # count, sum and sum of squares of each channel
-        # of this shard alone: what a caption is batched with must not depend on where a run was resumed
+        # of this shard alone: what a caption is batched with must not depend on where a run was
+        # resumed
         self.known: dict[str, torch.Tensor] = {}
 
     def write(self, part: ShardSlice) -> None:
@@ -435,7 +451,9 @@ class OpenShard:
         if sum(t.nbytes for t in self.known.values()) > CAPTIONS_BYTES:
             self.known.clear()
         self.known.update(part.texts)
-        if missing := sorted({c for meta in part.metas for c in captions_of(meta)} - self.known.keys()):
+        captions = set[str]().union(*map(captions_of, part.metas))
+        missing = sorted(captions - self.known.keys())
+        if missing:
             self.known.update(zip(missing, self.encoders.text_encoder.encode(missing)))
         for position, meta in enumerate(part.metas):
             text, *more = map(self.known.__getitem__, captions_of(meta))
@@ -448,7 +466,8 @@ class OpenShard:
             if more:
                 meta["more_text_tokens"] = [len(t) for t in more]
             padding = max(0, (self.encoders.pad_text_tokens or 0) - len(text))
-            padded = F.pad(text, (0, 0, 0, padding))[None]  # further captions are of our own readers alone
+            # further captions are of our own readers alone
+            padded = F.pad(text, (0, 0, 0, padding))[None]
             self.writer.add(EncodedClip(meta["key"], latent, padded, meta, [t[None] for t in more], given))
             self.sums[:, : latent.shape[1]] += latent_sums(latent)
             self.text_tokens += sum(map(len, (text, *more)))
@@ -484,20 +503,24 @@ def encode_shards(
 ) -> None:
     """Make the planned shards in `folder`; `on_item()` is called after each item."""
     encode = LatentEncoder(encoders.tokenizer, encoders.device)
-    unfinished: deque[OpenShard] = deque(maxlen=2)  # only the current and the previous shard can be open
+    # only the current and the previous shard can be open
+    unfinished: deque[OpenShard] = deque(maxlen=2)
     writer = ThreadPoolExecutor(1, "write")
-    with ReadAhead(reading, (i for plan in plans for i in plan.items)) as ahead:
+    with ReadAhead(reading, itertools.chain.from_iterable(plan.items for plan in plans)) as ahead:
         try:
             last: Future = writer.submit(int)  # nothing yet
             for plan in plans:
                 shard = OpenShard(folder, plan, encoders)
                 unfinished.append(shard)
-                flip = reading.flip and plan.split == "train"  # what is measured on held-out samples stays the same
+                # what is measured on held-out samples stays the same
+                flip = reading.flip and plan.split == "train"
                 for part in slices_of(named(ahead.take(len(plan.items), on_item), reading, flip), encode):
-                    last.result()  # so at most two slices are held, and a shard with a failed slice is never finished
+                    # so at most two slices are held, and a shard with a failed slice is never
+                    # finished
+                    last.result()
                     last = writer.submit(shard.write, part)
                 last.result()
-                contents = {reading.source.item_key(int(i)): ahead.contents.pop(int(i), None) for i in plan.items}
+                contents = {key: ahead.contents.pop(i, None) for key, i in _indices(plan, reading).items()}
                 last = writer.submit(shard.finish, contents)
             last.result()
         finally:  # after an error: let running work end, and remove incomplete shards
@@ -506,7 +529,7 @@ def encode_shards(
                 shard.writer.abort()
 
 
-# ---- captions alone -----------------------------------------------------------------------------------------------
+# ---- captions alone ------------------------------------------------------------------------------
 
 
 def rewrite_shard(
@@ -520,41 +543,49 @@ def rewrite_shard(
     ------
     ValueError : the shard is damaged.
     """
-    path, tar = shards.record_path(folder, plan.name), folder / plan.name
-    if not (record := read_json(path)) or plan.has(record):
+    path = shards.record_path(folder, plan.name)
+    tar = folder / plan.name
+    record = read_json(path)
+    if not record or plan.has(record):
         return False
-    indices = {reading.source.item_key(int(i)): int(i) for i in plan.items}
+    indices = _indices(plan, reading)
     contents = record.get("contents") or dict.fromkeys(indices)
     entries = shards.samples_of(tar) if tar.is_file() else []
     rewords = record["texts"] < plan.texts
-    if len(entries) != record["samples"] and (rewords or not plan.leaving):  # a kill came before its record
+    # a kill came before its record
+    if len(entries) != record["samples"] and (rewords or not plan.leaving):
         return False
     leaving = set(plan.leaving)
-    owned = [(entry, owner) for entry in entries if (owner := owner_of(entry.key, contents)) not in leaving]
-    # None: its captions stay, as those of what is gone from the source
-    results = [reading.reworded(e.key, indices[owner]) if rewords and owner in indices else None for e, owner in owned]
+    staying = list[tuple[shards.SampleEntry, Result | None]]()
+    for entry in entries:
+        owner = owner_of(entry.key, contents)
+        if owner not in leaving:
+            # None: its captions stay, as those of what is gone from the source
+            known = rewords and owner in indices
+            staying.append((entry, reading.reworded(entry.key, indices[owner]) if known else None))
     drops = [drop for drop in record["drops"] if owner_of(drop["key"], contents) not in leaving]
-    same = [result is None or _says(result, entry) for (entry, _), result in zip(owned, results)]
-    unchanged = len(owned) == len(entries) and all(same)
+    same = [result is None or _says(result, entry) for entry, result in staying]
+    unchanged = len(staying) == len(entries) and all(same)
     contents = {key: content for key, content in contents.items() if key not in leaving}
     # after a kill the record may be of the older tar
     if unchanged and record["sha256"] == (sha256(tar) if entries else None):
-        about = {"texts": plan.texts, "contents": contents, "drops": drops}
-        write_json(path, record | about)
+        write_json(path, record | {"texts": plan.texts, "contents": contents, "drops": drops})
         on_items(len(plan.items))
         return True
 
     def stored() -> Iterator[tuple[str, Result]]:
-        for (entry, _), result in zip(owned, results):
+        for entry, result in staying:
             if isinstance(result, SampleError):
-                if all(drop["detail"] != result.detail for drop in drops):  # or it is the whole item's fault
+                # or it is the whole item's fault
+                if all(drop["detail"] != result.detail for drop in drops):
                     yield entry.key, result
                     drops.append({"key": entry.key, "reason": result.reason, "detail": result.detail})
             else:
                 said = caption_keys(result) if isinstance(result, Clip) else entry.meta
                 yield entry.key, Stored(entry.read(), entry.key, said)
 
-    shard, encode = OpenShard(folder, plan, encoders), LatentEncoder(encoders.tokenizer, encoders.device)
+    shard = OpenShard(folder, plan, encoders)
+    encode = LatentEncoder(encoders.tokenizer, encoders.device)
     try:
         shard.drops = list(drops)
         for part in slices_of(stored(), encode):
@@ -566,10 +597,15 @@ def rewrite_shard(
     return True
 
 
+def _indices(plan: ShardPlan, reading: Reading) -> dict[str, int]:
+    """The items of a shard by key."""
+    return {reading.source.item_key(int(index)): int(index) for index in plan.items}
+
+
 def other_captions(plans: Iterable[ShardPlan], reading: Reading, folder: Path) -> Iterator[str]:
     """Keys of stored samples whose captions are now others."""
     for plan in plans:
-        indices = {reading.source.item_key(int(i)): int(i) for i in plan.items}
+        indices = _indices(plan, reading)
         tar = folder / plan.name
         for entry in shards.samples_of(tar) if tar.is_file() else ():
             owner = owner_of(entry.key, indices)

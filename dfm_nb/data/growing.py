@@ -39,7 +39,8 @@ def owner_of(key: str, items: Mapping[str, Any]) -> str:
 
 def find_copies(source: Source, count: int) -> list[tuple[int, int]]:
     """(item, the first with its content) of items whose content was hashed already."""
-    firsts, copies = dict[str, int](), list[tuple[int, int]]()
+    firsts = dict[str, int]()
+    copies = list[tuple[int, int]]()
     for index in range(count):
         content = source.content(index, hashed=True)
         if content and firsts.setdefault(content.sha256, index) != index:
@@ -49,7 +50,9 @@ def find_copies(source: Source, count: int) -> list[tuple[int, int]]:
 
 def warn_of_copies(records: Iterable[Mapping[str, Any]]) -> None:
     """Count the items that have the content of an earlier one, and those that are in another split than that."""
-    firsts, copies, apart = dict[bytes, tuple[str, str]](), list[tuple[str, str]](), 0
+    firsts = dict[bytes, tuple[str, str]]()
+    copies = list[tuple[str, str]]()
+    apart = 0
     for record in records:
         for key, content in record.get("contents", {}).items():
             if content:
@@ -84,10 +87,16 @@ def grow(folder: Path, source: Source, keys: Iterable[str], plan: Mapping[str, A
     ValueError : the records do not say what the samples were made of.
     """
     records = list(_records(folder))
-    held = {key: (content and Content(*content), r) for r in records for key, content in r["contents"].items()}
-    dropped = {drop["key"] for record in records for drop in record["drops"]}
+    held = dict[str, tuple[Content | None, dict[str, Any]]]()
+    dropped = set[str]()
+    for record in records:
+        dropped.update(drop["key"] for drop in record["drops"])
+        for key, content in record["contents"].items():
+            held[key] = content and Content(*content), record
     split_of = {content.sha256: record["split"] for content, record in held.values() if content}
-    leaving, new, told = (defaultdict[str, list[str]](list) for _ in range(3))
+    leaving = defaultdict[str, list[str]](list)
+    new = defaultdict[str, list[str]](list)
+    told = defaultdict[str, list[str]](list)
 
     def content_of(numbered: tuple[int, str]) -> tuple[int, str, Content | None]:
         index, key = numbered
@@ -97,11 +106,16 @@ def grow(folder: Path, source: Source, keys: Iterable[str], plan: Mapping[str, A
     with ThreadPool() as pool:
         for index, key, content in pool.imap(content_of, enumerate(keys), 16):
             gone.pop(key, None)
-            given, split = source.item_split(index), None
+            given = source.item_split(index)
+            split = None
             if key in held:
                 before, record = held[key]
                 split = record["split"]
-                if content.same(before) if content and before else (content is before and key in dropped):
+                if content and before:
+                    unchanged = content.same(before)
+                else:
+                    unchanged = content is before and key in dropped
+                if unchanged:
                     if given not in (None, split):
                         told[OTHER_SPLIT].append(key)
                     continue
@@ -140,15 +154,12 @@ class GrownPlans:
     def __init__(self, keys: Iterable[str], layout: Layout):
         index_of = {key: index for index, key in enumerate(keys)}
         self.num_items = sum(len(shard["keys"]) for shard in layout)
-        self._plans = [
-            ShardPlan(
-                shard["name"],
-                shard["split"],
-                np.array([index_of[key] for key in shard["keys"] if key in index_of], np.uint32),
-                leaving=shard["leaving"],
-            )
-            for shard in layout
-        ]
+        self._plans = list[ShardPlan]()
+        for shard in layout:
+            items = [index_of[key] for key in shard["keys"] if key in index_of]
+            indices = np.array(items, np.uint32)
+            plan = ShardPlan(shard["name"], shard["split"], indices, leaving=shard["leaving"])
+            self._plans.append(plan)
 
     def items_of(self, split: str) -> np.ndarray:
         """Indices of the items of a split."""
@@ -189,7 +200,7 @@ class Stock:
 def _items_of(tar: Path) -> dict[str, list[shards.SampleEntry]]:
     """The samples of a shard by the item that they are of."""
     record = shards.read_record(tar.parent, tar.name) or {"contents": {}}
-    found = defaultdict[str, list[shards.SampleEntry]](list)
+    entries = defaultdict[str, list[shards.SampleEntry]](list)
     for entry in shards.samples_of(tar):
-        found[owner_of(entry.key, record["contents"])].append(entry)
-    return dict(found)
+        entries[owner_of(entry.key, record["contents"])].append(entry)
+    return dict(entries)

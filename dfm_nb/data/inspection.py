@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from dfm_nb.base import files, geometry, plugins
 from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
+from dfm_nb.data.captioning import captions_of
 from dfm_nb.data.encoding import to_frames
 from dfm_nb.data.prepared_folder import CHECKSUMS, MEND, read_checksums, read_empty_text, read_manifest
 from dfm_nb.data.sample_index import SampleIndex, index_path
@@ -34,7 +36,8 @@ class InspectedShards:
     """
 
     def __init__(self, place: Path, progress: bool = False):
-        self.place, self.tars = place, shards.find_shards(place)
+        self.place = place
+        self.tars = shards.find_shards(place)
         self.folder = place if place.is_dir() else place.parent
         self.manifest = read_manifest(self.folder)
         self.entries: list[SampleEntry] = []
@@ -50,11 +53,13 @@ class InspectedShards:
 
     def _measure(self) -> None:
         """Take the sizes in `meta` from the indexes: NeMo DFM's script writes a clip's frames as its height."""
-        sizes = {i.entry(n): (*i.grid(n), i.text_tokens(n)) for i in self._indexes for n in range(len(i))}
-        for entry in self.entries:
-            if found := sizes.get(entry):
-                size = zip(("num_frames", "image_height", "image_width"), geometry.pixel_size(*found[:3]))
-                entry.meta.update(size, text_tokens=found[3])
+        metas = {entry: entry.meta for entry in self.entries}
+        for index in self._indexes:
+            for n in range(len(index)):
+                meta = metas.get(index.entry(n), {})
+                frames, height, width = geometry.pixel_size(*index.grid(n))
+                meta.update(num_frames=frames, image_height=height, image_width=width)
+                meta.update(text_tokens=index.text_tokens(n))
 
     @functools.cached_property
     def _listed(self) -> dict[str, Any]:
@@ -67,8 +72,11 @@ class InspectedShards:
     def describe(self) -> dict[str, Any]:
         """Counts, sizes and token statistics from headers, .json parts and the manifest."""
         metas = [e.meta for e in self.entries]
-        text = [n for m in metas if isinstance(n := m.get("text_tokens"), int) and 0 <= n < 1 << 31]
-        found: dict[str, Any] = {
+        tokens = [meta.get("text_tokens") for meta in metas]
+        text = [n for n in tokens if isinstance(n, int) and 0 <= n < 1 << 31]
+        captions = set(itertools.chain.from_iterable(map(captions_of, metas)))
+        keys = Counter(entry.key for entry in self.entries)
+        about: dict[str, Any] = {
             "folder": str(self.place),
             "shards": len(self.tars),
             "samples": len(self.entries),
@@ -76,15 +84,15 @@ class InspectedShards:
             "sizes": dict(Counter(map(size_of, metas)).most_common()),
             "parts": dict(Counter("+".join(sorted(e.extensions)) for e in self.entries)),
             "given": sum(bool(m.get("given_shapes")) for m in metas),
-            "captions": len({c for m in metas for c in (m.get("caption"), *(m.get("more_captions") or ())) if c}),
-            "duplicate_keys": [k for k, n in Counter(e.key for e in self.entries).items() if n > 1][:NAMED],
+            "captions": len(captions - {None, ""}),
+            "duplicate_keys": [key for key, n in keys.items() if n > 1][:NAMED],
         }
         if text:
-            found["text_tokens"] = {"min": min(text), "median": int(np.median(text)), "max": max(text)}
+            about["text_tokens"] = {"min": min(text), "median": int(np.median(text)), "max": max(text)}
         wanted = "source captions_from tokenizer text_encoder counts psnr_db latent_mean latent_std drops lost".split()
-        return found | {k: v for k, v in (self.manifest or {}).items() if k in wanted}
+        return about | {k: v for k, v in (self.manifest or {}).items() if k in wanted}
 
-    # ---- checks ---------------------------------------------------------------------------------------------------
+    # ---- checks ----------------------------------------------------------------------------------
 
     def verify(self) -> list[str]:
         """Faults, after computing every checksum, decoding every sample and comparing every index."""
@@ -114,7 +122,8 @@ class InspectedShards:
         for entry in self.entries:
             bounds[entry.shard][-1:] = [entry.offset, entry.offset + entry.size]
         for tar, offsets in bounds.items():
-            name, index = tar.relative_to(self.folder).as_posix(), tar.with_name(f"{tar.name}.idx")
+            name = tar.relative_to(self.folder).as_posix()
+            index = tar.with_name(f"{tar.name}.idx")
             if name not in self._listed:
                 yield f"{name} is not in {self.folder / CHECKSUMS}"
             held = index.read_bytes() if index.is_file() else None
@@ -142,12 +151,17 @@ class InspectedShards:
             grids = {index.entry(i): index.grid(i) for i in range(len(index))}
             tars = {self.folder / shard.name for shard in index.shards}
             own = [e for e in self.entries if e.shard in tars and e.key not in self._dropped]
-            right = [e for e in own if (g := grids.get(e)) and [*g] == list((e.meta.get("latent_shape") or g)[-3:])]
-            if wrong := len(own) - len(right) - len(index.dropped) or len(grids) - len(right):
+            right = 0
+            for entry in own:
+                grid = grids.get(entry)
+                if grid is not None:
+                    right += list(grid) == list((entry.meta.get("latent_shape") or grid)[-3:])
+            wrong = len(own) - right - len(index.dropped) or len(grids) - right
+            if wrong:
                 path = index_path(self.folder, index.split)
                 yield f"{path} is wrong for {wrong} samples; write it again: dfm adopt {self.folder} --reindex"
 
-    # ---- pictures -------------------------------------------------------------------------------------------------
+    # ---- pictures --------------------------------------------------------------------------------
 
     def tokenizer(self, name: str | None = None, path: str | None = None) -> Tokenizer | None:
         """The tokenizer of the shards; None if it is unknown or not on this machine.
@@ -169,7 +183,8 @@ class InspectedShards:
 
     def chosen(self, count: int) -> list[int]:
         """Stills and clips in proportion, the fewer at least a sixth, each evenly over the shards."""
-        clips, stills = list[int](), list[int]()
+        clips = list[int]()
+        stills = list[int]()
         for i, entry in enumerate(self.entries):
             (clips if (entry.meta.get("num_frames") or 1) > 1 else stills).append(i)
         few, many = sorted((clips, stills), key=len)

@@ -26,7 +26,9 @@ PREFETCH_STEPS = 2  # one to use next, and one being built meanwhile
 
 def build_pack(order: PackOrder, items: list[PackItem]) -> Pack:
     """Read the samples of a pack, add noise, and pack them. Safe to call from several threads."""
-    store, draws, dropped = order.store, [], []
+    store = order.store
+    draws = []
+    dropped = []
     for item in items:
         try:
             clip = store.read(item.sample)
@@ -61,10 +63,13 @@ class PackedLoader:
         balance_steps: int = 1,
     ):
         assert packs_per_step % dp_size == 0, (packs_per_step, dp_size)
-        self.order, self.steps = order, StepOrder(order, packs_per_step, balance_steps)
-        self.dp_rank, self.dp_size = dp_rank, dp_size
+        self.order = order
+        self.steps = StepOrder(order, packs_per_step, balance_steps)
+        self.dp_rank = dp_rank
+        self.dp_size = dp_size
         self._pool = ThreadPoolExecutor(num_workers, "pack") if num_workers else None
-        self._ahead: deque[tuple[list[Callable[[], Pack]], dict]] = deque()  # what gives each pack; the state after it
+        # what gives each pack; the state after it
+        self._ahead: deque[tuple[list[Callable[[], Pack]], dict]] = deque()
         self._depth = PREFETCH_STEPS if num_workers else 0
         self._state = self.steps.state()
 
@@ -75,7 +80,8 @@ class PackedLoader:
         return self._pool.submit(build_pack, self.order, items).result
 
     def next_step(self) -> list[Pack]:
-        while len(self._ahead) <= self._depth:  # the step that is due, and those that are kept ahead
+        # the step that is due, and those that are kept ahead
+        while len(self._ahead) <= self._depth:
             own = self.steps.next()[self.dp_rank :: self.dp_size]
             self._ahead.append(([self._build(items) for items in own], self.steps.state()))
         jobs, state = self._ahead.popleft()

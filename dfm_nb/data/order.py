@@ -34,12 +34,15 @@ from dfm_nb.data.stores import SampleStore
 from dfm_nb.packs.packer import Packer, PackItem
 from dfm_nb.packs.packs import PackSettings
 
-# One permutation of a million samples is 8 MB and read in milliseconds; of 100 million, it takes seconds and gigabytes.
+# One permutation of a million samples is 8 MB and read in milliseconds; of 100 million, it takes
+# seconds and gigabytes.
 ONE_LANE_BELOW = 1 << 20
 LANES = 256  # divides by the data-parallel sizes of most layouts
 LANE_WINDOW = 8192
-WHOLE_SET = sys.maxsize  # the window of a single lane: weights change the number of uses in an epoch
-UNEVEN = 0.02  # of the mean; in 50 epochs the samples of the lightest lane are seen once more than others
+# the window of a single lane: weights change the number of uses in an epoch
+WHOLE_SET = sys.maxsize
+# of the mean; in 50 epochs the samples of the lightest lane are seen once more than others
+UNEVEN = 0.02
 
 
 def deal_shards(weights: np.ndarray, lanes: int) -> list[np.ndarray]:
@@ -90,19 +93,23 @@ class SampleOrder:
         ends = np.cumsum(self._counts(ranges, epoch))
         start = window * self.window
         stop = min(start + self.window, int(ends[-1]))
-        first, last = np.searchsorted(ends, start, "right"), np.searchsorted(ends, stop, "left")
-        found = np.concatenate([np.arange(a, b) for a, b in ranges[first : last + 1]])
-        before, after = self._used(found, epoch), self._used(found, epoch + 1)
-        again = np.repeat(after - np.cumsum(after - before), after - before)  # so that a sample's uses count up
-        uses_N2 = np.stack((np.arange(len(again)) + again, np.repeat(found, after - before)), 1)
+        first = np.searchsorted(ends, start, "right")
+        last = np.searchsorted(ends, stop, "left")
+        samples = np.concatenate([np.arange(a, b) for a, b in ranges[first : last + 1]])
+        after = self._used(samples, epoch + 1)
+        counts = after - self._used(samples, epoch)
+        again = np.repeat(after - np.cumsum(counts), counts)  # so that a sample's uses count up
+        uses_N2 = np.stack((np.arange(len(again)) + again, np.repeat(samples, counts)), 1)
         uses_N2 = uses_N2[start - (ends[first - 1] if first else 0) :][: stop - start]
-        # a single lane has one window per epoch, and a key of its own, by which runs and figures are reproduced
+        # a single lane has one window per epoch, and a key of its own, by which runs and figures
+        # are reproduced
         key = ("order", epoch) if self.lane is None else ("lane", self.lane, "window", epoch, window)
         return self._shuffled(uses_N2, *key)
 
     def _used(self, samples: np.ndarray, epoch: int) -> np.ndarray:
         """How often each sample was used before an epoch."""
-        phase = samples * 40503 % 65536 / 65536  # multiples of the golden ratio spread evenly; exact as a float
+        # multiples of the golden ratio spread evenly; exact as a float
+        phase = samples * 40503 % 65536 / 65536
         return np.floor(epoch * (1.0 if self.weights is None else self.weights[samples]) + phase).astype(np.int64)
 
     def _counts(self, ranges_R2: np.ndarray, epoch: int) -> np.ndarray:
@@ -122,7 +129,9 @@ class Lane:
     """The position of a lane: an epoch, a position in it, and the samples that wait for space in a pack."""
 
     def __init__(self, order: SampleOrder, packer: Packer, tokens_of: Callable[[np.ndarray], np.ndarray]):
-        self.order, self.packer, self._tokens_of = order, packer, tokens_of
+        self.order = order
+        self.packer = packer
+        self._tokens_of = tokens_of
         self.epoch = self.cursor = 0
         self._stream = self._items()
 
@@ -134,7 +143,8 @@ class Lane:
         """Sample after sample, from the lane's position when the first one is taken."""
         while True:
             if self.cursor >= self.order.size(self.epoch):  # beyond it after a change of weights
-                self.epoch, self.cursor = self.epoch + 1, 0
+                self.epoch += 1
+                self.cursor = 0
                 continue  # as an epoch of small weights may be empty
             window, at = divmod(self.cursor, self.order.window)
             uses_N2 = self.order.uses(self.epoch, window)
@@ -148,7 +158,8 @@ class Lane:
 
     def restore(self, state: dict) -> None:
         """Continue from a state; only for an unused lane."""
-        self.epoch, self.cursor = state["epoch"], state["cursor"]
+        self.epoch = state["epoch"]
+        self.cursor = state["cursor"]
         tokens = self._tokens_of(np.array([sample for _, sample in state["waiting"]], np.int64)).tolist()
         self.packer.waiting = [PackItem(epoch, i, n) for (epoch, i), n in zip(state["waiting"], tokens)]
 
@@ -176,8 +187,12 @@ class PackOrder:
         lanes: int = 1,
         lane_window: int = LANE_WINDOW,
     ):
-        self.store, self.settings, self.shuffle = store, settings, shuffle
-        self.capacity, self.buffer_size, self.packs = capacity, buffer_size, 0
+        self.store = store
+        self.settings = settings
+        self.shuffle = shuffle
+        self.capacity = capacity
+        self.buffer_size = buffer_size
+        self.packs = 0
         for index in store.larger_than((capacity + 1) * settings.patch_volume - 1):
             with contextlib.suppress(SampleError):  # then its size is false: see `tokens_of`
                 store.read(index)
@@ -191,9 +206,11 @@ class PackOrder:
             log.info("dataset.lanes=%d, but whole shards make only %d even lanes", lanes, len(self.lanes))
 
     def _make_lanes(self, lanes: int, window: int) -> None:
-        size, seed = len(self.store), self.settings.config.rng.seed
+        size = len(self.store)
+        seed = self.settings.config.rng.seed
         self.lane_window = window
-        # unusable samples have no number, so the last shards may have fewer samples than they claim, or none
+        # unusable samples have no number, so the last shards may have fewer samples than they
+        # claim, or none
         samples, voxels = np.array([(shard.samples, shard.voxels) for shard in self.store.shards], np.int64).T
         ends = np.minimum(np.cumsum(samples), size)
         ranges_R2 = np.stack((np.append(0, ends[:-1]), ends), 1)
@@ -207,7 +224,8 @@ class PackOrder:
         if len(orders) == 1:
             orders = [SampleOrder(np.array([[0, size]]), WHOLE_SET, seed, None, self.shuffle, weights)]
         self.lanes = [Lane(order, Packer(self.capacity, self.buffer_size), self.tokens_of) for order in orders]
-        self._states = [lane.state() for lane in self.lanes]  # cached, because those of 256 lanes take 30 ms
+        # cached, because those of 256 lanes take 30 ms
+        self._states = [lane.state() for lane in self.lanes]
 
     def tokens_of(self, samples: np.ndarray) -> np.ndarray:
         """Tokens of each sample, int64; 0 for a sample that claims more than a pack: it is reported when it is read."""
@@ -235,7 +253,8 @@ class PackOrder:
         """Whether the data set has grown since a state. ValueError : see `restore`."""
         if state["fingerprint"] == self.store.fingerprint:
             return False
-        # a changed sample leaves its shard, which is then another one; of a foreign data set none is the same
+        # a changed sample leaves its shard, which is then another one; of a foreign data set none
+        # is the same
         kept = set(state.get("contents", ())).intersection(self.store.contents)
         if kept and self.settings.config.dataset.may_grow:
             return True
@@ -261,8 +280,9 @@ class PackOrder:
             epoch = 1 + max(at["epoch"] for at in state["lanes"])
             for lane in self.lanes:
                 lane.epoch = epoch
-        for number, lane in enumerate(() if grown else self.lanes):
-            lane.restore(state["lanes"][number])
+        else:
+            for number, lane in enumerate(self.lanes):
+                lane.restore(state["lanes"][number])
         self._states = [lane.state() for lane in self.lanes]
 
 
@@ -281,22 +301,28 @@ class StepOrder:
     """
 
     def __init__(self, packs: PackOrder, packs_per_step: int, window: int = 1):
-        self.packs, self.packs_per_step, self.window = packs, packs_per_step, window
+        self.packs = packs
+        self.packs_per_step = packs_per_step
+        self.window = window
         self.counts = {"samples": 0, "tokens": 0}
         self._end_window()
 
     def _end_window(self) -> None:
         self._queue: deque[list[PackItem]] = deque()
-        self._start, self._begun, self._planned = self.packs.state(), dict(self.counts), 0
+        self._start = self.packs.state()
+        self._begun = dict(self.counts)
+        self._planned = 0
 
     def _begin_window(self, packs_per_step: int) -> None:
-        n = self._planned = packs_per_step
-        packs = [self.packs.next() for _ in range(self.window * n)]
-        if self.window > 1:
-            packs.sort(key=lambda pack: sum(item.tokens**2 for item in pack))
-            g = generator_for(self.packs.settings.config.rng.seed, "steps", self._begun["samples"])
-            packs = [p for step in torch.randperm(self.window, generator=g).tolist() for p in packs[step * n :][:n]]
-        self._queue.extend(packs)
+        self._planned = packs_per_step
+        packs = [self.packs.next() for _ in range(self.window * packs_per_step)]
+        if self.window <= 1:
+            self._queue.extend(packs)
+            return
+        packs.sort(key=lambda pack: sum(item.tokens**2 for item in pack))
+        g = generator_for(self.packs.settings.config.rng.seed, "steps", self._begun["samples"])
+        for step in torch.randperm(self.window, generator=g).tolist():
+            self._queue.extend(packs[step * packs_per_step : (step + 1) * packs_per_step])
 
     def _take(self) -> list[PackItem]:
         pack = self._queue.popleft()
@@ -325,14 +351,16 @@ class StepOrder:
         """Continue from a state. Its window applies, not that of the settings. ValueError : see `PackOrder.restore`."""
         steps = state["steps"]
         planned = steps["window"] * steps["packs_per_step"]
-        lanes = [at[name] for at in state["lanes"] for name in ("epoch", "cursor")]
-        numbers = [steps["taken"], planned - steps["taken"], MOST_PACKS - planned, state["lane_window"] - 1, *lanes]
+        numbers = [steps["taken"], planned - steps["taken"], MOST_PACKS - planned, state["lane_window"] - 1]
+        for lane in state["lanes"]:
+            numbers += [lane["epoch"], lane["cursor"]]
         if min(numbers) < 0 or max(numbers) >= 1 << 53:  # it may be somebody else's
             raise IndexError("no position in the data")
         self.packs.restore(state)
         grown = self.packs.has_grown(state)
         begun = state if grown else steps["begun"]
-        self.window, self.counts = steps["window"], {name: begun[name] for name in self.counts}
+        self.window = steps["window"]
+        self.counts = {name: begun[name] for name in self.counts}
         self._end_window()
         if grown:
             return  # the samples of the window that was begun have other numbers now

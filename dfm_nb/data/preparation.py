@@ -51,11 +51,12 @@ NAMED_DROPS = 10_000
 NAMED_WORST = 5
 MOST_RANKS = 1 << 20
 VAL_FRACTION = 0.05
-# with few items, 5 % give a validation loss too noisy to stop by: of 48 items, 6 are held out instead of 2
+# with few items, 5 % give a validation loss too noisy to stop by: of 48 items, 6 are held out
+# instead of 2
 SMALL_VAL_FRACTION, SMALL_BELOW_ITEMS = 0.125, 1000
 
 
-# ---- settings -----------------------------------------------------------------------------------------------------
+# ---- settings ------------------------------------------------------------------------------------
 
 
 class PrepareConfig(Verb):
@@ -170,10 +171,13 @@ class PrepareConfig(Verb):
     @property
     def tokenizer_name(self) -> str:
         """`tokenizer`; by default that of the folder if one was begun, else the source's, else `general`."""
+        if self.tokenizer:
+            return self.tokenizer
         held = {} if self.overwrite else PreparedFolder(self.output_dir).held_plan() or {}
-        if not self.tokenizer and (kept := held.get("tokenizer")) in plugins.names("tokenizers"):
-            return str(kept)  # never a module's name, whose code would run
-        return self.tokenizer or str(getattr(self.source_module, "TOKENIZER", "general"))
+        kept = held.get("tokenizer")
+        if kept in plugins.names("tokenizers"):  # never a module's name, whose code would run
+            return str(kept)
+        return str(getattr(self.source_module, "TOKENIZER", "general"))
 
     @property
     def tokenizer_module(self) -> ModuleType:
@@ -200,14 +204,13 @@ class PrepareConfig(Verb):
         """`val_fraction`, or by default every eighth of the items without a split of their own, if these are few."""
         if self.val_fraction is not None:
             return self.val_fraction
-        count = min(len(source), self.limit or len(source))
-        drawn = sum(source.item_split(index) is None for index in range(count))
+        drawn = sum(source.item_split(index) is None for index in range(num_items(source, self.limit)))
         small = VAL_FROM_ITEMS <= drawn < SMALL_BELOW_ITEMS
         return SMALL_VAL_FRACTION if small and self.test_fraction + SMALL_VAL_FRACTION < 1 else VAL_FRACTION
 
     def plan(self, source: Source, world: int) -> dict[str, Any]:
         """The settings that must be equal for a folder to belong to this preparation."""
-        settings = [name for name, field in fields(PrepareConfig).items() if field.marks.get("plan")]
+        settings = fields(PrepareConfig).items()
         of_encoders = (*plugins.flags("tokenizers"), *plugins.flags("text_encoders"))
         plan = {
             "format": prepared_folder.FORMAT_VERSION,
@@ -215,7 +218,7 @@ class PrepareConfig(Verb):
             "short_side": self.side_px,
             "ranks": world,
             "edits": edits_sha256(self.output_dir),
-            **{name: getattr(self, name) for name in settings},
+            **{name: getattr(self, name) for name, field in settings if field.marks.get("plan")},
             "tokenizer": self.tokenizer_name,
             "val_fraction": self.val_share(source),
             **{name: self.options.get(name) for name in of_encoders},
@@ -228,9 +231,14 @@ class PrepareConfig(Verb):
         return json.loads(json.dumps(plan))
 
 
+def num_items(source: Source, limit: int | None) -> int:
+    """Number of items that are used."""
+    return min(len(source), limit or len(source))
+
+
 def item_keys(source: Source, limit: int | None) -> Iterator[str]:
-    """Keys of the items that are used."""
-    return map(source.item_key, range(min(len(source), limit or len(source))))
+    """Their keys."""
+    return map(source.item_key, range(num_items(source, limit)))
 
 
 def check_unique(source: Source, limit: int | None) -> None:
@@ -242,13 +250,14 @@ def check_unique(source: Source, limit: int | None) -> None:
             raise ValueError(f"the source names two items {key!r}; keys must be unique: rename or remove one of them")
 
 
-# ---- the work -----------------------------------------------------------------------------------------------------
+# ---- the work ------------------------------------------------------------------------------------
 
 
 def prepare(config: PrepareConfig) -> dict[str, Any]:
     """This process's part of a preparation, as torchrun numbers it; returns the manifest when all ranks are done."""
     folder = PreparedFolder(config.output_dir)
-    # the folder's lock is released last: after the process group, when every rank has stopped writing
+    # the folder's lock is released last: after the process group, when every rank has stopped
+    # writing
     with contextlib.ExitStack() as turn, Ranks.from_env() as ranks:
 
         def claim(plan: dict[str, Any]) -> bool:
@@ -257,7 +266,8 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
             return folder.claim(plan, config.resume, config.overwrite, config.texts_only, grown)
 
         opened = cache(config.open_source)  # once, because it logs what it skips
-        done = (plan := ranks.first(lambda: check(config, ranks.world, opened))) is None
+        plan = ranks.first(lambda: check(config, ranks.world, opened))
+        done = plan is None
         if plan is not None:
             with silent(ranks.rank > 0):  # a failure here leaves the folder unchanged
                 preparation = Preparation(config, opened(), folder, ranks, plan)
@@ -281,7 +291,8 @@ def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None
     ------
     ValueError, OSError : the source cannot be used, or the folder must not be written into.
     """
-    source, folder = (opened or config.open_source)(), PreparedFolder(config.output_dir)
+    source = (opened or config.open_source)()
+    folder = PreparedFolder(config.output_dir)
     check_unique(source, config.limit)
     # the shards depend on the number of processes that started; any number may continue
     held = {} if config.overwrite else folder.held_plan() or {}
@@ -291,14 +302,17 @@ def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None
     plan = config.plan(source, began)
     if config.val_fraction is None and held.get("val_fraction") in (VAL_FRACTION, SMALL_VAL_FRACTION):
         plan["val_fraction"] = held["val_fraction"]  # as the default was when the folder was begun
-    copies = held.get("copies") if held else find_copies(source, min(len(source), config.limit or len(source)))
+    copies = held.get("copies") if held else find_copies(source, num_items(source, config.limit))
     if copies:
         plan["copies"] = [list(pair) for pair in copies]  # with it they are drawn into one split
-    if texts := held.get("texts", 0) + config.texts_only:
+    texts = held.get("texts", 0) + config.texts_only
+    if texts:
         plan["texts"] = texts  # a shard whose record has a smaller number has older captions
+    finished = folder.check(plan, config.resume, config.overwrite, config.texts_only)
     made = read_json(folder.manifest).get("arguments", {})
-    same = all(getattr(config, path) == made.get(path) for path in ("tokenizer_path", "text_encoder_path"))
-    return None if folder.check(plan, config.resume, config.overwrite, config.texts_only) and same else plan
+    same_tokenizer = config.tokenizer_path == made.get("tokenizer_path")
+    same_text_encoder = config.text_encoder_path == made.get("text_encoder_path")
+    return None if finished and same_tokenizer and same_text_encoder else plan
 
 
 class Preparation:
@@ -308,14 +322,25 @@ class Preparation:
     """
 
     def __init__(self, config: PrepareConfig, source: Source, folder: PreparedFolder, ranks: Ranks, plan: dict):
-        self.config, self.source, self.folder, self.ranks, self.plan = config, source, folder, ranks, plan
+        self.config = config
+        self.source = source
+        self.folder = folder
+        self.ranks = ranks
+        self.plan = plan
         self.plans: ShardPlans | GrownPlans
         # a source that takes `size_px` draws at that size, so nothing is resized
         side_px = None if plugins.takes(config.source_module, "size_px") else config.side_px
-        share = len(os.sched_getaffinity(0)) // ranks.local_world  # of the cores
-        threads, edits = config.workers or max(2, min(16, share)), read_edits(folder.path)
-        captions = config.tag_captions or 0, config.flip
-        self.reading = Reading(source, side_px, config.upscale, threads, edits, *captions, config.fit)
+        cores = len(os.sched_getaffinity(0)) // ranks.local_world
+        self.reading = Reading(
+            source,
+            side_px,
+            config.upscale,
+            config.workers or max(2, min(16, cores)),
+            read_edits(folder.path),
+            config.tag_captions or 0,
+            config.flip,
+            config.fit,
+        )
         self.device = ranks.device(config.device)
         self.text_encoder: TextEncoder = self._build(
             "text_encoders", config.text_encoder, config.text_encoder_path, max_tokens=config.max_text_tokens
@@ -346,22 +371,28 @@ class Preparation:
         layout = self.ranks.first(self.folder.layout)
         if layout:
             return GrownPlans(self.keys, layout)
-        shares = self.plan["val_fraction"], self.config.test_fraction
-        given, copies = self.source.item_split, self.plan.get("copies", ())
-        return ShardPlans(self.keys, *shares, self.plan["ranks"], self.config.shard_size, given, copies)
+        return ShardPlans(
+            self.keys,
+            self.plan["val_fraction"],
+            self.config.test_fraction,
+            self.plan["ranks"],
+            self.config.shard_size,
+            self.source.item_split,
+            self.plan.get("copies", ()),
+        )
 
     def run(self) -> None:
         self.plans = self._planned()
         if self.ranks.rank == 0:
             log.info("Rank 0 of %d processing %d samples", self.ranks.world, self.plans.num_items)
             if self.config.val_fraction is None:
-                held_out, share = len(self.plans.items_of("val")), self.plan["val_fraction"]
-                log.info("%d of them are held out for validation; --val-fraction %g is the default", held_out, share)
+                said = "%d of them are held out for validation; --val-fraction %g is the default"
+                log.info(said, len(self.plans.items_of("val")), self.plan["val_fraction"])
         self.ranks.first(self._provide_tokenizer)
         self.ranks.first(lambda: self.folder.agree_on_encoders(self.identities()))
         stocks = [Path(self.config.reuse).expanduser()] if self.config.reuse else []
-        for place in stocks:
-            prepared_folder.check_reuse(PreparedFolder(place), self.plan, self.identities())
+        for stock in stocks:
+            prepared_folder.check_reuse(PreparedFolder(stock), self.plan, self.identities())
         if isinstance(self.plans, GrownPlans):
             stocks.append(self.folder.path)
             self.ranks.first(self._tell_captions)
@@ -371,17 +402,19 @@ class Preparation:
 
     def _tell_captions(self) -> None:
         """Count the samples that keep their older captions; these change by --texts-only alone."""
-        others = (
-            [] if self.config.texts_only else list(other_captions(self.plans.all(), self.reading, self.folder.path))
-        )
+        if self.config.texts_only:
+            return
+        others = list(other_captions(self.plans.all(), self.reading, self.folder.path))
         if others:
             said = "%d samples, such as %s, keep their captions, which are now others; encode these with --texts-only"
             log.warning(said, len(others), others[0])
 
     def identities(self) -> dict[str, dict]:
         """The encoders' identities, with the names that find them again."""
-        named = {"tokenizer": self.config.tokenizer_name, "text_encoder": self.config.text_encoder}
-        return {kind: getattr(self, kind).identity() | {"name": name} for kind, name in named.items()}
+        return {
+            "tokenizer": self.tokenizer.identity() | {"name": self.config.tokenizer_name},
+            "text_encoder": self.text_encoder.identity() | {"name": self.config.text_encoder},
+        }
 
     # ---- the tokenizer
 
@@ -407,7 +440,8 @@ class Preparation:
             )
             return None
         tokenizer = self._build("tokenizers", self.config.tokenizer_name, self.config.tokenizer_path)
-        before, videos = self._psnr(tokenizer), list[torch.Tensor]()
+        before = self._psnr(tokenizer)
+        videos = list[torch.Tensor]()
         for pixels in self._pixels_to_fit():
             videos.append(((pixels + 1) * 127.5).round().byte())
             if sum(video.nbytes for video in videos) > TUNE_BYTES:
@@ -423,7 +457,9 @@ class Preparation:
 
     def _pixels_to_fit(self) -> Iterator[torch.Tensor]:
         """Evenly spaced training items as float32 [3, T, H, W] in [-1, 1]."""
-        chosen, faults, given = evenly(self.plans.items_of("train"), FIT_ITEMS), list[str](), 0
+        chosen = evenly(self.plans.items_of("train"), FIT_ITEMS)
+        faults = list[str]()
+        given = 0
         with tqdm(total=len(chosen), desc=f"fit {self.config.tokenizer_name}", unit="item") as bar:
             for _, pixels in self._pixels(chosen, faults, bar.update):
                 given += 1
@@ -446,11 +482,13 @@ class Preparation:
 
     def _encode(self, stock: Stock | None) -> None:
         """This rank's unfinished shards."""
-        rank, world = self.ranks.rank, self.ranks.world
+        rank = self.ranks.rank
+        world = self.ranks.world
         plans = [p._replace(texts=self.plan.get("texts", 0)) for p in self.plans.share(rank, world)]
         count = sum(len(p.items) for p in plans)
-        ranges = self.plans.ranges
-        where = ", from {} to {}".format(*ranges[rank]) if ranges and world == self.plan["ranks"] else ""
+        where = ""
+        if self.plans.ranges and world == self.plan["ranks"]:
+            where = ", from {} to {}".format(*self.plans.ranges[rank])
         line = f"[INFO] Rank {rank} of {world} processing {count} samples{where}\n"
         os.write(1, line.encode())  # in one write, because several ranks share the terminal
         encoders = Encoders(self.tokenizer, self.text_encoder, self.device, self.config.pad_text_tokens)
@@ -459,10 +497,12 @@ class Preparation:
         with tqdm(total=count, initial=done, desc="prepare", unit="item", disable=rank != 0) as bar:
             how = replace(self.reading, stock=stock), encoders, self.folder.path, bar.update
             # what is new comes first: it may be copied from shards that are rewritten
-            begun = [shards.record_path(self.folder.path, plan.name).exists() for plan in todo]
-            encode_shards([plan for plan, there in zip(todo, begun) if not there], *how)
-            others = [plan for plan, there in zip(todo, begun) if there]
-            encode_shards([plan for plan in others if not rewrite_shard(plan, *how)], *how)
+            new, begun = list[ShardPlan](), list[ShardPlan]()
+            for plan in todo:
+                known = shards.record_path(self.folder.path, plan.name).exists()
+                (begun if known else new).append(plan)
+            encode_shards(new, *how)
+            encode_shards([plan for plan in begun if not rewrite_shard(plan, *how)], *how)
 
     # ---- completing the folder, on rank 0
 
@@ -473,12 +513,12 @@ class Preparation:
             first = totals.drops[0]["detail"] if totals.drops else "the source gave no clips"
             dropped = f"{totals.reasons.total()} dropped"
             if not self.config.texts_only:
-                self.folder.clear()  # so that the same command, or another, may follow when the source is mended
+                # so that the same command, or another, may follow when the source is mended
+                self.folder.clear()
             raise ValueError(f"{self.config.source} gave no usable sample ({dropped}); first: {first}")
         prepared_folder.write_empty_text(self.folder.path, self.text_encoder.encode([""])[0])
-        splits = {split: [r["name"] for r in totals.full if r["split"] == split] for split in SPLITS}
-        write_indexes(self.folder.path, splits)
-        shards.write_energon_metadata(self.folder.path, splits)
+        write_indexes(self.folder.path, totals.names)
+        shards.write_energon_metadata(self.folder.path, totals.names)
         arguments = self.config.model_dump(exclude={"options", "table", "as_json"}, exclude_none=True)
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
         own["arguments"] = arguments | {"tokenizer": self.config.tokenizer_name} | self.config.options
@@ -490,13 +530,17 @@ class Preparation:
             manifest = totals.manifest(about, self.plans.num_items, kept["psnr_db"], own | kept)
         else:
             manifest = totals.manifest(about, self.plans.num_items, self._psnr(self.tokenizer), own)
-        tars = {r["name"]: {k: r[k] for k in ("bytes", "sha256")} for r in totals.full}
+        tars = {r["name"]: {"bytes": r["bytes"], "sha256": r["sha256"]} for r in totals.full}
         prepared_folder.write_manifest(self.folder.path, manifest, tars)
         totals.warn_of_drops()
         warn_of_copies(self._records())
-        sizes = sum((SampleIndex(self.folder.path, s).sizes() for s, names in splits.items() if names), Counter())
-        told = prepared_folder.kinds_line(sizes), len(totals.full), prepared_folder.sizes_line(sizes)
-        log.info("%s in %d shards; frames x height x width: %s", *told)
+        sizes = Counter[str]()
+        for split, names in totals.names.items():
+            if names:
+                sizes += SampleIndex(self.folder.path, split).sizes()
+        kinds = prepared_folder.kinds_line(sizes)
+        said = "%s in %d shards; frames x height x width: %s"
+        log.info(said, kinds, len(totals.full), prepared_folder.sizes_line(sizes))
         for line in prepared_folder.psnr_lines(manifest["psnr_db"]):
             log.info(line)
         log.info("Webdataset shards saved to %s/", self.folder.path)
@@ -522,7 +566,8 @@ class Preparation:
         decoder.
         """
         held_out = next(split for split in ("val", "test", "train") if len(self.plans.items_of(split)))
-        by_kind, by_key = dict[str, list[float]](), dict[str, float]()
+        by_kind = dict[str, list[float]]()
+        by_key = dict[str, float]()
         for split in dict.fromkeys((held_out, "train")) if self.carried else ():
             for key, pixels in self._pixels(evenly(self.plans.items_of(split), PSNR_ITEMS - len(by_key)), []):
                 again = tokenizer.decode(tokenizer.encode(pixels[None].to(self.device)))[0].float().cpu().clamp(-1, 1)
@@ -538,13 +583,19 @@ class Preparation:
 class ShardTotals:
     """The records of all shards, added up.
 
-    full : records of shards with samples. drops : dropped samples that the manifest lists. reasons : counts by reason.
-    lost, lost_reasons : the same for missing parts of kept samples.
+    full : records of shards with samples; names and samples : their names, and numbers of samples, by split.
+    drops : dropped samples that the manifest lists. reasons : counts by reason. lost, lost_reasons : the same for
+        missing parts of kept samples.
     """
 
     def __init__(self, records: Iterable[dict[str, Any]]):
-        self.full, self.drops, self.reasons = list[dict[str, Any]](), list[dict[str, str]](), Counter[str]()
-        self.lost, self.lost_reasons = list[dict[str, str]](), Counter[str]()
+        self.full = list[dict[str, Any]]()
+        self.names: dict[str, list[str]] = {split: [] for split in SPLITS}
+        self.samples = dict.fromkeys(SPLITS, 0)
+        self.drops = list[dict[str, str]]()
+        self.reasons = Counter[str]()
+        self.lost = list[dict[str, str]]()
+        self.lost_reasons = Counter[str]()
         for record in records:
             for kind, named, reasons in (("drops", self.drops, self.reasons), ("lost", self.lost, self.lost_reasons)):
                 for drop in record.pop(kind, ()):  # `lost` of an adopted shard is unknown
@@ -553,10 +604,11 @@ class ShardTotals:
                     reasons[drop["reason"]] += 1
             if record["samples"]:
                 self.full.append(record | {"latent_sums": np.array(record["latent_sums"])})
+                self.names[record["split"]].append(record["name"])
+                self.samples[record["split"]] += record["samples"]
 
     def manifest(self, about: dict[str, Any], items: int, psnr_db: dict, own: dict[str, Any]) -> dict[str, Any]:
         """The manifest. items : of the source. about : source and encoders. own : the caller's further keys."""
-        samples = {split: sum(r["samples"] for r in self.full if r["split"] == split) for split in SPLITS}
         train = [r for r in self.full if r["split"] == "train"] or self.full
         # [3, channels]; exact sums, so that the order of the shards does not matter
         count, total, squares = np.apply_along_axis(math.fsum, 0, np.array([r["latent_sums"] for r in train]))
@@ -568,9 +620,9 @@ class ShardTotals:
             "latent_std": np.sqrt(np.maximum(squares / count - mean**2, 1e-12)).tolist(),
             "counts": {
                 "items": items,
-                "samples": sum(samples.values()),
+                "samples": sum(self.samples.values()),
                 "dropped": self.reasons.total(),
-                **samples,
+                **self.samples,
                 "dropped_by_reason": dict(self.reasons.most_common()),
                 "lost_by_reason": dict(self.lost_reasons.most_common()),
                 "text_tokens": sum(r["text_tokens"] for r in self.full),
@@ -579,7 +631,7 @@ class ShardTotals:
             "drops": self.drops,
             "lost": self.lost,
             **own,
-            "shards": [{k: r[k] for k in ("name", "split", "samples")} for r in self.full],
+            "shards": [{"name": r["name"], "split": r["split"], "samples": r["samples"]} for r in self.full],
         }
 
     def warn_of_drops(self) -> None:

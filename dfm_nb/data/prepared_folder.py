@@ -36,7 +36,8 @@ FORMAT_VERSION = 2
 
 TOKENIZER = "tokenizer.safetensors"
 EMPTY_TEXT = "text_empty.safetensors"
-NO_CAPTION_TOKENS = 1  # one zero token replaces the empty caption of encoders that are not available
+# one zero token replaces the empty caption of encoders that are not available
+NO_CAPTION_TOKENS = 1
 INDEX = ".index.arrow"
 """Suffix of a split's index (`dfm_nb.data.sample_index`)."""
 
@@ -76,8 +77,8 @@ def write_manifest(folder: Path, manifest: dict[str, Any], tars: Mapping[str, di
 
 def seal_folder(folder: Path, tars: Mapping[str, dict[str, Any]]) -> None:
     """Write the checksums of the shards and the files next to them. tars : `files.listed_as` of each."""
-    found = {name: files.listed_as(folder / name) for name in ALSO_LISTED if (folder / name).is_file()}
-    files.seal(folder / CHECKSUMS, {**found, **tars})
+    own = {name: files.listed_as(folder / name) for name in ALSO_LISTED if (folder / name).is_file()}
+    files.seal(folder / CHECKSUMS, {**own, **tars})
 
 
 def read_checksums(folder: Path) -> dict[str, dict[str, Any]]:
@@ -102,10 +103,11 @@ def psnr_lines(psnr_db: Mapping[str, Any]) -> list[str]:
     lines = list[str]()
     parts = {f"tokenizer PSNR on {psnr_db.get('split')}": psnr_db}
     parts[f"worst of {psnr_db.get('measured')}"] = psnr_db.get("worst", {})
-    for name, found in parts.items():
-        pairs = found.items() if isinstance(found, dict) else ()
+    for name, values in parts.items():
+        pairs = values.items() if isinstance(values, dict) else ()
         said = ", ".join(f"{key} {db:.1f} dB" for key, db in pairs if isinstance(db, float))
-        lines += [f"{name}: {said}"] if said else []
+        if said:
+            lines.append(f"{name}: {said}")
     return lines
 
 
@@ -116,8 +118,12 @@ def sizes_line(sizes: Mapping[str, int]) -> str:
 
 def kinds_line(sizes: Mapping[str, int]) -> str:
     """`280 images, 14 clips`."""
-    images = sum(n for size, n in sizes.items() if size.startswith("1x"))
-    clips = sum(n for size, n in sizes.items() if not size.startswith(("1x", "?")))  # third-party shards may not say
+    images = clips = 0
+    for size, count in sizes.items():
+        if size.startswith("1x"):
+            images += count
+        elif not size.startswith("?"):  # third-party shards may not say
+            clips += count
     return f"{images:,} images, {clips:,} clips"
 
 
@@ -141,7 +147,8 @@ def read_manifest(folder: Path, checked: bool = True) -> dict[str, Any] | None:
         files.check(folder, listed, sorted(names), MEND.format(folder))
     manifest = read_json(path)
     wanted = MANIFEST | (SHARDS if "shards" in manifest else {})
-    if here and (missing := lacking(manifest, wanted)):
+    missing = lacking(manifest, wanted) if here else []
+    if missing:
         raise ValueError(f"{path} is damaged ({', '.join(missing)}); prepare or adopt the data again")
     return manifest or None
 
@@ -207,21 +214,23 @@ class PreparedFolder:
         if held is None and texts_only:
             raise ValueError(f"--texts-only needs a preparation, and {self.path} has none; omit it")
         if held is None:
-            # A notebook's launcher may log into the folder. With --overwrite any other file is refused, because the
-            # user may mean another folder.
+            # A notebook's launcher may log into the folder. With --overwrite any other file is
+            # refused, because the user may mean another folder.
             own = {shards.RECORDS, "launch.json", "launch.log", ".launch.lock"}
             there = {p.name for p in self.path.glob("*")} - own
             made = {n for n in there if n in (".nv-meta", *OWN_FILES) or n.endswith((".tar", INDEX))}
-            if taken := there if overwrite else made:
+            others = there if overwrite else made
+            if others:
                 raise FileExistsError(
-                    f"{self.path} holds {min(taken)}, which dfm prepare did not make; choose another --output-dir or "
+                    f"{self.path} holds {min(others)}, which dfm prepare did not make; choose another --output-dir or "
                     "move it away (to train on shards as they are: dfm adopt)"
                 )
             return False
         if overwrite or (not texts_only and self.grows(plan)):
             return False
         more = _differences(_but_captions(held), _but_captions(plan))
-        if differ := more if texts_only else _differences(held, plan):
+        differ = more if texts_only else _differences(held, plan)
+        if differ:
             fix = "choose another --output-dir or pass --overwrite"
             if not more:
                 fix = f"pass --texts-only, as captions alone differ, or {fix}"
@@ -250,9 +259,11 @@ class PreparedFolder:
         layout = grown() if grown and not texts_only and self.grows(plan) else self.layout()
         for place in (self.path, self.records, self.path / ".nv-meta"):
             remove_temporaries(place)
-        said = plan | ({"layout": layout} if layout else {})
-        (self.path / CHECKSUMS).unlink(missing_ok=True)  # unfinished until the new captions or samples are written
-        write_json(self.records / "plan.json", said)
+        if layout:
+            plan = {**plan, "layout": layout}
+        # unfinished until the new captions or samples are written
+        (self.path / CHECKSUMS).unlink(missing_ok=True)
+        write_json(self.records / "plan.json", plan)
         return False
 
     def clear(self) -> None:
@@ -284,17 +295,21 @@ class PreparedFolder:
         held = read_json(path) or {k: v for k, v in read_json(self.manifest).items() if k in now}
         if not held:
             write_json(path, now)
-        elif differ := _differences(held, now):
+            return
+        differ = _differences(held, now)
+        if differ:
             raise ValueError(f"{self.path} was started with other encoders ({differ}); pass the same or --overwrite")
 
 
-LISTED = "files rows listing_sha256 contents_sha256 captions_sha256 splits splits_sha256 weights_sha256 given_sha256"
+LISTED = (
+    "files rows listing_sha256 contents_sha256 captions_sha256 splits splits_sha256 weights_sha256 given_sha256"
+).split()
 """What a source's identity says of its items."""
 
 
 def _listed(plan: dict[str, Any]) -> dict[str, Any]:
     """What the plan says of items, without their captions."""
-    return {k: v for k, v in plan.get("source", {}).items() if k in LISTED.split() and k != "captions_sha256"}
+    return {k: v for k, v in plan.get("source", {}).items() if k in LISTED and k != "captions_sha256"}
 
 
 OF_SAMPLES = "format short_side fit upscale max_text_tokens pad_text_tokens background clip_frames fps stride".split()
@@ -310,7 +325,8 @@ def of_latents(encoder: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_reuse(folder: PreparedFolder, plan: dict[str, Any], encoders: Mapping[str, Any]) -> None:
     """ValueError if the samples of a folder are not those that this plan and these encoders would give."""
-    made, about = folder.held_plan(), read_json(folder.manifest)
+    made = folder.held_plan()
+    about = read_json(folder.manifest)
     if not (made and about and (folder.path / CHECKSUMS).is_file()):
         raise ValueError(f"--reuse {folder.path} must be a finished data set; pass an --output-dir of dfm prepare")
 
@@ -319,13 +335,14 @@ def check_reuse(folder: PreparedFolder, plan: dict[str, Any], encoders: Mapping[
         own = {name: said.get(name) for name in OF_SAMPLES}
         return own | {kind: of_latents(by.get(kind) or {}) for kind in encoders}
 
-    if differ := _differences(settings(made, about), json.loads(json.dumps(settings(plan, encoders)))):
+    differ = _differences(settings(made, about), json.loads(json.dumps(settings(plan, encoders))))
+    if differ:
         raise ValueError(f"--reuse {folder.path} must have equal settings ({differ}); omit --reuse or pass the same")
 
 
 def _but_listed(plan: dict[str, Any]) -> dict[str, Any]:
     """A plan without its source's items."""
-    source = {k: v for k, v in plan.get("source", {}).items() if k not in LISTED.split()}
+    source = {k: v for k, v in plan.get("source", {}).items() if k not in LISTED}
     return {k: v for k, v in plan.items() if k not in ("copies", "edits")} | {"source": source}
 
 
@@ -336,13 +353,16 @@ def _but_captions(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(held: dict[str, Any], now: dict[str, Any], inside: str = "") -> str:
-    differ = [(f"{inside}{k}", held.get(k), now.get(k)) for k in sorted(now.keys() | held.keys())]
-    return "; ".join(
-        _differences(a, b, f"{k}.")
-        if isinstance(a, dict) and isinstance(b, dict)
-        else f"{k}: {json.dumps(a)[:80]} there, {json.dumps(b)[:80]} now"
-        for k, a, b in [row for row in differ if row[1] != row[2]][:4]
-    )
+    """The first four settings that differ, those of an object by `name.setting`."""
+    differ = list[str]()
+    for name in sorted(now.keys() | held.keys()):
+        a = held.get(name)
+        b = now.get(name)
+        if isinstance(a, dict) and isinstance(b, dict) and a != b:
+            differ.append(_differences(a, b, f"{inside}{name}."))
+        elif a != b:
+            differ.append(f"{inside}{name}: {json.dumps(a)[:80]} there, {json.dumps(b)[:80]} now")
+    return "; ".join(differ[:4])
 
 
 def write_empty_text(root: Path, text_LD: torch.Tensor) -> None:
@@ -361,11 +381,12 @@ def read_empty_text(root: Path, text_dim: int | None = None) -> torch.Tensor:
     if text_dim and not path.is_file():
         return torch.zeros(NO_CAPTION_TOKENS, text_dim, dtype=torch.bfloat16)
     try:
-        found = load_file(plain(path))["text_emb"]
-        if found.ndim != 3 or 0 in found.shape or not (found.is_floating_point() and found.float().isfinite().all()):
+        text = load_file(plain(path))["text_emb"]
+        finite = text.is_floating_point() and text.float().isfinite().all()
+        if text.ndim != 3 or 0 in text.shape or not finite:
             raise ValueError("it must be finite numbers [1, L, D]")
-        if text_dim not in (None, found.shape[2]):
-            raise ValueError(f"it is {found.shape[2]} wide, the captions {text_dim}")
+        if text_dim not in (None, text.shape[2]):
+            raise ValueError(f"it is {text.shape[2]} wide, the captions {text_dim}")
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is missing or damaged ({error}); restore it") from None
-    return found[0]
+    return text[0]

@@ -37,7 +37,8 @@ class Ranks:
 
     def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
         if self.world > 1 and kind is None:  # after an error, torchrun stops the others
-            # if a rank exits while another still communicates with it, gloo aborts that one (in 2 of 6 preparations)
+            # if a rank exits while another still communicates with it, gloo aborts that one (in 2
+            # of 6 preparations)
             dist.barrier()
             gc.collect()
             dist.destroy_process_group()
@@ -53,7 +54,8 @@ class Ranks:
             try:
                 shared[0] = function()
             except USER_ERRORS as fault:
-                error, shared[1] = fault, True
+                error = fault
+                shared[1] = True
         dist.broadcast_object_list(shared, src=0)
         if shared[1]:
             raise error or SystemExit(2)

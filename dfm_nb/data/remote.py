@@ -45,7 +45,8 @@ class RemoteFolder:
     """
 
     def __init__(self, url: str, cache_dir: str | os.PathLike | None = None, cache_gib: float = CACHE_GIB):
-        self.url, self._room = url.rstrip("/"), int(cache_gib * 2**30)
+        self.url = url.rstrip("/")
+        self._room = int(cache_gib * 2**30)
         self._server, self._root = filesystem(self.url)
         self._cache = Path(cache_dir or DEFAULT_CACHE).expanduser() / OWN
         self._cache.mkdir(parents=True, exist_ok=True)
@@ -53,11 +54,13 @@ class RemoteFolder:
             listing = Path(place, CHECKSUMS)
             self._download(CHECKSUMS, listing)
             try:
-                self._listed, content = read_listing(listing), listing.read_bytes()
+                self._listed = read_listing(listing)
+                content = listing.read_bytes()
             except ValueError:
                 raise ValueError(f"{self.url}/{CHECKSUMS} is damaged or has changed; copy it there again") from None
         shards = [entry["bytes"] for name, entry in self._listed.items() if name.endswith(".tar")]
-        if (total := sum(shards)) > self._room:
+        total = sum(shards)
+        if total > self._room:
             if max(shards) > self._room:
                 raise ValueError(f"dataset.cache_gib must hold the largest shard of {self.url}; raise it")
             need = total / 2**30
@@ -90,7 +93,8 @@ class RemoteFolder:
             for stat, path in sorted(held, key=lambda row: row[0].st_mtime_ns):
                 if total + size <= self._room:
                     break
-                path.unlink(missing_ok=True)  # an open reader can finish, and fetches it again for its next sample
+                # an open reader can finish, and fetches it again for its next sample
+                path.unlink(missing_ok=True)
                 total -= stat.st_size
 
     def _fetch(self, name: str) -> None:

@@ -11,6 +11,7 @@ The folder's listing (`prepared_folder`) has its checksum, which is compared onc
 
 import functools
 import hashlib
+import itertools
 import json
 import math
 from collections import Counter
@@ -64,7 +65,7 @@ def described(entry: SampleEntry) -> list[int]:
     return [*size[-3:], entry.meta.get("text_tokens") or 0]
 
 
-# ---- writing ------------------------------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------
 
 
 def write_indexes(folder: Path, splits: dict[str, list[str]], measure: Measure = described) -> None:
@@ -79,26 +80,44 @@ def write_indexes(folder: Path, splits: dict[str, list[str]], measure: Measure =
 
 
 def _index_split(folder: Path, split: str, names: list[str], measure: Measure, bar: Any) -> None:
-    tables, shards, dropped, schema = [], [], [], schema_with(OPTIONAL)
+    tables, shards, dropped = [], [], []
     for number, name in enumerate(names):
-        rows: list[tuple[Any, ...]] = []
-        for entry in (entries := samples_of(folder / name)):
+        entries = samples_of(folder / name)
+        rows = list[dict[str, Any]]()
+        voxels = list[int]()
+        for entry in entries:
             try:
-                if (size := measure(entry)) is not None:
-                    # a false value that does not fit its column is reported when the sample is read
-                    *grid, tokens = (min(max(n, 0), 0xFFFF) for n in size)
-                    weight = weight_of(entry.meta.get("weight"), f"{entry.key} of {entry.shard}")
-                    given = sum(math.prod(shape) for shape in entry.meta.get("given_shapes") or ())
-                    rows.append((entry.key, number, *grid, tokens, entry.offset, entry.size, weight, given))
+                size = measure(entry)
+                if size is None:
+                    continue
+                # a false value that does not fit its column is reported when the sample is read
+                t, h, w, tokens = (min(max(n, 0), 0xFFFF) for n in size)
+                weight = weight_of(entry.meta.get("weight"), f"{entry.key} of {entry.shard}")
             except SampleError as error:
                 dropped.append((error.reason, error.detail))
-        tables.append(pa.table([[row[i] for row in rows] for i in range(len(schema))], schema=schema))
-        voxels = [t * h * w + given for _, _, t, h, w, *_, given in rows]
+                continue
+            given = sum(map(math.prod, entry.meta.get("given_shapes") or ()))
+            voxels.append(t * h * w + given)
+            rows.append(
+                {
+                    "key": entry.key,
+                    "shard": number,
+                    "t": t,
+                    "h": h,
+                    "w": w,
+                    "text_tokens": tokens,
+                    "offset": entry.offset,
+                    "size": entry.size,
+                    "weight": weight,
+                    "given": given,
+                }
+            )
+        tables.append(pa.Table.from_pylist(rows, schema_with(OPTIONAL)))
         shards.append(Shard(name, len(entries), sum(voxels), max(voxels, default=0)))
         bar.update()
-    varied = [n for n, (_, usual) in OPTIONAL.items() if any((table[n].to_numpy() != usual).any() for table in tables)]
-    tables = [table.select([*SCHEMA.names, *varied]) for table in tables]
-    write_index(index_path(folder, split), tables, shards, dropped)
+    table = pa.concat_tables(tables)
+    varied = [name for name, (_, usual) in OPTIONAL.items() if (table[name].to_numpy() != usual).any()]
+    write_index(index_path(folder, split), [table.select([*SCHEMA.names, *varied])], shards, dropped)
 
 
 def write_index(path: Path, tables: list[pa.Table], shards: list[Shard], dropped: list[tuple[str, str]]) -> None:
@@ -131,28 +150,31 @@ def index_dataset(folder: str | Path) -> dict[str, Any]:
     with place.turn():
         splits = splits_of(place.path)
         write_indexes(place.path, splits, lambda e: None if e.key in unusable else described(e))
-        prepared_folder.seal_folder(
-            place.path, {n: files.listed_as(place.path / n) for names in splits.values() for n in names}
-        )
+        names = itertools.chain(*splits.values())
+        prepared_folder.seal_folder(place.path, {n: files.listed_as(place.path / n) for n in names})
     return manifest
 
 
-# ---- reading ------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 class Sizes:
     """Latent sizes of samples. columns : `t`, `h` and `w` of each. shards : that the samples are in."""
 
     def __init__(self, columns: dict[str, np.ndarray], shards: list[Shard]):
-        self._columns, self.shards = columns, shards
+        self._columns = columns
+        self.shards = shards
 
     def __len__(self) -> int:
         return len(self._columns["t"])
 
+    def _column(self, name: str, samples: np.ndarray | slice) -> np.ndarray:
+        return self._columns[name][samples].astype(np.int64)
+
     def voxels(self, samples: np.ndarray | slice) -> np.ndarray:
         """T * H * W of the latents and of what is given beside them, int64."""
-        t, h, w = (self._columns[side][samples].astype(np.int64) for side in "thw")
-        return t * h * w + (self._columns["given"][samples].astype(np.int64) if self.any_given else 0)
+        voxels = self._column("t", samples) * self._column("h", samples) * self._column("w", samples)
+        return voxels + self._column("given", samples) if self.any_given else voxels
 
     @property
     def any_given(self) -> bool:
@@ -161,13 +183,15 @@ class Sizes:
 
     def weights(self, clip_weight: float) -> np.ndarray | None:
         """How often an epoch uses each sample, float64; None: once. clip_weight : of clips, on top of their own."""
-        if "weight" not in self._columns and clip_weight == 1:  # the usual case, which takes no memory
+        # the usual case, which takes no memory
+        if "weight" not in self._columns and clip_weight == 1:
             return None
         return self._columns.get("weight", 1.0) * np.where(self._columns["t"] > 1, clip_weight, 1.0)
 
     def larger_than(self, voxels: int) -> np.ndarray:
         """Samples of more voxels, with what is given beside them, the largest first."""
-        if max(shard.largest for shard in self.shards) <= voxels:  # the usual case; the sizes of all take memory
+        # the usual case; the sizes of all take memory
+        if max(shard.largest for shard in self.shards) <= voxels:
             return np.empty(0, np.int64)
         sizes = self.voxels(slice(None))
         return np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes > voxels)]
@@ -182,10 +206,13 @@ class Sizes:
 
     def sizes(self, samples: np.ndarray | slice = slice(None)) -> Counter[str]:
         """Number of samples by frames, height and width in px, `17x64x96`."""
-        t, h, w = (self._columns[side][samples].astype(np.int64) for side in "thw")
-        found, counts = np.unique(t << 32 | h << 16 | w, return_counts=True)
-        grids = zip((found >> 32).tolist(), (found >> 16 & 0xFFFF).tolist(), (found & 0xFFFF).tolist())
-        return Counter({"{}x{}x{}".format(*geometry.pixel_size(*g)): n for g, n in zip(grids, counts.tolist())})
+        t, h, w = (self._column(side, samples) for side in "thw")
+        packed, counts = np.unique(t << 32 | h << 16 | w, return_counts=True)
+        sizes = Counter[str]()
+        for number, count in zip(packed.tolist(), counts.tolist()):
+            size = geometry.pixel_size(number >> 32, number >> 16 & 0xFFFF, number & 0xFFFF)
+            sizes["{}x{}x{}".format(*size)] = count
+        return sizes
 
     def grid(self, index: int) -> tuple[int, int, int]:
         """Latent T, H, W."""
@@ -210,15 +237,18 @@ class SampleIndex(Sizes):
     """
 
     def __init__(self, folder: str | Path, split: str, here: bool = True):
-        self.folder, self.split = Path(folder), split
+        self.folder = Path(folder)
+        self.split = split
         self._listed = prepared_folder.read_checksums(self.folder)
-        path, fix = index_path(folder, split), prepared_folder.MEND.format(folder)
+        path = index_path(folder, split)
+        fix = prepared_folder.MEND.format(folder)
         files.check(self.folder, self._listed, [path.name], fix)
         try:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
             if reader.schema != schema_with(name for name in OPTIONAL if name in reader.schema.names):
                 raise ValueError("it has other columns")
-            batch, about = reader.get_batch(0), reader.schema.metadata
+            about = reader.schema.metadata
+            batch = reader.get_batch(0)
             batch.validate(full=True)  # offsets in a forged file could point beyond its end
             if any(column.null_count for column in batch.columns):
                 raise ValueError("it has empty cells")
@@ -234,8 +264,10 @@ class SampleIndex(Sizes):
         if self._columns["shard"].max(initial=0) >= max(1, len(self.shards)):
             raise ValueError(f"{path} has samples of a shard that it does not list; {fix}")
         for shard in self.shards:
-            tar, listed = self.folder / shard.name, self._listed.get(shard.name)
-            if listed is None or (here and not (tar.is_file() and tar.stat().st_size == listed["bytes"])):
+            tar = self.folder / shard.name
+            listed = self._listed.get(shard.name)
+            whole = not here or (listed and tar.is_file() and tar.stat().st_size == listed["bytes"])
+            if listed is None or not whole:
                 raise ValueError(f"{path} does not fit {tar}, which has changed since or is gone; {fix}")
 
     @functools.cached_property

@@ -81,26 +81,33 @@ class ShardPlans:
         copies: Iterable[Sequence[int]] = (),
     ):
         first_of = {item: first for item, first in copies if not given(item)}
-        codes, drawn_items = bytearray(), 0
-        lowest, highest = list[tuple[bytes, int]](), (b"", 0)  # two hashes and one, and whose they are
+        codes = bytearray()
+        drawn_items = 0
+        lowest = list[tuple[bytes, int]]()  # two hashes, and whose they are
+        highest = (b"", 0)
         for i, key in enumerate(keys):
             digest = _digest(key)
             codes.append(SPLITS.index(given(i) or drawn_split(key, val_fraction, test_fraction)))
             drawn_items += not given(i)
             if not given(i) and i not in first_of:
-                lowest, highest = sorted([*lowest, (digest, i)])[:2], max(highest, (digest, i))
-        # train takes the highest hash, val the lowest and test the next, so that none takes another's only item
-        fractions, takers = (1, val_fraction, test_fraction), (highest, lowest[0], lowest[-1]) if lowest else ()
-        for code, (fraction, (_, item)) in enumerate(zip(fractions, takers)):
+                lowest = sorted([*lowest, (digest, i)])[:2]
+                highest = max(highest, (digest, i))
+        # train takes the highest hash, val the lowest and test the next, so that none takes
+        # another's only item
+        takers = (highest, lowest[0], lowest[-1]) if lowest else ()
+        for code, (fraction, (_, item)) in enumerate(zip((1, val_fraction, test_fraction), takers)):
             wanted = fraction * drawn_items >= 1 or (fraction > 0 and drawn_items >= VAL_FROM_ITEMS)
             if wanted and code not in codes:
                 codes[item] = code
         for item, first in first_of.items():
             codes[item] = codes[first]
-        self._codes, self._world, self._shard_size = np.frombuffer(codes, np.uint8), world, shard_size
+        self._codes = np.frombuffer(codes, np.uint8)
+        self._world = world
+        self._shard_size = shard_size
         self.ranges = balanced_ranges(len(codes), world)
         sizes = [np.bincount(self._codes[start:stop], minlength=len(SPLITS)) for start, stop in self.ranges]
-        self.num_items, self.num_shards = len(codes), int((-(-np.array(sizes) // shard_size)).sum())
+        self.num_items = len(codes)
+        self.num_shards = int((-(-np.array(sizes) // shard_size)).sum())
 
     def items_of(self, split: str) -> np.ndarray:
         """Indices of the items of a split."""

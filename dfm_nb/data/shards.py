@@ -68,10 +68,11 @@ CHECKSUM = "crc32"
 """Of all parts, in the .json; samples of other writers have none."""
 
 
-# ---- parts --------------------------------------------------------------------------------------------------------
+# ---- parts ---------------------------------------------------------------------------------------
 
 
-_PurePickler: Any = pickle._Pickler  # the one written in Python: its steps can be replaced; typeshed leaves them out
+# the one written in Python: its steps can be replaced; typeshed leaves them out
+_PurePickler: Any = pickle._Pickler
 
 
 def _load_from_bytes(content: bytes) -> None:
@@ -84,7 +85,8 @@ class _TensorPickler(_PurePickler):
     def reducer_override(self, value: object) -> object:
         if isinstance(value, torch.storage.TypedStorage | torch.UntypedStorage):
             buffer = io.BytesIO()
-            torch.save(value, buffer)  # the zip form has no addresses; torch's function for its own form reads both
+            # the zip form has no addresses; torch's function for its own form reads both
+            torch.save(value, buffer)
             return _load_from_bytes, (buffer.getvalue(),)
         return NotImplemented
 
@@ -107,13 +109,18 @@ def encode_parts(clip: EncodedClip) -> dict[str, bytes]:
     """The bytes of a sample's members, by extension."""
     buffer = io.BytesIO()
     torch.save(clip.latent.bfloat16().contiguous().clone(), buffer)
-    latent, text = buffer.getvalue(), _pickled(clip.text_emb.bfloat16().contiguous().clone())
+    latent = buffer.getvalue()
+    text = _pickled(clip.text_emb.bfloat16().contiguous().clone())
     more = _pickled(torch.cat(clip.more_text, 1).bfloat16()) if clip.more_text else b""
     given = _pickled(torch.cat([z.flatten(2) for z in clip.given], 2).bfloat16()) if clip.given else b""
     meta = clip.meta | {CHECKSUM: _crc32(latent, text, more + given, clip.meta)}
-    said = json.dumps(meta, ensure_ascii=False, sort_keys=True).encode()
-    parts = dict(zip((*PARTS, MORE, GIVEN), (latent, text, said, more, given), strict=True))
-    return {part: data for part, data in parts.items() if data}
+    about = json.dumps(meta, ensure_ascii=False, sort_keys=True).encode()
+    parts = {"pth": latent, "pickle": text, "json": about}  # written in this order
+    if more:
+        parts[MORE] = more
+    if given:
+        parts[GIVEN] = given
+    return parts
 
 
 def _crc32(latent: bytes, text: bytes, more: bytes, meta: dict) -> int:
@@ -151,29 +158,34 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
         raise SampleError("missing_part", f"sample {key} has no .{' and no .'.join(sorted(missing))}")
     meta = decode_meta(parts.get("json"), key)
     checksum = meta.pop(CHECKSUM, None)
-    latent, text = (decode_tensor(part, parts[part], key) for part in ("pth", "pickle"))
+    latent = decode_tensor("pth", parts["pth"], key)
+    text = decode_tensor("pickle", parts["pickle"], key)
     latent = latent[None] if latent.ndim == 4 else latent
     text = text[None] if text.ndim == 2 else text
     if latent.ndim != 5 or latent.shape[0] != 1 or text.ndim != 3 or text.shape[0] != 1:
         said = f"sample {key} must have shapes [1, C, T, H, W] and [1, L, D]; it has {[*latent.shape]}, {[*text.shape]}"
         raise SampleError("wrong_shape", said)
     tokens = meta.get("text_tokens")
-    if tokens is None:  # NeMo DFM pads to 512 rows; dropped here, because generation does not pad a prompt
+    # NeMo DFM pads to 512 rows; dropped here, because generation does not pad a prompt
+    if tokens is None:
         filled = text[0].any(-1).nonzero()
         tokens = int(filled[-1]) + 1 if len(filled) else 1
     if not 0 < tokens <= text.shape[1]:
         raise SampleError("wrong_text", f"sample {key} has {text.shape[1]} text tokens and says {tokens} in its .json")
     clip = EncodedClip(key, latent, text[:, :tokens].bfloat16(), meta)
-    lengths, more = meta.get("more_text_tokens"), parts.get(MORE, b"")
+    lengths = meta.get("more_text_tokens")
+    more = parts.get(MORE, b"")
     if lengths or more:
         joined = decode_tensor(MORE, more, key)
         if not lengths or joined.shape != (1, sum(lengths), text.shape[2]):
             said = f"of {list(joined.shape)} where its .json says {lengths} tokens of width {text.shape[2]}"
             raise SampleError("wrong_text", f"sample {key} has further captions {said}")
         clip.more_text = list(joined.bfloat16().split(lengths, 1))
-    shapes, given = meta.get("given_shapes"), parts.get(GIVEN, b"")
+    shapes = meta.get("given_shapes")
+    given = parts.get(GIVEN, b"")
     if shapes or given:
-        flat, sizes = decode_tensor(GIVEN, given, key), [math.prod(shape) for shape in shapes or ()]
+        flat = decode_tensor(GIVEN, given, key)
+        sizes = list(map(math.prod, shapes or ()))
         if not sizes or flat.shape != (1, latent.shape[1], sum(sizes)):
             said = f"of {list(flat.shape)} where its .json says {shapes} in {latent.shape[1]} channels"
             raise SampleError("wrong_shape", f"sample {key} has given pictures {said}")
@@ -184,7 +196,7 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
     return clip
 
 
-# ---- the validator ------------------------------------------------------------------------------------------------
+# ---- the validator -------------------------------------------------------------------------------
 
 LATENT_LIMIT = 1e3
 """NeMo DFM's task encoder passes over samples beyond it, too."""
@@ -227,7 +239,8 @@ def decode_meta(data: bytes | None, key: str) -> dict:
     try:
         if len(data) > MOST_TEXT:
             raise ValueError(f"it has {len(data)} bytes; {MOST_TEXT} is the most")
-        text = data.decode(json.detect_encoding(data))  # pydantic refuses a byte order mark, which others may write
+        # pydantic refuses a byte order mark, which others may write
+        text = data.decode(json.detect_encoding(data))
         Meta.model_validate_json(text)
         return json.loads(text)
     except ValueError as error:  # from pydantic, or from Python for a number of thousands of digits
@@ -240,29 +253,37 @@ def decode_meta(data: bytes | None, key: str) -> dict:
 
 def _check(clip: EncodedClip, fits: Fits) -> None:
     """SampleError if a decoded sample cannot be trained on."""
-    key, shape, stated = clip.key, list(clip.latent.shape), clip.meta.get("latent_shape")
+    key = clip.key
+    shape = list(clip.latent.shape)
+    width = clip.text_emb.shape[2]
+    stated = clip.meta.get("latent_shape")
+    given = sum(z[0, 0].numel() for z in clip.given)
     if 0 in shape or 0 in clip.text_emb.shape:
         raise SampleError("wrong_shape", f"sample {key} is empty: {shape} and {list(clip.text_emb.shape)}")
     if stated is not None and stated != shape[-len(stated) :]:
         raise SampleError("wrong_shape", f"sample {key} has a latent of {shape[1:]} where its .json says {stated}")
     if fits.grid not in (None, tuple(shape[2:])):
         raise SampleError("wrong_shape", f"sample {key} has a latent of {shape[2:]} and the index {list(fits.grid)}")
-    if fits.given not in (None, have := sum(z[0, 0].numel() for z in clip.given)):
-        raise SampleError("wrong_shape", f"sample {key} has {have} voxels of given pictures and the index {fits.given}")
+    if fits.given not in (None, given):
+        said = f"sample {key} has {given} voxels of given pictures and the index {fits.given}"
+        raise SampleError("wrong_shape", said)
     if fits.channels not in (None, shape[1]):
         raise SampleError("other_channels", f"sample {key} has latents of {shape[1]} channels; not {fits.channels}")
-    if fits.text_dim not in (None, clip.text_emb.shape[2]):
-        width = clip.text_emb.shape[2]
+    if fits.text_dim not in (None, width):
         raise SampleError("other_text_width", f"sample {key} has text of width {width}; not {fits.text_dim}")
-    texts = (("text", text, TEXT_LIMIT) for text in (clip.text_emb, *clip.more_text))
-    latents = (("latent", latent, LATENT_LIMIT) for latent in (clip.latent, *clip.given))
-    for name, tensor, limit in (*latents, *texts):
-        low, high = (v.item() for v in torch.aminmax(tensor))
-        if not (-limit <= low and high <= limit):  # NaN compares as False
-            raise SampleError("not_finite", f"sample {key} holds NaN or Inf in its {name}, or numbers beyond {limit:g}")
+    for latent in (clip.latent, *clip.given):
+        _check_numbers(latent, LATENT_LIMIT, f"sample {key} holds NaN or Inf in its latent")
+    for text in (clip.text_emb, *clip.more_text):
+        _check_numbers(text, TEXT_LIMIT, f"sample {key} holds NaN or Inf in its text")
 
 
-# ---- writing ------------------------------------------------------------------------------------------------------
+def _check_numbers(tensor: torch.Tensor, limit: float, fault: str) -> None:
+    low, high = torch.aminmax(tensor)
+    if not (-limit <= low.item() and high.item() <= limit):  # NaN compares as False
+        raise SampleError("not_finite", f"{fault}, or numbers beyond {limit:g}")
+
+
+# ---- writing -------------------------------------------------------------------------------------
 
 
 class ShardWriter:
@@ -272,15 +293,18 @@ class ShardWriter:
     """
 
     def __init__(self, path: Path):
-        self.path, self.samples = path, 0
+        self.path = path
+        self.samples = 0
         self.temporary = temporary_of(path)
         self._file = self.temporary.open("xb")
         self._tar = tarfile.open(fileobj=self._file, mode="w", format=tarfile.USTAR_FORMAT)
 
     def add(self, clip: EncodedClip) -> None:
         for extension, data in encode_parts(clip).items():
-            member = tarfile.TarInfo(f"{clip.key}.{extension}")  # no times and no owner: equal samples, equal bytes
-            member.size, member.mode = len(data), 0o644
+            # no times and no owner: equal samples, equal bytes
+            member = tarfile.TarInfo(f"{clip.key}.{extension}")
+            member.size = len(data)
+            member.mode = 0o644
             with naming(self.path):
                 self._tar.addfile(member, io.BytesIO(data))
         self.samples += 1
@@ -296,14 +320,16 @@ class ShardWriter:
             self.path.unlink(missing_ok=True)
             self.path.with_name(f"{self.path.name}.idx").unlink(missing_ok=True)  # Energon's
             return None, 0
-        digest, size = sha256(self.temporary), self.temporary.stat().st_size
+        digest = sha256(self.temporary)
+        size = self.temporary.stat().st_size
         self.temporary.replace(self.path)
         sync(self.path.parent)
         return digest, size
 
     def abort(self) -> None:
         """Leave nothing unfinished behind."""
-        with contextlib.suppress(OSError):  # on a full disk, closing fails because buffered data cannot be written
+        # on a full disk, closing fails because buffered data cannot be written
+        with contextlib.suppress(OSError):
             self._file.close()
         self.temporary.unlink(missing_ok=True)
 
@@ -315,7 +341,8 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
     ------
     ValueError : two samples have the same key.
     """
-    with imported_without(UNUSED_BY_ENERGON):  # its own writers; its public API forks, and skips what it cannot write
+    # its own writers; its public API forks, and skips what it cannot write
+    with imported_without(UNUSED_BY_ENERGON):
         from megatron.energon import __version__
         from megatron.energon.epathlib import EPath
         from megatron.energon.flavors.webdataset.indexing import DuplicateSampleKeyError, SqliteIndexWriter
@@ -324,12 +351,15 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
 
     for name in NV_META:  # a kill may have left some of them
         (folder / name).unlink(missing_ok=True)
-    counts = dict.fromkeys(sorted(name for names in splits.values() for name in names), 0)
+    counts = dict.fromkeys(sorted(itertools.chain(*splits.values())), 0)
     with SqliteIndexWriter(EPath(str(folder.absolute() / ".nv-meta" / "index.sqlite"))) as index:
         for number, name in enumerate(counts):
-            samples, parts = list[IndexSample](), list[IndexSamplePart]()
-            tar, end = folder.absolute() / name, 0
-            tar.with_name(f"{name}.idx.tmp").unlink(missing_ok=True)  # Energon would write through a link
+            samples = list[IndexSample]()
+            parts = list[IndexSamplePart]()
+            tar = folder.absolute() / name
+            end = 0
+            # Energon would write through a link
+            tar.with_name(f"{name}.idx.tmp").unlink(missing_ok=True)
             with tar.open("rb") as file, TarIndexWriter(EPath(str(tar))) as offsets:
                 for key, extension, member in _members(file, whole=True):
                     if not samples or samples[-1].sample_key != key:
@@ -347,8 +377,8 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
                 raise ValueError(f"{folder} must have each key once; {error.sample_key} occurs again") from None
             index.append_parts(parts)
             counts[name] = len(samples)
-    # `energon info` of 7.4.1 wants a sample type, which a crude data set's own configuration must not have:
-    # energon info DIR --dataset-config info.yaml
+    # `energon info` of 7.4.1 wants a sample type, which a crude data set's own configuration must
+    # not have: energon info DIR --dataset-config info.yaml
     contents = {
         ".info.json": json.dumps({"energon_version": __version__, "shard_counts": counts}),
         "index.uuid": str(uuid.uuid4()),
@@ -385,32 +415,36 @@ def splits_of(folder: Path) -> dict[str, list[str]]:
 
     meta = folder / ".nv-meta"
     try:
-        told = load_yaml(plain(meta / "split.yaml", folder).read_bytes())
-        excluded, parts = _expanded(told.get("exclude", ())), told["split_parts"]
-        found = {split: _expanded(parts.get(split, ())) for split in shard_plan.SPLITS}
+        about = load_yaml(plain(meta / "split.yaml", folder).read_bytes())
+        excluded = _expanded(about.get("exclude", ()))
+        splits = {split: _expanded(about["split_parts"].get(split, ())) for split in shard_plan.SPLITS}
     except Exception as error:  # of YAML and of its types
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(f"{meta} is missing or damaged ({why}); {how_to_adopt(folder)}") from None
-    if outside := [name for names in found.values() for name in names if not lies_inside(name)]:
-        raise ValueError(f"{meta} must list shards inside {folder}; it lists {outside[0]!r:.80}; remove it")
-    return {split: [name for name in names if name not in excluded] for split, names in found.items()}
+    for name in itertools.chain(*splits.values()):
+        if not lies_inside(name):
+            raise ValueError(f"{meta} must list shards inside {folder}; it lists {name!r:.80}; remove it")
+    for names in splits.values():
+        for name in excluded:
+            names.pop(name, None)
+    return {split: list(names) for split, names in splits.items()}
 
 
 def _expanded(patterns: Sequence[str]) -> dict[str, None]:
     """The names of patterns such as `a-{000..127}.tar`, in order."""
     from braceexpand import braceexpand
 
-    # ranges and nested braces are in memory at once
-    if odd := [one for one in patterns if re.search(r"{[^}]*({|[1-9]\d{6}\d*\.\.|\.\.0*[1-9]\d{6})", one)]:
-        raise ValueError(f"{odd[0]!r:.80} stands for too many names")
-    names = itertools.chain.from_iterable(map(braceexpand, patterns))
-    found = dict.fromkeys(itertools.islice(names, MOST_SHARDS))
-    if next(names, None):
+    for pattern in patterns:  # ranges and nested braces are in memory at once
+        if re.search(r"{[^}]*({|[1-9]\d{6}\d*\.\.|\.\.0*[1-9]\d{6})", pattern):
+            raise ValueError(f"{pattern!r:.80} stands for too many names")
+    expanded = itertools.chain.from_iterable(map(braceexpand, patterns))
+    names = dict.fromkeys(itertools.islice(expanded, MOST_SHARDS))
+    if next(expanded, None):
         raise ValueError(f"it has more than {MOST_SHARDS} names")
-    return found
+    return names
 
 
-# ---- reading ------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 @dataclass(unsafe_hash=True)
@@ -498,8 +532,8 @@ def _members(file: BinaryIO, whole: bool = False) -> Iterator[tuple[str, str, ta
     """Key, extension and header of each part of a sample in a whole tar, or in the piece of one that holds a sample."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
-            # as WebDataset splits a name: at the first dot after the last slash; a name that is not UTF-8 is decoded
-            # with surrogates, and escaped, so that every key can be printed
+            # as WebDataset splits a name: at the first dot after the last slash; a name that is
+            # not UTF-8 is decoded with surrogates, and escaped, so that every key can be printed
             name = member.name.encode(errors="backslashreplace").decode()
             folder, slash, leaf = name.rpartition("/")
             stem, _, extension = leaf.partition(".")
@@ -507,7 +541,8 @@ def _members(file: BinaryIO, whole: bool = False) -> Iterator[tuple[str, str, ta
                 yield folder + slash + stem, extension, member
         # tarfile treats a damaged header as the end, but after a real end there are only zeros
         file.seek(tar.offset)
-        if any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b"")):  # a tail may be long
+        # a tail may be long
+        if any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b"")):
             raise tarfile.TarError(f"it is damaged at byte {tar.offset}")
         if whole and file.tell() == tar.offset:
             raise tarfile.TarError("the zeros that end a tar are missing, so it was cut")
@@ -525,7 +560,7 @@ def find_shards(place: Path, allow_outside: bool = False) -> list[Path]:
     return tars
 
 
-# ---- records ------------------------------------------------------------------------------------------------------
+# ---- records -------------------------------------------------------------------------------------
 
 
 def record_path(folder: Path, name: str) -> Path:

@@ -17,7 +17,7 @@ from dfm_nb.base import geometry, seeds, simhash
 from dfm_nb.base.log import log
 from dfm_nb.base.records import UNKNOWN_FPS, EncodedClip, SampleError
 from dfm_nb.config.samples import Captions, Kind, TrainingSamples
-from dfm_nb.data.captioning import MIRRORED
+from dfm_nb.data.captioning import MIRRORED, captions_of
 from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_empty_text, read_manifest
 from dfm_nb.data.remote import RemoteFolder
@@ -25,7 +25,8 @@ from dfm_nb.data.sample_index import SampleIndex, Shard, Sizes, index_path
 from dfm_nb.data.shards import Fits, SampleEntry, how_to_adopt
 from dfm_nb.packs.packs import LatentStatistics
 
-MOST_LOOKED_AT = 4_096  # samples of a kind, stills or clips, whose rates and captions `training_samples` records
+# samples of a kind, stills or clips, whose rates and captions `training_samples` records
+MOST_LOOKED_AT = 4_096
 READ_OF_SERVER = 16  # of a server: each may fetch a shard before training starts
 SIZE = ("num_video_frames", "height", "width", "fps")
 """Settings of `generation` that a sample has, in the order of `geometry.pixel_size`."""
@@ -67,14 +68,19 @@ class ShardStore(SampleIndex):
             if others:
                 said = "%s has %d tars that are not of its preparation and are not used, such as %s"
                 log.warning(said, path, len(others), others[0])
-        self._remote, self._cache_room, self._lock = remote, self.cache_bytes, threading.Lock()
+        self._remote = remote
+        self._lock = threading.Lock()
+        self._cache_room = self.cache_bytes
         self.most_looked_at = READ_OF_SERVER if remote else MOST_LOOKED_AT
         self._cache: dict[int, EncodedClip] = {}
-        if (manifest := read_manifest(self.folder)) is None:
+        manifest = read_manifest(self.folder)
+        if manifest is None:
             raise ValueError(f"{path} has no manifest.json, so its latents' scale is unknown; {how_to_adopt(path)}")
-        self.manifest, self.statistics = manifest, LatentStatistics.from_manifest(manifest)
+        self.manifest = manifest
+        self.statistics = LatentStatistics.from_manifest(manifest)
+        self.channels = len(manifest["latent_mean"])
         self.empty_text = read_empty_text(self.folder)
-        self.channels, self.text_dim = len(manifest["latent_mean"]), self.empty_text.shape[1]
+        self.text_dim = self.empty_text.shape[1]
         self._check_first()
 
     def _check_first(self) -> None:
@@ -97,7 +103,8 @@ class ShardStore(SampleIndex):
         return entry
 
     def _read(self, index: int) -> EncodedClip:
-        entry, grid = self._usable(index), self.grid(index)
+        entry = self._usable(index)
+        grid = self.grid(index)
         given = int(self.voxels(np.array([index]))[0]) - math.prod(grid)
         fits = Fits(self.channels, self.text_dim, grid, given)
         if self._remote is None:
@@ -115,7 +122,8 @@ class ShardStore(SampleIndex):
         return self.read(index).meta if self._remote else self._usable(index).read_meta()
 
     def read(self, index: int) -> EncodedClip:
-        if (kept := self._cache.get(index)) is not None:
+        kept = self._cache.get(index)
+        if kept is not None:
             return kept
         clip = self._read(index)
         size = sum(tensor.nbytes for tensor in (clip.latent, clip.text_emb, *clip.more_text, *clip.given))
@@ -141,7 +149,9 @@ class MockStore(Sizes):
         cycled = np.resize(np.array(grids), (length, 3))
         voxels = cycled.prod(1)
         super().__init__(dict(zip("thw", cycled.T)), [Shard("mock", length, int(voxels.sum()), int(voxels.max()))])
-        self.text_tokens, self.channels, self.text_dim = text_tokens, channels, text_dim
+        self.text_tokens = text_tokens
+        self.channels = channels
+        self.text_dim = text_dim
         self.fingerprint = f"mock-{grids}-{text_tokens}-{channels}-{text_dim}-{length}"
         self.contents: list[str] = []
         self.statistics = LatentStatistics(torch.zeros(channels), torch.ones(channels))
@@ -184,12 +194,13 @@ def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None =
         rates = defaultdict[tuple[int, ...], Counter[float]](Counter)
         for i in samples[:: -(-len(samples) // store.most_looked_at)].tolist():
             with contextlib.suppress(SampleError):  # a bad sample is reported when its turn comes
-                meta, size = store.meta(i), geometry.pixel_size(*store.grid(i))
+                meta = store.meta(i)
+                size = geometry.pixel_size(*store.grid(i))
                 fps = float(meta.get("fps") or UNKNOWN_FPS)
                 rates[size][fps] += 1
                 if size in usable and (asked is None or (asked == 1) == still):
                     form = {**dict(zip(SIZE, (*size, fps))), **set_by_user}
-                    told[*form.values(), bool(meta.get("given_shapes"))] += captions_of(meta)
+                    told[*form.values(), bool(meta.get("given_shapes"))] += filter(None, captions_of(meta))
                     looked_at += 1
         for (_, height, width), n in counts.items():
             sides[f"{width}x{height}"] += n
@@ -208,17 +219,13 @@ def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None =
     return TrainingSamples(kinds=[kind for _, kind in kinds], captions=captions, given=store.any_given)
 
 
-def captions_of(meta: Mapping[str, Any]) -> list[str]:
-    """All captions of a sample with this .json."""
-    return [caption for caption in (meta.get("caption"), *(meta.get("more_captions") or ())) if caption]
-
-
 def _report_untold(told: Mapping[tuple[Any, ...], list[str]], others: int) -> None:
     """Say how many samples are not what their caption alone is answered with. others : samples without a record."""
     shared = defaultdict[str, Counter[tuple[Any, ...]]](Counter)
     for form, captions in told.items():
         for caption in captions:
-            shared[simhash.encoded([caption])][form[:-1]] += 1  # whether pictures are given does not matter here
+            # whether pictures are given does not matter here
+            shared[simhash.encoded([caption])][form[:-1]] += 1
     outvoted = sum(uses.total() - max(uses.values()) for uses in shared.values())
     if outvoted or others:
         log.info(

@@ -24,8 +24,10 @@ OPCODES = frozenset(
 )
 """Not BUILD, which sets attributes, nor SETITEM, which hashes: a tuple of tuples may take forever."""
 
-MOST_STEPS, MOST_RECORDS, LONGEST_TEXT = 400, 64, 1000
-"""Instructions of a pickle, records of a zip, characters of a name: some ten times what a tensor needs."""
+# some ten times what a tensor needs
+MOST_STEPS = 400  # instructions of a pickle
+MOST_RECORDS = 64  # of a zip
+LONGEST_TEXT = 1000  # characters of a name
 
 SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
 HEAD = b"".join(pickle.dumps(part, protocol=2) for part in (0x1950A86A20F9469CFC6C, 1001, SYSTEM))
@@ -65,8 +67,9 @@ def _made(value: Any) -> Any:
     return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(dtype).as_strided(size, stride, offset)
 
 
-# ---- what the names mean ------------------------------------------------------------------------------------------
-# Values of a pickle are never compared, hashed or printed before their type is known: see `OPCODES`.
+# ---- what the names mean -------------------------------------------------------------------------
+# Values of a pickle are never compared, hashed or printed before their type is known: see
+# `OPCODES`.
 
 
 def _rebuilt(storage: Any, offset: Any, size: Any, stride: Any, _grad: object, _hooks: object, more: Any = None) -> Any:
@@ -80,7 +83,8 @@ def _rebuilt(storage: Any, offset: Any, size: Any, stride: Any, _grad: object, _
     if len(size) != len(stride) or not all(type(n) is int and n >= 0 for n in (offset, *size, *stride)):
         raise ValueError("its size, strides and offset do not describe a tensor")
     last = offset + sum((n - 1) * s for n, s in zip(size, stride))
-    count, numel = math.prod(size), len(storage.data) // storage.dtype.itemsize
+    count = math.prod(size)
+    numel = len(storage.data) // storage.dtype.itemsize
     if count > numel or (count and last >= numel):
         raise ValueError(f"a tensor of {list(size)!r:.60} is larger than its {numel} numbers")
     return _Layout(storage, offset, size, stride)
@@ -106,7 +110,7 @@ LOADS = ("torch.storage", "_load_from_bytes"), ("megatron.core.safe_globals", "s
 """megatron-core 0.19 uses the second. Only a pickle may contain them; what they load may not, so nothing nests."""
 
 
-# ---- torch.save ---------------------------------------------------------------------------------------------------
+# ---- torch.save ----------------------------------------------------------------------------------
 
 
 def _saved(data: bytes) -> Any:
@@ -116,7 +120,8 @@ def _saved(data: bytes) -> Any:
 def _zipped(whole: bytes) -> Any:
     if whole.count(b"PK\x01\x02") > MOST_RECORDS:  # each record of the zip's listing begins with it
         raise ValueError("its zip has more records than a tensor needs")
-    records, data = {}, memoryview(whole)
+    records = {}
+    data = memoryview(whole)
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         for info in archive.infolist():
             if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
@@ -140,7 +145,7 @@ def _legacy(data: bytes) -> Any:
     return _Unpickler(data, lambda _key: numbers, at=len(HEAD)).load()
 
 
-# ---- the pickle ---------------------------------------------------------------------------------------------------
+# ---- the pickle ----------------------------------------------------------------------------------
 
 
 def _end(data: bytes, at: int) -> int:
@@ -152,7 +157,8 @@ def _end(data: bytes, at: int) -> int:
             raise ValueError(f"its pickle has {code.name} at step {step}, which a tensor does not need")
         if isinstance(argument, str) and len(argument) > LONGEST_TEXT:
             raise ValueError("it has a text, which a tensor does not need")
-        if code.name.endswith("PUT") and int(argument or 0) >= MOST_STEPS:  # the unpickler's memo grows to it
+        # the unpickler's memo grows to it
+        if code.name.endswith("PUT") and int(argument or 0) >= MOST_STEPS:
             raise ValueError(f"its pickle has the place {argument}, which a tensor does not need")
     return stream.tell()
 
@@ -167,7 +173,8 @@ class _Unpickler(pickle.Unpickler):
         stream = io.BytesIO(data)
         stream.seek(at)
         super().__init__(stream)
-        self.numbers, self.names = numbers, names
+        self.numbers = numbers
+        self.names = names
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.names:
@@ -180,7 +187,8 @@ class _Unpickler(pickle.Unpickler):
             case ("storage", torch.dtype() as dtype, str(key), _, int(count), *view) if view in ([], [None]):
                 if self.numbers is None:
                     raise ValueError("its pickle has a storage outside of torch.save")
-                data, size = self.numbers(key), count * dtype.itemsize
+                data = self.numbers(key)
+                size = count * dtype.itemsize
                 if not 0 <= size <= len(data):
                     raise ValueError(f"it says {count} numbers and holds {len(data)} bytes")
                 return _Storage(dtype, data[:size])

@@ -21,7 +21,8 @@ from dfm_nb.base.urls import web
 PAUSES_S = (1.0, 2.0, 4.0)  # before each further attempt
 MOST_BYTES = 512 << 20
 MAY_PASS = (408, 425, 429)  # of the HTTP statuses below 500
-OF_ARCHIVES = (zipfile.BadZipFile, zlib.error, NotImplementedError)  # the last for a method that zipfile does not know
+# the last for a method that zipfile does not know
+OF_ARCHIVES = (zipfile.BadZipFile, zlib.error, NotImplementedError)
 
 
 def fetch(server: Any, file: str, path: Path, url: str, most_bytes: int | None = None) -> None:
@@ -38,7 +39,8 @@ def fetch(server: Any, file: str, path: Path, url: str, most_bytes: int | None =
     """
     most_bytes = MOST_BYTES if most_bytes is None else most_bytes
 
-    def bounded(announced: int | None, received: int) -> None:  # a server may announce no size, or a wrong one
+    # a server may announce no size, or a wrong one
+    def bounded(announced: int | None, received: int) -> None:
         if received and max(announced or 0, received) > most_bytes:
             raise SampleError("too_large", f"{url} exceeds the limit of {most_bytes / 2**20:g} MiB; use a smaller copy")
 

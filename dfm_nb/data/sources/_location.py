@@ -27,7 +27,8 @@ from dfm_nb.data.captioning import weight_of
 from dfm_nb.data.sources._fetch import fetched
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, MediaOptions, listing_sha256
 
-COMPARED_BYTES, COMPARED_FILES = 4 << 20, 20_000
+COMPARED_BYTES = 4 << 20
+COMPARED_FILES = 20_000
 """Larger files, and files beyond this number, get no checksum: much data would be read twice."""
 OWN_MARKS = (".dfm", ".run.json")
 """In a prepared folder and in a run folder, whose contact sheets and samples are no pictures of the user's."""
@@ -74,13 +75,15 @@ class Location:
     reading: MediaOptions
 
     def __post_init__(self) -> None:
-        self.folder, self.infos = Path(self.spec).expanduser(), dict[str, dict[str, Any]]()
+        self.folder = Path(self.spec).expanduser()
+        self.infos = dict[str, dict[str, Any]]()
         self.hashes = dict[str, str]()  # of small files, and of those that were fetched
         self.server: Any = None
         if uses_fsspec(self.spec) and not self.folder.is_dir():
             self.server, self.root = filesystem(self.spec)
             if isinstance(self.server, LocalFileSystem):  # where links are, too
-                self.server, self.folder = None, Path(self.root)
+                self.server = None
+                self.folder = Path(self.root)
         self.http = self.server is not None and self.root.startswith(HTTP)
 
     @property
@@ -108,7 +111,8 @@ class Location:
         """Bytes of a file that is listed, where they are known."""
         if self.server:
             return self.infos.get(name, {}).get("size")
-        with contextlib.suppress(OSError, ValueError):  # a name of a list may be one that no file can have
+        # a name of a list may be one that no file can have
+        with contextlib.suppress(OSError, ValueError):
             path = self.folder / name
             return path.stat().st_size if path.is_file() else None
         return None
@@ -140,7 +144,8 @@ class Location:
         """Size and time of change of a file, the hash of a picture in memory; None where nothing is known."""
         with contextlib.suppress(OSError, ValueError):  # also a name that no path can have
             if not isinstance(media, (str, Path)):
-                array = np.ascontiguousarray(media)  # also of bytes; those of objects would be addresses
+                # also of bytes; those of objects would be addresses
+                array = np.ascontiguousarray(media)
                 return None if array.dtype.hasobject else hashlib.sha256(array.tobytes()).hexdigest()
             if self.server:
                 return sorted(map(str, self.infos.get(str(media), {}).items())) or None
@@ -151,10 +156,11 @@ class Location:
     def content(self, media: Sequence[Any], weight: object, held: Content | None, hashed: bool) -> Content | None:
         """`Source.content` of an item that is read from these files and pictures in memory."""
         stamps = [self._stamp(one) if self._dated(one) else None for one in media]
-        stamp, hashes = repr(stamps), [self._hash(one, True) for one in media]
-        if None in hashes and None not in stamps and held and held.stamp == stamp:
-            return Content(held.sha256, stamp, str(weight))
+        stamp = repr(stamps)
+        hashes = [self._hash(one, True) for one in media]
         if None in hashes:
+            if held and held.stamp == stamp and None not in stamps:
+                return Content(held.sha256, stamp, str(weight))
             hashes = [self._hash(one, hashed) for one in media]
         return None if None in hashes else Content(listing_sha256(hashes), stamp, str(weight))
 
@@ -177,8 +183,11 @@ class Location:
     def found(self, name: str | Path) -> Path:
         """The path of a name on this machine, also where the disk has its accents in the other form (NFC, NFD)."""
         path = self.folder / name
-        forms = [path, *(Path(unicodedata.normalize(form, str(path))) for form in ("NFC", "NFD"))]
-        return next(filter(os.path.lexists, forms), path)
+        if not os.path.lexists(path):
+            composed = Path(unicodedata.normalize("NFC", str(path)))
+            decomposed = Path(unicodedata.normalize("NFD", str(path)))
+            return next(filter(os.path.lexists, (composed, decomposed)), path)
+        return path
 
     @contextlib.contextmanager
     def local(self, name: str) -> Iterator[Path]:
@@ -250,7 +259,8 @@ class RowSource(Source, Protocol):
 
     def read(self, index: int) -> Iterator[Clip]:
         (caption, *more), tags = self.captions(index)
-        key, reading = self.item_key(index), self.location.reading
+        key = self.item_key(index)
+        reading = self.location.reading
         media = [self.media(index), *self.given_with(index)]
         if len(media) > 1 + MOST_GIVEN:
             said = f"{key} has {len(media) - 1} given pictures or clips; {MOST_GIVEN} are the most: remove some"
@@ -265,8 +275,18 @@ class RowSource(Source, Protocol):
             beside = reading.beside(given, key)
             for clip_key, frames, fps, lost in reading.clips(opened, key):
                 pictures, faults = beside(fps)
-                about: dict[str, Any] = {"more_captions": more, "tags": tags, "weight": weight, "given": pictures}
-                yield Clip(clip_key, frames, caption, fps, self.name, lost=faults | lost, **about)
+                yield Clip(
+                    clip_key,
+                    frames,
+                    caption,
+                    fps,
+                    self.name,
+                    lost=faults | lost,
+                    more_captions=more,
+                    tags=tags,
+                    weight=weight,
+                    given=pictures,
+                )
 
 
 def _visible(root: Path) -> Iterator[str]:
@@ -280,9 +300,11 @@ def _visible(root: Path) -> Iterator[str]:
 
     for place, folders, files in os.walk(root, onerror=left_out):
         folders[:] = [name for name in folders if not HIDDEN.fullmatch(name)]
-        for own in [name for name in folders if any(os.path.exists(os.path.join(place, name, m)) for m in OWN_MARKS)]:
-            log.info("%s is a data set or run of dfm and is skipped", os.path.join(place, own))
-            folders.remove(own)
-        for link in filter(os.path.islink, (os.path.join(place, name) for name in folders)):
-            log.warning("%s is a link to a folder and is skipped", link)
+        for name in list(folders):
+            folder = os.path.join(place, name)
+            if any(os.path.exists(os.path.join(folder, mark)) for mark in OWN_MARKS):
+                log.info("%s is a data set or run of dfm and is skipped", folder)
+                folders.remove(name)
+            elif os.path.islink(folder):
+                log.warning("%s is a link to a folder and is skipped", folder)
         yield from (Path(place, name).relative_to(root).as_posix() for name in files if not HIDDEN.fullmatch(name))

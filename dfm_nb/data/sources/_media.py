@@ -96,7 +96,8 @@ class MediaOptions(Options):
         ------
         SampleError : when the file cannot be used; clips before the fault may already have been given.
         """
-        name, lost = source if isinstance(source, Path) else key, video.Lost()
+        name = source if isinstance(source, Path) else key
+        lost = video.Lost()
         if isinstance(source, (Path, bytes)) and _is_video(source):
             with video.open_video(source, self.fps, lost, self.colour) as (frames, fps):
                 yield from self._cut(frames, fps, key, name, lost)
@@ -105,10 +106,8 @@ class MediaOptions(Options):
         if len(stills) == 1:
             yield key, stills, STILL_FPS, lost
             return
-        fps, timed = (
-            self.fps or len(stills) / sum(durations_s),
-            zip(itertools.accumulate(durations_s, initial=0.0), stills),
-        )
+        fps = self.fps or len(stills) / sum(durations_s)
+        timed = zip(itertools.accumulate(durations_s, initial=0.0), stills)
         last = 1 / durations_s[-1]
         frames = video.held(timed, last, fps, name) if self.fps else video.evenly(timed, fps, lost)
         yield from self._cut(frames, fps, key, name, lost)
@@ -126,12 +125,13 @@ class MediaOptions(Options):
         every = [self._lasting(one, key) for one in given]
 
         def of(fps: float) -> tuple[list[np.ndarray], video.Lost]:
-            chosen, lost = list[np.ndarray](), video.Lost()
+            chosen = list[np.ndarray]()
+            lost = video.Lost()
             for clips in every:
-                found = next(clips, None)
-                if found is None:
+                clip = next(clips, None)
+                if clip is None:
                     raise SampleError("given_too_short", f"{key} has more clips than its given video; cut it")
-                name, frames, rate, faults = found
+                name, frames, rate, faults = clip
                 lost |= faults
                 if (name != key or len(frames) > 1) and abs(rate - fps) > 0.01 * fps:
                     said = f"the given video has {rate:g} frames a second and its clip {fps:g}; pass --fps"
@@ -158,7 +158,8 @@ class MediaOptions(Options):
         What is shorter than one window, or ends in a fault before, gives one clip, cut to 1 + 4k frames. Of 12 frames,
         5 every 3 are 0-4, 3-7 and 6-10; 13 every 3 are 0-8.
         """
-        length, given = self.clip_frames, 0
+        length = self.clip_frames
+        given = 0
         window: deque[np.ndarray] = deque(maxlen=length)
         try:
             for count, frame in enumerate(video.bounded(frames, name, length), 1):
@@ -187,7 +188,8 @@ class MediaOptions(Options):
 
 def repeats(frames: Iterable[np.ndarray], fps: float) -> video.Lost:
     """A loss if `--fps` repeats more than a quarter of a clip's frames; 8 fps sampled at 12 repeats a third."""
-    again = [a is b for a, b in itertools.pairwise(frames)]  # `video.held` gives the same frame once more
+    # `video.held` gives the same frame once more
+    again = [a is b for a, b in itertools.pairwise(frames)]
     if 4 * sum(again) <= len(again):
         return {}
     said = f"{sum(again)} of {len(again) + 1} frames at {fps:g} fps repeat the one before, as the file has fewer"
@@ -199,7 +201,8 @@ def _is_video(source: Path | bytes) -> bool:
     if isinstance(source, Path):
         return source.suffix.lower() in VIDEO_SUFFIXES
     boxes = source[4:8] == b"ftyp" and source[8:12] not in HEIF_BRANDS
-    boxes = boxes or source[4:8] in (b"moov", b"mdat", b"wide", b"free", b"skip")  # QuickTime older than ftyp
+    # QuickTime older than ftyp
+    boxes = boxes or source[4:8] in (b"moov", b"mdat", b"wide", b"free", b"skip")
     # Matroska and WebM, MPEG as a program and as a bare stream, ASF (WMV), Ogg, FLV
     starts = b"\x1aE\xdf\xa3", b"\x00\x00\x01\xba", b"\x00\x00\x01\xb3", b"\x30\x26\xb2\x75", b"OggS", b"FLV"
     # MPEG-TS has packets of 188 bytes, M2TS has a time before each
@@ -209,7 +212,8 @@ def _is_video(source: Path | bytes) -> bool:
 
 def key_of(name: str) -> str:
     """A WebDataset key from a path: its legible part, and a hash that keeps different paths apart."""
-    composed = unicodedata.normalize("NFC", str(Path(name).with_suffix("")))  # macOS lists letters and accents apart
+    # macOS lists letters and accents apart
+    composed = unicodedata.normalize("NFC", str(Path(name).with_suffix("")))
     legible = re.sub(r"[^\w-]+", "_", composed)[-60:].strip("_") or "item"
     return f"{legible}-{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 

@@ -58,8 +58,8 @@ class Flags(table.Flags):
     )
 
 
-LISTS = {f"{name}{suffix}" for name in ("captions", "metadata") for suffix in table.SUFFIXES} - {"metadata.json"}
-LISTS |= {"meta_cap.json"}
+LISTS = set(map("".join, itertools.product(("captions", "metadata"), table.SUFFIXES)))
+LISTS = LISTS - {"metadata.json"} | {"meta_cap.json"}
 """Without metadata.json, which any tool may write of anything."""
 TEXT_SUFFIXES = (".caption", ".txt")  # of one picture; the later is preferred
 KNOWN_SUFFIXES = MEDIA_SUFFIXES | {".md", *TEXT_SUFFIXES, *table.SUFFIXES}
@@ -78,10 +78,11 @@ SOURCE = re.compile(r"(.+?)(?:\.source|-condlabel)(\d*)", re.IGNORECASE)
 """A file's path, without suffix, that is given with the file of the path before `.source`."""
 MASK = re.compile(r".+-masklabel", re.IGNORECASE)
 """OneTrainer's mask of a picture."""
-GIVEN_FOLDERS = {f"{name}{n}" for name in ("control", "controls", "source", "input") for n in ("", "_1", "_2", "_3")}
+GIVEN_FOLDERS = set(map("".join, itertools.product("control controls source input".split(), ("", "_1", "_2", "_3"))))
 TARGET_FOLDERS = {"target", "targets", "output", "edited", "images"}
 EXAMPLES = 3
-OF_FOLDERS, OF_FILES = "names of their folders", "names of files"
+OF_FOLDERS = "names of their folders"
+OF_FILES = "names of files"
 """Where captions come from that nobody wrote."""
 Said = tuple[list[str], list[str]]
 """Captions and tags."""
@@ -105,10 +106,11 @@ class Folder(RowSource):
     name = "folder"
 
     def __init__(self, location: Location, flags: Flags):
-        self.location, self.flags = location, flags
+        self.location = location
+        self.flags = flags
         names = sorted(location.names(), reverse=True)
         self.names = {matched(name): name for name in names} | {name: name for name in names}
-        media = {name for name in names if PurePosixPath(name).suffix.lower() in MEDIA_SUFFIXES}
+        media = {name for name in names if _suffix(name) in MEDIA_SUFFIXES}
         self.texts = _by_stem(names, TEXT_SUFFIXES)
         self.records = _by_stem(names, (".json",))
         self.rows: dict[str, Row] = {}
@@ -117,12 +119,15 @@ class Folder(RowSource):
         self.orphans: set[str] = set()
         # those that are listed and missing are items too, which are reported when they are read
         files = (media | self.rows.keys()) - self._pair(media)
-        tops = {n: next(filter(None, map(table.SPLITS.get, n.lower().split("/")[:-1])), None) for n in names}
         split = {name: self._row(name).split for name in files}
-        if "train" in tops.values():
-            split |= {name: top for name, top in tops.items() if name in files and top in ("val", "test")}
-        self.files = sorted(files, key=lambda name: (bool(split[name]), name))  # --limit takes from `train` first
-        self.splits = table.with_train([split[name] for name in self.files])
+        of_folders = {name: _folder_split(name) for name in names}
+        if "train" in of_folders.values():
+            for name in files & of_folders.keys():
+                if of_folders[name] in ("val", "test"):
+                    split[name] = of_folders[name]
+        # --limit takes from `train` first
+        self.files = sorted(files, key=lambda name: (bool(split[name]), name))
+        self.splits = table.with_train(list(map(split.get, self.files)))
         self.tagged = any(row.tags for row in self.rows.values())
         self._json_captions = {name: self._json_caption(name) for name in self.files if self._needs_json(name)}
         self._lines_told = False
@@ -130,21 +135,26 @@ class Folder(RowSource):
 
     def _read_lists(self, names: list[str], media: set[str]) -> None:
         by_leaf: dict[str, list[str]] = defaultdict(list)
-        for name in media:
-            by_leaf[matched(posixpath.basename(name))].append(name)
         stems: dict[str, list[str]] = defaultdict(list)
         for name in media:
+            by_leaf[matched(posixpath.basename(name))].append(name)
             stems[_stem(name)].append(name)
-        for name in sorted(names, key=lambda name: name.count("/")):  # the nearest list comes last and counts
-            place, leaf = posixpath.split(name)
+        # the nearest list comes last and counts
+        for name in sorted(names, key=lambda name: name.count("/")):
+            folder, leaf = posixpath.split(name)
             if leaf.lower() not in LISTS:
                 continue
             with self.location.local(name) as path:
-                rows = _read_list(path, self.flags, partial(self._named, place, stems), self.names)
-            for file in [file for file in rows if file not in self.names and posixpath.dirname(file) == place]:
-                inside = [n for n in by_leaf[matched(posixpath.basename(file))] if n.startswith(place and f"{place}/")]
-                if len(inside) == 1 and inside[0] not in rows and not (rows[file].texts and self._text_file(inside[0])):
-                    rows[inside[0]] = rows.pop(file)
+                rows = _read_list(path, self.flags, partial(self._named, folder, stems), self.names)
+            for file in list(rows):
+                if file in self.names or posixpath.dirname(file) != folder:
+                    continue
+                namesakes = by_leaf[matched(posixpath.basename(file))]
+                below = [name for name in namesakes if name.startswith(folder and f"{folder}/")]
+                if len(below) != 1 or below[0] in rows:
+                    continue
+                if not (rows[file].texts and self._text_file(below[0])):
+                    rows[below[0]] = rows.pop(file)
             for file, row in rows.items():
                 row.list_name = leaf if row.texts else ""
                 said = {column: value for column, value in vars(row).items() if value not in (None, [], "")}
@@ -155,20 +165,21 @@ class Folder(RowSource):
         targets: dict[str, list[str]] = defaultdict(list)
         sources: list[tuple[str, int, str]] = []
         masks: set[str] = set()
-        has_targets = {place for name in media for place, is_target in _pair_folder(name) if is_target}
+        has_targets = set[str]()
+        for name in media:
+            has_targets |= _folders_above(name, TARGET_FOLDERS)
         for name in sorted(media):
             stem = _stem(name)
             match = SOURCE.fullmatch(stem)
-            folders = [place for place, is_target in _pair_folder(name) if not is_target and place in has_targets]
             if MASK.fullmatch(stem):
                 masks.add(name)
             elif match:
                 sources.append((match[1], int(match[2] or 0), name))
-            elif folders:
+            elif has_targets & _folders_above(name, GIVEN_FOLDERS):
                 sources.append((_pair_stem(name), 0, name))
             else:
                 targets[stem].append(name)
-                if any(is_target for _, is_target in _pair_folder(name)):
+                if _folders_above(name, TARGET_FOLDERS):
                     targets[_pair_stem(name)].append(name)
         for stem, _, name in sorted(sources):
             if self._row(name).texts:
@@ -187,13 +198,13 @@ class Folder(RowSource):
             self.orphans.clear()
         if masks:
             log.warning("%d masks such as %s are not used", len(masks), min(masks))
-        given = {name for names in self.given.values() for name in names}
+        given = itertools.chain.from_iterable(self.given.values())
         return masks | {name for name in given if not self._row(name).texts}
 
     def _report(self, names: list[str]) -> None:
         """Say what looks like data and is not used, and where captions come from."""
         root = self.location.spec
-        suffixes = Counter(PurePosixPath(name).suffix.lower() for name in names)
+        suffixes = Counter(map(_suffix, names))
         for command, unread in UNREAD.items():
             kinds = ", ".join(f"{suffixes.pop(s)} {s}" for s in unread if s in suffixes)
             if kinds:
@@ -204,15 +215,11 @@ class Folder(RowSource):
         other = ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES)
         if other:
             log.info("%s also has files that are neither images nor videos: %s", root, other)
-        used = {self._text_file(name) for name in self.files} | {
-            self._beside(self.records, name) for name, text in self._json_captions.items() if text
-        }
-        idle = [
-            name
-            for name in sorted(set(names) - used)
-            if PurePosixPath(name).suffix.lower() in {*TEXT_SUFFIXES, *table.SUFFIXES}
-            and posixpath.basename(name).lower() not in LISTS | {"readme.txt", "license.txt"}
-        ]
+        idle = []
+        for name in sorted(set(names).difference(map(self._caption_file_of, self.files))):
+            known = posixpath.basename(name).lower() in LISTS | {"readme.txt", "license.txt"}
+            if not known and _suffix(name) in (*TEXT_SUFFIXES, *table.SUFFIXES):
+                idle.append(name)
         if idle and self.files:
             said = "%s has %d texts or tables that are not used, such as %s; rename a list to metadata.csv or the like"
             log.warning(f"{said}, or pass it as --source table:FILE", root, len(idle), ", ".join(idle[:EXAMPLES]))
@@ -221,8 +228,10 @@ class Folder(RowSource):
             origins[self._origin(name)].append(name)
         self.captions_from = {}
         for origin, files in sorted(origins.items()):
-            words = Counter(self._words(name)[1] for name in files) if origin in (OF_FOLDERS, OF_FILES) else Counter()
-            examples = [f"{word!r} ({n})" for word, n in words.most_common(EXAMPLES)] or files[:EXAMPLES]
+            examples = files[:EXAMPLES]
+            if origin in (OF_FOLDERS, OF_FILES):
+                words = Counter(self._words(name)[1] for name in files)
+                examples = [f"{word!r} ({n})" for word, n in words.most_common(EXAMPLES)]
             self.captions_from[origin] = {"files": len(files), "examples": examples}
         lines = captioning.origin_lines(self.captions_from)
         named = bool({OF_FOLDERS, OF_FILES} & origins.keys())
@@ -238,7 +247,7 @@ class Folder(RowSource):
 
     def media(self, index: int) -> str:
         name = self.files[index]
-        if PurePosixPath(name).suffix.lower() not in MEDIA_SUFFIXES:
+        if _suffix(name) not in MEDIA_SUFFIXES:
             said = f"{self.location.spec}/{name}, listed with a caption, is neither an image nor a video"
             raise SampleError("unknown_type", said)
         if name in self.orphans:
@@ -262,28 +271,30 @@ class Folder(RowSource):
         of_folders = [(name, self._words(name)[1]) for name in self.files if self._origin(name) == OF_FOLDERS]
         weights = [*map(self.weight, range(len(self)))]
         given = self._given_states()
-        of_rows = any(row.split for row in self.rows.values())
-        at_times = {
-            "caption_lines": self.flags.caption_lines == "each" and "each",
-            "splits": sorted({*filter(None, self.splits)}),
-            "splits_sha256": of_rows and listing_sha256(self.splits),
-            "weights_sha256": any(weights) and listing_sha256(weights),
-            "given_sha256": given and listing_sha256(given),
-        }
-        return {
+        identity = {
             "name": self.name,
             "folder": self.location.name,
             "files": len(self.files),
             "listing_sha256": listing_sha256(zip(self.files, sizes)),
             "contents_sha256": listing_sha256(self.location.states(self.files)),
             "captions_sha256": listing_sha256(itertools.chain(said, of_folders)),
-            **{name: said for name, said in at_times.items() if said},
-            **self.flags.identity(),
-            "allow_outside": self.flags.allow_outside,
         }
+        if self.flags.caption_lines == "each":
+            identity["caption_lines"] = "each"
+        if any(self.splits):
+            identity["splits"] = sorted({*filter(None, self.splits)})
+        if any(row.split for row in self.rows.values()):
+            identity["splits_sha256"] = listing_sha256(self.splits)
+        if any(weights):
+            identity["weights_sha256"] = listing_sha256(weights)
+        if given:
+            identity["given_sha256"] = listing_sha256(given)
+        return identity | self.flags.identity() | {"allow_outside": self.flags.allow_outside}
 
     def _given_states(self) -> list[object]:
-        pairs = [(file, name) for file, names in sorted(self.given.items()) for name in names]
+        pairs = list[tuple[str, str]]()
+        for file, names in sorted(self.given.items()):
+            pairs += [(file, name) for name in names]
         return [*pairs, *self.location.states(name for _, name in pairs)]
 
     def _row(self, name: str) -> Row:
@@ -300,9 +311,11 @@ class Folder(RowSource):
         """
         path = path.strip().replace("\\", "/")
         if self.location.server is None and path.startswith("/"):
-            root, file = Path(os.path.realpath(self.location.folder)), Path(os.path.realpath(posixpath.dirname(path)))
-            if file.is_relative_to(root):
-                folder, path = "", (file / posixpath.basename(path)).relative_to(root).as_posix()
+            root = Path(os.path.realpath(self.location.folder))
+            place = Path(os.path.realpath(posixpath.dirname(path)))
+            if place.is_relative_to(root):
+                folder = ""
+                path = (place / posixpath.basename(path)).relative_to(root).as_posix()
         path = posixpath.normpath(posixpath.join(folder, path))
         name = self.names.get(path) or self.names.get(matched(path))
         of_stem = stems.get(matched(path), [])
@@ -317,7 +330,9 @@ class Folder(RowSource):
 
     def _caption_file_of(self, name: str) -> str | None:
         """The file with its caption; None: that is in a list, or made of names."""
-        return self._text_file(name) or (self._json_captions.get(name) and self._beside(self.records, name)) or None
+        if self._json_captions.get(name):
+            return self._beside(self.records, name)
+        return self._text_file(name)
 
     def _needs_json(self, name: str) -> bool:
         return not (self._row(name).texts or self._text_file(name)) and self._beside(self.records, name) is not None
@@ -342,7 +357,7 @@ class Folder(RowSource):
         if row.texts:
             return row.list_name
         if text_file:
-            return f"{PurePosixPath(text_file).suffix.lower()} files"
+            return f"{_suffix(text_file)} files"
         if self._json_captions.get(name):
             return ".json files"
         if row.tags:
@@ -393,6 +408,16 @@ def _stem(name: str) -> str:
     return matched(posixpath.splitext(name)[0])
 
 
+def _suffix(name: str) -> str:
+    return PurePosixPath(name).suffix.lower()
+
+
+def _folder_split(name: str) -> str | None:
+    """The split that a folder's name says, as of `val/a.png`."""
+    folders = name.lower().split("/")[:-1]
+    return next(filter(None, map(table.SPLITS.get, folders)), None)
+
+
 def _by_stem(names: Iterable[str], suffixes: Sequence[str]) -> dict[str, str]:
     """{path without its last suffix: file} of files with one of `suffixes`, the later ones preferred."""
     found: dict[str, str] = {}
@@ -401,15 +426,10 @@ def _by_stem(names: Iterable[str], suffixes: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _pair_folder(name: str) -> list[tuple[str, bool]]:
-    """Of each folder of a path that is named as one of pairs: the path up to it, and whether it holds targets."""
-    folders = name.split("/")[:-1]
-    lowered = [folder.lower() for folder in folders]
-    return [
-        ("/".join(folders[:i]), folder in TARGET_FOLDERS)
-        for i, folder in enumerate(lowered)
-        if folder in GIVEN_FOLDERS | TARGET_FOLDERS
-    ]
+def _folders_above(name: str, kinds: Container[str]) -> set[str]:
+    """Where a path has a folder that is named as one of `kinds`: `set` of `set/control/a.png`."""
+    *folders, _ = name.split("/")
+    return {"/".join(folders[:i]) for i, folder in enumerate(folders) if folder.lower() in kinds}
 
 
 def _pair_stem(name: str) -> str:
@@ -422,7 +442,7 @@ def _pair_stem(name: str) -> str:
 def _says_nothing(name: str) -> bool:
     """Whether a name is a camera's, a number, a date or a hash: IMG_2030, 0001, PXL_20240101_1."""
     words = re.findall(r"[^\W\d_]+", name.lower())
-    return HASH.fullmatch(name) is not None or all(word in CAMERA_WORDS for word in words)
+    return HASH.fullmatch(name) is not None or CAMERA_WORDS.issuperset(words)
 
 
 def _spaced(name: str) -> str:
@@ -439,15 +459,16 @@ def _read_list(path: Path, flags: Flags, named: Callable[[str], str], files: Con
     rows = table.read_rows(plain(path))
     columns = table.columns_of(rows, str(path), flags, exists=lambda said: named(said) in files, needs_caption=False)
     splits = table.held_out(rows["split"], path) if "split" in rows else itertools.repeat(None)
-    found: dict[str, Row] = {}
+    by_file: dict[str, Row] = {}
     nameless = 0
+    texts = {n: values for n, values in rows.items() if not isinstance(values, table.StoredPictures)}
     for number, split in zip(range(len(next(iter(rows.values())))), splits):
-        cells = {name: values[number] for name, values in rows.items() if not isinstance(values, table.StoredPictures)}
+        cells = {name: values[number] for name, values in texts.items()}
         file = next((cells[name] for name in columns.media if isinstance(cells.get(name), str)), None)
         if file is None:
             nameless += 1
             continue
-        row = found.setdefault(named(file), Row())
+        row = by_file.setdefault(named(file), Row())
         if columns.caption and columns.caption != columns.tags:
             row.texts += captioning.texts_of(cells[columns.caption], f"the caption of {file} in {path}")
         if columns.tags:
@@ -455,26 +476,31 @@ def _read_list(path: Path, flags: Flags, named: Callable[[str], str], files: Con
         if columns.weight and cells[columns.weight] is not None:
             row.weight = cells[columns.weight]
         row.split = row.split or split
-        given = [one for name in columns.given for one in table.pictures_of(rows[name][number])]
-        row.given = [named(str(one)) for one in given] or row.given
+        given = list[str]()
+        for name in columns.given:
+            given += [named(str(one)) for one in table.pictures_of(rows[name][number])]
+        row.given = given or row.given
     if nameless:
         log.warning("%d rows of %s are not used, because they name no file", nameless, path)
-    return found
+    return by_file
 
 
 def _caption_lines(path: Path) -> list[str]:
     """The lines of a .txt that are not empty, each with single spaces."""
     video.check_regular(path)
-    if (size := path.stat().st_size) > (most := MOST_TEXT):
-        raise SampleError("too_large", f"{path} must have at most {most} bytes; it has {size}; shorten it")
+    size = path.stat().st_size
+    if size > MOST_TEXT:
+        said = f"{path} must have at most {MOST_TEXT} bytes; it has {size}; shorten it"
+        raise SampleError("too_large", said)
     try:
-        lines = [" ".join(line.split()) for line in read_text(path).splitlines()]
+        lines = [" ".join(line.split()) for line in read_text(path).splitlines() if line.strip()]
     except UnicodeDecodeError as error:
         said = f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8"
         raise SampleError("caption_not_utf8", said) from None
-    if not any(lines):
-        raise SampleError("no_caption", f"{path} has no caption; write one in it, or remove it to use the file's name")
-    return [line for line in lines if line]
+    if not lines:
+        said = f"{path} has no caption; write one in it, or remove it to use the file's name"
+        raise SampleError("no_caption", said)
+    return lines
 
 
 def build(spec: str | None = None, **options: Any) -> Folder | table.Table:
@@ -499,8 +525,10 @@ def build(spec: str | None = None, **options: Any) -> Folder | table.Table:
         raise NotADirectoryError(f"--source folder:{spec} is not a folder; pass one with images or videos")
     source = Folder(location, flags)
     if not len(source):
-        if any(name.lower().endswith(".parquet") and not name.lower().endswith(tuple(LISTS)) for name in source.names):
-            return table.build(spec, **{k: v for k, v in options.items() if k != "caption_lines"})
+        names = [name.lower() for name in source.names if not name.lower().endswith(tuple(LISTS))]
+        if any(name.endswith(".parquet") for name in names):
+            options.pop("caption_lines", None)
+            return table.build(spec, **options)
         kinds = ", ".join(sorted(s[1:] for s in MEDIA_SUFFIXES))
         raise ValueError(f"{spec} has no images or videos ({kinds}); pass a folder that has some")
     return source

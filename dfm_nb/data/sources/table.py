@@ -86,14 +86,15 @@ CAPTION_COLUMNS = "caption text prompt name edit_prompt instruction edit descrip
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 BINARY = (pa.binary(), pa.large_binary())
 GROUPS_HELD = 2  # row groups of a parquet column of pictures that are in memory
-TIMES, MORE, MORE_TEXT = 4, 1 << 26, 1 << 28
-"""Bytes in memory for each one in a parquet file, and on top: for a row group of pictures, for texts."""
+TIMES = 4  # bytes in memory for each one in a parquet file
+MORE = 1 << 26  # on top, for a row group of pictures
+MORE_TEXT = 1 << 28  # on top, for texts
 
 Rows = Mapping[str, Sequence[Any]]
 """A table: {column: its values}."""
 
 
-# ---- reading tables -----------------------------------------------------------------------------------------------
+# ---- reading tables ------------------------------------------------------------------------------
 
 
 class StoredPictures(Sequence):
@@ -103,14 +104,20 @@ class StoredPictures(Sequence):
     """
 
     def __init__(self, files: Sequence[pq.ParquetFile], column: str, lock: threading.Lock):
-        groups, self._lock = [(file, g) for file in files for g in range(file.num_row_groups)], lock
+        self._lock = lock
         kind = files[0].schema_arrow.field(column).type
         self.lists = pa.types.is_list(kind)
         kind = kind.value_type if self.lists else kind
         self.holds_media = kind in BINARY or (pa.types.is_struct(kind) and "bytes" in {field.name for field in kind})
-        chunks = (m.row_group(g).column(i) for f, g in groups for m in [f.metadata] for i in range(m.num_columns))
-        self._sizes = [c.total_uncompressed_size for c in chunks if c.path_in_schema.partition(".")[0] == column]
-        self._starts = np.cumsum([0, *(file.metadata.row_group(g).num_rows for file, g in groups)])
+        self._sizes = list[int]()
+        groups = list[tuple[pq.ParquetFile, int]]()
+        rows = [0]
+        for file in files:
+            for number in range(file.num_row_groups):
+                groups.append((file, number))
+                rows.append(file.metadata.row_group(number).num_rows)
+                self._sizes += [c.total_uncompressed_size for c in _chunks(file, [number], [column])]
+        self._starts = np.cumsum(rows)
 
         @lru_cache(GROUPS_HELD)
         def column_of(group: int) -> pa.ChunkedArray:
@@ -132,8 +139,19 @@ class StoredPictures(Sequence):
 
     def __getitem__(self, row: Any) -> Any:
         group = int(np.searchsorted(self._starts, row, side="right")) - 1
-        with self._lock:  # or threads that miss the same group would all read it; the columns share the files
+        # or threads that miss the same group would all read it; the columns share the files
+        with self._lock:
             return self._group(group)[row - int(self._starts[group])].as_py()
+
+
+def _chunks(file: pq.ParquetFile, groups: Iterable[int], columns: Sequence[str]) -> list[Any]:
+    """What the footer says of these columns in these row groups."""
+    chunks = []
+    for group in groups:
+        about = file.metadata.row_group(group)
+        every = map(about.column, range(about.num_columns))
+        chunks += [chunk for chunk in every if chunk.path_in_schema.partition(".")[0] in columns]
+    return chunks
 
 
 def bounded(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], more: int) -> Iterator[pa.RecordBatch]:
@@ -143,19 +161,21 @@ def bounded(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str],
     ------
     ValueError : they take more than `TIMES` their bytes in the file and `more`.
     """
-    about = [file.metadata.row_group(group) for group in groups]
-    every = (group.column(i) for group in about for i in range(group.num_columns))
-    chunks = [chunk for chunk in every if chunk.path_in_schema.partition(".")[0] in columns]
-    stored, size = (sum(getattr(c, f"total_{n}_size") for c in chunks) for n in ("compressed", "uncompressed"))
-    largest = max((chunk.total_uncompressed_size for chunk in chunks), default=0)
-    rows, held = min(4096, max(16, MORE // (largest + 1))), 0
-    for batch in itertools.chain([None], file.iter_batches(rows, list(groups), list(columns))):
-        held += batch.nbytes if batch else 0
-        if max(size, held) > TIMES * stored + more:
-            limit = f"{TIMES} times its {stored} bytes and {more >> 20} MiB"
-            raise ValueError(f"{', '.join(columns)} must take at most {limit} in memory; write smaller row groups")
-        if batch:
-            yield batch
+    chunks = _chunks(file, groups, columns)
+    stored = sum(chunk.total_compressed_size for chunk in chunks)
+    sizes = [chunk.total_uncompressed_size for chunk in chunks]
+    most = TIMES * stored + more
+    limit = f"{TIMES} times its {stored} bytes and {more >> 20} MiB"
+    too_large = f"{', '.join(columns)} must take at most {limit} in memory; write smaller row groups"
+    if sum(sizes) > most:
+        raise ValueError(too_large)
+    rows = min(4096, max(16, MORE // (max(sizes, default=0) + 1)))
+    held = 0
+    for batch in file.iter_batches(rows, list(groups), list(columns)):
+        held += batch.nbytes
+        if held > most:
+            raise ValueError(too_large)
+        yield batch
 
 
 def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
@@ -173,26 +193,37 @@ def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
         raise FileNotFoundError(f"{path} is no file; pass a table ({', '.join(SUFFIXES)}), or a folder as folder:DIR")
     suffix = path.suffix.lower()
     try:
-        if not files and suffix not in SUFFIXES:
-            raise ValueError(f"it must end in {', '.join(SUFFIXES)}; convert or rename it")
-        if not files and suffix != ".parquet":
+        if files or suffix == ".parquet":
+            return _some(_parquet_rows(files or [_footer(path)]))
+        if suffix in SUFFIXES:
             return _some(_read_text(path, suffix))
-        files = files or [_footer(path)]
-        schema, lock = files[0].schema_arrow, threading.Lock()
-        if odd := [file for file in files if file.schema_arrow.names != schema.names]:
-            raise ValueError(f"its files must have the same columns; {schema.names} and {odd[0].schema_arrow.names}")
-        # read on access: pictures, and times that Python's types may not hold
-        lazy = (pa.types.is_nested, pa.types.is_temporal, BINARY.__contains__)
-        stored = {f.name for f in schema if any(of_type(f.type) for of_type in lazy) and not _holds_texts(f.type)}
-        held = {name: list[Any]() for name in schema.names if name not in stored}
-        more = max(MORE_TEXT // len(files), MORE_TEXT >> 3)
-        for file in files:
-            for batch in bounded(file, range(file.num_row_groups), list(held), more):
-                for name, values in batch.to_pydict().items():
-                    held[name] += map(_cell, values)
-        return _some({n: StoredPictures(files, n, lock) if n in stored else held[n] for n in schema.names})
+        raise ValueError(f"it must end in {', '.join(SUFFIXES)}; convert or rename it")
     except (ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _parquet_rows(files: Sequence[pq.ParquetFile]) -> Rows:
+    """Texts and numbers are read; pictures are on access, as are times, which Python's types may not hold."""
+    schema = files[0].schema_arrow
+    for file in files:
+        names = file.schema_arrow.names
+        if names != schema.names:
+            raise ValueError(f"its files must have the same columns; {schema.names} and {names}")
+    lock = threading.Lock()
+    rows = dict[str, Any]()
+    for column in schema:
+        nested = pa.types.is_nested(column.type) and not _holds_texts(column.type)
+        if nested or pa.types.is_temporal(column.type) or column.type in BINARY:
+            rows[column.name] = StoredPictures(files, column.name, lock)
+        else:
+            rows[column.name] = []
+    in_memory = [name for name, values in rows.items() if isinstance(values, list)]
+    more = max(MORE_TEXT // len(files), MORE_TEXT >> 3)
+    for file in files:
+        for batch in bounded(file, range(file.num_row_groups), in_memory, more):
+            for name, values in batch.to_pydict().items():
+                rows[name] += map(_cell, values)
+    return rows
 
 
 def _footer(file: Any) -> pq.ParquetFile:
@@ -207,8 +238,9 @@ def _footer(file: Any) -> pq.ParquetFile:
 
 def _holds_texts(kind: pa.DataType) -> bool:
     """Whether a column of a parquet file has lists of texts."""
-    text = pa.types.is_string, pa.types.is_large_string
-    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and any(of(kind.value_type) for of in text)
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    return pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
 
 
 def frame_rows(frame: pd.DataFrame) -> Rows:
@@ -243,13 +275,14 @@ def _read_text(path: Path, suffix: str) -> Rows:
     lines = io.StringIO(text, newline="")
     if suffix in (".jsonl", ".json"):
         records = list(_records(lines)) if suffix == ".jsonl" else _json_records(text)
-        names = dict.fromkeys(name for record in records for name in record)
+        names = dict.fromkeys(itertools.chain.from_iterable(records))
         check_cells(len(records) * len(names), len(text))
         return {name: [_cell(record.get(name)) for record in records] for name in names}
     separator = "\t" if suffix == ".tsv" else max(",;\t", key=text.partition("\n")[0].count)
     columns = [(name.strip(), cells) for name, *cells in zip(*_csv_rows(lines, separator, len(text)))]
     uses = Counter(name for name, _ in columns if name)
-    if twice := [name for name, count in uses.items() if count > 1]:
+    twice = [name for name, count in uses.items() if count > 1]
+    if twice:
         raise ValueError(f"its header has the column {', '.join(twice)} more than once; rename or remove one")
     return {name: list(map(_cell, cells)) for name, cells in columns}
 
@@ -262,13 +295,14 @@ def check_cells(cells: int, characters: int) -> None:
 
 def _csv_rows(lines: Iterable[str], separator: str, characters: int) -> Iterator[list[str]]:
     """The header and the rows, all of its length."""
-    csv.field_size_limit(MOST_BYTES)  # Python's is 128 kB, and one long caption is a fault of its row alone
+    # Python's is 128 kB, and one long caption is a fault of its row alone
+    csv.field_size_limit(MOST_BYTES)
     reader = csv.reader(lines, delimiter=separator, strict=True)
-    width, begin, rows = 0, 1, 0
+    width = 0
+    begin = 1
     try:
-        for row in reader:
+        for rows, row in enumerate(reader, 1):
             width = width or len(row)
-            rows += 1
             check_cells(rows * width, characters)
             if len(row) > width:
                 fix = f"quote cells that hold {separator!r}"
@@ -307,7 +341,7 @@ def _json_records(text: str) -> list[dict]:
     return whole
 
 
-# ---- the source ---------------------------------------------------------------------------------------------------
+# ---- the source ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -344,28 +378,35 @@ class Table(RowSource):
 
     def identity(self) -> dict:
         """Captions, paths, URLs and pictures are hashed: see `Location.states` and `StoredPictures.state`."""
-        columns = {name: self.rows[name] for name in (*self.media_columns, *self.given_columns)}
-        texts = ((name, *values) for name, values in columns.items() if not _holds_pictures(values))
-        said = [self.rows[name] for name in (self.caption_column, self.tag_column) if name]
-        captions = (values for values in said if not _holds_pictures(values))
-        stored = [values for values in columns.values() if isinstance(values, StoredPictures)]
-        loose = (v for values in columns.values() if not isinstance(values, StoredPictures) for v in values)
-        cells = (picture for v in loose for picture in pictures_of(v) or [None])
-        media = (_path(cell) if isinstance(cell, str) else cell for cell in cells)
-        contents = itertools.chain(self.location.states(media), (values.state for values in stored))
-        return {
+        listing, media, states, captions = list[Any](), list[Any](), list[object](), list[Any]()
+        for name in dict.fromkeys((*self.media_columns, *self.given_columns)):
+            values = self.rows[name]
+            if isinstance(values, StoredPictures):
+                states.append(values.state)
+                continue
+            if not _holds_pictures(values):
+                listing += [name, *values]
+            for value in values:
+                for picture in pictures_of(value) or [None]:
+                    media.append(_path(picture) if isinstance(picture, str) else picture)
+        for column in (self.caption_column, self.tag_column):
+            if column and not _holds_pictures(self.rows[column]):
+                captions += self.rows[column]
+        identity = {
             "name": self.name,
             "table": self.label,
             "rows": len(self),
             "media_columns": list(self.media_columns),
             "caption_column": self.caption_column,
-            "listing_sha256": listing_sha256(itertools.chain(itertools.chain.from_iterable(texts), self.splits)),
-            "contents_sha256": listing_sha256(contents),
-            "captions_sha256": listing_sha256(itertools.chain.from_iterable(captions)),
-            **({"weights_sha256": listing_sha256(self.rows[self.weight_column])} if self.weight_column else {}),
-            **({"given_columns": list(self.given_columns)} if self.given_columns else {}),
-            **self.location.reading.identity(),
+            "listing_sha256": listing_sha256([*listing, *self.splits]),
+            "contents_sha256": listing_sha256([*self.location.states(media), *states]),
+            "captions_sha256": listing_sha256(captions),
         }
+        if self.weight_column:
+            identity["weights_sha256"] = listing_sha256(self.rows[self.weight_column])
+        if self.given_columns:
+            identity["given_columns"] = list(self.given_columns)
+        return identity | self.location.reading.identity()
 
     def read(self, index: int) -> Iterator[Clip]:
         where = f"row {index + 1} of {self.label}"
@@ -379,7 +420,8 @@ class Table(RowSource):
 
     def captions(self, index: int) -> tuple[list[str], list[str]]:
         """The captions of a row and its tags; without a caption, the tags are one."""
-        column, tags = self.caption_column, tags_of(self.rows[self.tag_column][index]) if self.tag_column else []
+        column = self.caption_column
+        tags = tags_of(self.rows[self.tag_column][index]) if self.tag_column else []
         texts = [] if column == self.tag_column else texts_of(self.rows[column][index], repr(column))
         check_length([*texts, *tags], repr(column))
         if not (texts or tags):
@@ -397,7 +439,10 @@ class Table(RowSource):
         raise SampleError("no_media", f"it has neither bytes, a path nor a URL in {' or '.join(self.media_columns)}")
 
     def given_with(self, index: int) -> list[Any]:
-        return [_reference(one) for name in self.given_columns for one in pictures_of(self.rows[name][index])]
+        given = list[Any]()
+        for name in self.given_columns:
+            given += map(_reference, pictures_of(self.rows[name][index]))
+        return given
 
     def weight(self, index: int) -> Any:
         return self.rows[self.weight_column][index] if self.weight_column else None
@@ -437,7 +482,8 @@ def pictures_of(value: Any) -> list[Any]:
         with contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             value = ast.literal_eval(value)
     several = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
-    return [found for v in (value if several else [value]) if (found := _picture(v)) is not None]
+    pictures = map(_picture, value if several else [value])
+    return [picture for picture in pictures if picture is not None]
 
 
 @dataclass(frozen=True)
@@ -478,8 +524,8 @@ def columns_of(
         given = [_pick(rows, label, "--given-column", name.strip(), ())[0] for name in flags.given_column.split(",")]
     else:
         # beside a target, `image` is what it is made of
-        names = [n for n in with_media if is_one(GIVEN, n) or (targets and n in MEDIA_COLUMNS)]
-        given = [n for n in names if n not in media]
+        others = [name for name in with_media if name not in media]
+        given = [name for name in others if is_one(GIVEN, name) or (targets and name in MEDIA_COLUMNS)]
     captions = [name for name in (*CAPTION_COLUMNS, *TAG_COLUMNS) if name not in (*media, *given)]
     tags = usual(TAG_COLUMNS)
     weight = usual(WEIGHT_COLUMNS)
@@ -502,13 +548,17 @@ def _has_media(values: Sequence[Any], exists: Callable[[str], bool] | None = Non
     if isinstance(values, StoredPictures):
         return values.holds_media
     for value in itertools.islice(values, SOURCES_TRIED):
-        for one in pictures_of(value)[:1]:
-            if isinstance(one, (bytes, Image.Image)) or (isinstance(one, np.ndarray) and one.ndim > 1):
-                return True
-            if isinstance(one, str):
-                path = _split(one).path if "://" in one else one
-                if exists(one) if exists else PurePosixPath(path).suffix.lower() in MEDIA_SUFFIXES:
-                    return True
+        picture = next(iter(pictures_of(value)), None)
+        if isinstance(picture, str) and exists:
+            holds = exists(picture)
+        elif isinstance(picture, str):
+            path = _split(picture).path if "://" in picture else picture
+            holds = PurePosixPath(path).suffix.lower() in MEDIA_SUFFIXES
+        else:
+            is_array = isinstance(picture, np.ndarray) and picture.ndim > 1
+            holds = is_array or isinstance(picture, (bytes, Image.Image))
+        if holds:
+            return True
     return False
 
 
@@ -530,10 +580,11 @@ def _holds_pictures(values: Sequence[Any]) -> bool:
 def _pick(rows: Rows, label: str, flag: str, given: str | None, usual: Sequence[str]) -> list[str]:
     """The given column, or those with a usual name; ValueError lists the existing ones."""
     wanted = usual if given is None else (given,)
-    found = [name for name in wanted if name in rows]
-    if not found:
-        raise ValueError(f"{label} has no column {', '.join(map(repr, wanted))}; choose {flag} from {', '.join(rows)}")
-    return found
+    columns = [name for name in wanted if name in rows]
+    if not columns:
+        missing = ", ".join(map(repr, wanted))
+        raise ValueError(f"{label} has no column {missing}; choose {flag} from {', '.join(rows)}")
+    return columns
 
 
 SPLITS = dict.fromkeys("train training".split(), "train") | dict.fromkeys("validation valid val dev".split(), "val")
@@ -542,17 +593,22 @@ SPLITS |= dict.fromkeys("test testing eval evaluation".split(), "test")
 
 
 def _split_of(name: str) -> str | None:
-    found = set(map(SPLITS.get, re.split(r"[^a-z]+", name.lower())))
-    return next((split for split in ("train", "val", "test") if split in found), None)
+    """`val` or `test`, if a word of a file's name says so and none says `train`."""
+    splits = set(map(SPLITS.get, re.split(r"[^a-z]+", name.lower())))
+    if "train" in splits:
+        return None
+    return "val" if "val" in splits else "test" if "test" in splits else None
 
 
 def held_out(cells: Iterable[Any], where: object) -> list[str | None]:
     """`val` or `test` where a cell of a column `split` says so; None for training's."""
     words = ["train" if cell is None else str(cell).strip().lower() for cell in cells]
-    if unknown := sorted(set(words) - SPLITS.keys()):
+    unknown = sorted(set(words) - SPLITS.keys())
+    if unknown:
         said = "%s has the splits %s, whose rows are not held out; known are %s"
         log.warning(said, where, ", ".join(unknown[:8]), ", ".join(SPLITS))
-    return [None if (split := SPLITS.get(word)) == "train" else split for word in words]
+    splits = map(SPLITS.get, words)
+    return [None if split == "train" else split for split in splits]
 
 
 def with_train(splits: list[str | None]) -> list[str | None]:
@@ -584,13 +640,14 @@ def _parquet(location: Location, name: str) -> pq.ParquetFile:
 def _open_all(location: Location) -> tuple[Rows, list[str | None]]:
     """The rows of all parquet files of a location, training's first, and the split of each."""
     names = [name for name in location.names() if name.lower().endswith(".parquet")]
-    given = {name: None if (split := _split_of(name)) == "train" else split for name in names}
-    rest = "train" if "val" in given.values() else None  # None: --val-fraction and --test-fraction decide
-    names.sort(key=lambda name: (bool(given[name]), name))  # --limit takes from training first
+    held = {name: _split_of(name) for name in names}
+    names.sort(key=lambda name: (bool(held[name]), name))  # --limit takes from training first
     if not names:
         raise FileNotFoundError(f"{location.spec} has no parquet files; pass a table ({', '.join(SUFFIXES)}) in it")
     files = [_parquet(location, name) for name in names]
-    splits = [given[name] or rest for name, file in zip(names, files) for _ in range(file.metadata.num_rows)]
+    splits = list[str | None]()
+    for file, split in zip(files, with_train(list(map(held.get, names)))):
+        splits += [split] * file.metadata.num_rows
     return read_rows(Path(location.spec), files), splits
 
 
@@ -611,27 +668,47 @@ def build(spec: str | pd.DataFrame | None = None, **options: Any) -> Table:
     """
     if spec is None:
         raise ValueError(f"pass the table: --source table:FILE ({', '.join(SUFFIXES)})")
-    reading, splits = Flags(**options), list[str | None]()
+    reading = Flags(**options)
+    splits = list[str | None]()
     own = reading.replace(allow_outside=True)
     if not isinstance(spec, str):
-        rows, label, location = frame_rows(spec), "dataframe", Location(".", own)
+        rows = frame_rows(spec)
+        label = "dataframe"
+        location = Location(".", own)
     else:
-        fetched, path = uses_fsspec(spec), Path(spec).expanduser()
+        remote = uses_fsspec(spec)
+        path = Path(spec).expanduser()
         head = spec.partition("?")[0] if spec.startswith(HTTP) else spec  # the rest signs it
-        folder, label = parent(head) if fetched else (str(path.parent), path.name)
-        if path.is_dir() or (fetched and not label.lower().endswith(SUFFIXES)):
-            location = Location(spec, reading)  # the tables of a local folder may be third-party, too
-            (rows, splits), label = _open_all(location), location.name
+        folder, label = parent(head) if remote else (str(path.parent), path.name)
+        if path.is_dir() or (remote and not label.lower().endswith(SUFFIXES)):
+            # the tables of a local folder may be third-party, too
+            location = Location(spec, reading)
+            label = location.name
+            rows, splits = _open_all(location)
         else:
-            location = Location(folder, reading if fetched else own)
+            location = Location(folder, reading if remote else own)
             rows = _open(spec, location, label)
     columns = columns_of(rows, label, reading, partial(_exists, location))
     for name in columns.media:
         values = rows[name]
-        if values.lists if isinstance(values, StoredPictures) else any(len(pictures_of(v)) > 1 for v in values):
+        if isinstance(values, StoredPictures):
+            lists = values.lists
+        else:
+            lists = any(len(pictures_of(value)) > 1 for value in values)
+        if lists:
             said = "%s has lists of pictures in %s: the first of each row is used; give others rows of their own"
             log.warning(said, label, name)
     if "split" in rows and not any(splits):
         splits = with_train(held_out(rows["split"], label))
-    used = columns.media, str(columns.caption), splits, columns.tags, columns.weight, columns.given
-    return Table("table", rows, label, location, *used)
+    return Table(
+        "table",
+        rows,
+        label,
+        location,
+        columns.media,
+        str(columns.caption),
+        splits,
+        columns.tags,
+        columns.weight,
+        columns.given,
+    )

@@ -22,15 +22,16 @@ class Words:
 
     def lost(self, caption: str) -> dict[str, str]:
         """What the states of a caption lack, as a sentence by reason."""
-        tokens, found = self.tokenizer(self.clean(caption), verbose=False)["input_ids"], {}
+        tokens = self.tokenizer(self.clean(caption), verbose=False)["input_ids"]
+        lost = {}
         own = len(tokens) - self.tokenizer.num_special_tokens_to_add()
         unknown = tokens.count(self.tokenizer.unk_token_id)
         if len(tokens) > self.max_tokens:
-            found["text_cut"] = f"its text of {len(tokens)} tokens is cut at {self.max_tokens}; shorten it"
+            lost["text_cut"] = f"its text of {len(tokens)} tokens is cut at {self.max_tokens}; shorten it"
         if unknown:
             said = f"{unknown} of {own} tokens of its text are unknown to the text encoder; choose another"
-            found["unknown_text" if 2 * unknown > own else "unknown_tokens"] = said
-        return found
+            lost["unknown_text" if 2 * unknown > own else "unknown_tokens"] = said
+        return lost
 
     @torch.no_grad()
     def encode(self, captions: list[str]) -> list[torch.Tensor]:

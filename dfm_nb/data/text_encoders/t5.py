@@ -72,7 +72,8 @@ def _placement(device: str) -> dict:
     index = torch.device(device).index
     index = torch.cuda.current_device() if index is None else index
     free, _ = torch.cuda.mem_get_info(index)
-    # a fifth of the GPU is left for activations and the tokenizer of videos, half of the host for other processes
+    # a fifth of the GPU is left for activations and the tokenizer of videos, half of the host for
+    # other processes
     room = {index: int(0.8 * free), "cpu": psutil.virtual_memory().available // 2}
     return {"device_map": "auto", "max_memory": room}
 
@@ -85,7 +86,8 @@ def place_of(path: str | Path | None, default: str) -> tuple[str, str | None]:
     if any((place / config).is_file() for config in ("config.json", "text_encoder/config.json")):
         return str(place), None
     if not place.is_dir():
-        if str(path).count("/") == 1 and not place.parent.is_dir():  # `./name` and `folder/name` are no hub ids
+        # `./name` and `folder/name` are no hub ids
+        if str(path).count("/") == 1 and not place.parent.is_dir():
             return str(path), None
         log.info("%s is a new cache folder, for %s", place, default)
     return default, str(place)

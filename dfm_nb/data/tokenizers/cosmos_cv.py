@@ -38,7 +38,8 @@ HOW_TO_FETCH = (
 )
 HALVES = ("decoder", "encoder")
 SPATIAL, TEMPORAL = geometry.PX_PER_LATENT, geometry.FRAMES_PER_LATENT
-VALUES_PER_PX, VALUES_PER_PAIR = 96, 3
+VALUES_PER_PX = 96
+VALUES_PER_PAIR = 3
 """Values held per pixel. The decoder's tensors are 32, the encoder's 20 (the published source at full width); with the
 workspace of convolutions a process grew by up to 91. Spatial attention holds pairs of latent pixels."""
 WINDOW_FRAMES = 49  # of a clip that does not fit whole
@@ -84,10 +85,12 @@ class CosmosCV:
     name = "cosmos_cv"
 
     def __init__(self, path: str | Path | None = None, device: str = "cpu", tokenizer_window: int | None = None):
-        self.path, self.device = path, torch.device(device)
+        self.path = path
+        self.device = torch.device(device)
         self.window = tokenizer_window
         self._halves: dict[str, tuple[torch.jit.ScriptModule, torch.dtype]] = {}
-        self._fits: dict[tuple[str, tuple[int, int, int]], bool] = {}  # clips of one size are coded alike
+        # clips of one size are coded alike
+        self._fits: dict[tuple[str, tuple[int, int, int]], bool] = {}
 
     def _file(self, name: str) -> Path:
         """encoder.jit or decoder.jit: in the folder `path`, else from the hub, with `path` as the cache folder."""
@@ -151,7 +154,8 @@ class CosmosCV:
 
         Of 10 latent frames in windows of 5 that overlap by 3: (0, 5, 0), (2, 7, 3), (4, 9, 3), (6, 10, 3).
         """
-        count, frames = size[0], window or self.window
+        count = size[0]
+        frames = window or self.window
         if frames is None:
             frames = geometry.pixel_size(*size)[0] if self._fits_whole(name, size) else WINDOW_FRAMES
         latents = geometry.latent_size(frames, SPATIAL, SPATIAL)[0]
