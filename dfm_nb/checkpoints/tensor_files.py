@@ -211,6 +211,8 @@ class Entry(BaseModel, strict=True, extra="forbid"):
         return self
 
 
+# one folder's is needed to verify it, to count its weights and to load them
+@functools.lru_cache(maxsize=1)
 def _entries(index: bytes) -> dict[str, Entry]:
     return TypeAdapter(dict[str, Entry]).validate_json(index)
 
