@@ -100,7 +100,9 @@ class Muon(torch.optim.AdamW):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__(groups)
-        self.matrices, self.settings, self.dtype = matrices, settings, dtype
+        self.matrices = matrices
+        self.settings = settings
+        self.dtype = dtype
         self.share = mpu.get_data_parallel_group(with_context_parallel=True)  # the ranks that share the work
         self.tp = mpu.get_tensor_model_parallel_group()
         # The next largest matrix goes to the process with the least work so far.
@@ -120,7 +122,8 @@ class Muon(torch.optim.AdamW):
         for p in self.matrices:
             state = self.state[p]
             if not state:
-                state.update(step=torch.zeros((), device=p.device), momentum_buffer=torch.zeros_like(p))
+                state["step"] = torch.zeros((), device=p.device)
+                state["momentum_buffer"] = torch.zeros_like(p)
             state["step"] += 1
             assert p.grad is not None
             state["momentum_buffer"].lerp_(p.grad, 1 - self.settings.muon_momentum)
@@ -143,7 +146,8 @@ class Muon(torch.optim.AdamW):
 
     def _update(self, p: Tensor) -> Tensor:
         """This rank's part of the scaled update of a matrix, in `dtype`."""
-        m, s = self.matrices[p], self.settings
+        m = self.matrices[p]
+        s = self.settings
         assert p.grad is not None
         direction = p.grad.lerp(self.state[p]["momentum_buffer"], s.muon_momentum)  # Nesterov's
         blocks = orthogonal(m.blocks(self._whole(direction, m.dim)).to(self.dtype), s.muon_num_ns_steps)
@@ -171,5 +175,6 @@ class Muon(torch.optim.AdamW):
         out: dict[Tensor, Tensor] = {}
         for flat, ps, size in zip(received, self.owned, sizes):
             pieces = flat[:size].split([p.numel() for p in ps])
-            out.update((p, piece.view_as(p)) for p, piece in zip(ps, pieces))
+            for p, piece in zip(ps, pieces):
+                out[p] = piece.view_as(p)
         return out
