@@ -195,8 +195,7 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, An
 def text_type(key: str) -> Any:
     """`str` or `list[str]`, if a key's value is text whatever it looks like, else None."""
     f = FIELDS.get(_ALIASES.get(key, key))
-    is_text = f and f.type in (str, list[str]) and "choices" not in f.limits
-    return f.type if is_text else None
+    return f.type if f and f.type in (str, list[str]) and "choices" not in f.limits else None
 
 
 def _leaves(tree: Mapping[Any, Any], words: Mapping[Any, Any]) -> dict[str, Any]:
