@@ -44,7 +44,8 @@ def data_folder(config: cfg.Config) -> Path | None:
 def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
     """The samples of `dataset.path`, or random ones with `dataset.mock`."""
     d = config.dataset
-    if d.mock:  # shapes of NeMo DFM's mock: at 32,768 tokens its latent [1, 256, 512] and text [512, 1024]
+    # shapes of NeMo DFM's mock: at 32,768 tokens its latent [1, 256, 512] and text [512, 1024]
+    if d.mock:
         m = config.model
         tokens = d.task_encoder_seq_length
         rows = max(1, math.isqrt(tokens // 2))

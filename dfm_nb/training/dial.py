@@ -64,7 +64,8 @@ def settings(resolved: cfg.Resolved, store: SampleStore, world_size: int, starte
     why = f"these are fewer than {BASE_PASSES} passes, too few for a start from {BASE}"
     log.info("Training starts from scratch: %s", why)
     scratch = resolved.dialled({"checkpoint.pretrained": (None, why)})
-    return settings(scratch, store, world_size, started)  # the network may be smaller, so its iterations are timed too
+    # the network may be smaller, so its iterations are timed too
+    return settings(scratch, store, world_size, started)
 
 
 def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.Resolved:
@@ -117,7 +118,8 @@ def _from_base(resolved: cfg.Resolved, values: dict[str, tuple[Any, str]], store
     folder = data_folder(c)
     chosen = not resolved.is_free("checkpoint.pretrained") or c.checkpoint.load or c.checkpoint.load_checkpoint
     encoded = folder and (folder / folders.MANIFEST).is_file()
-    stills = store.most_frames() == 1 and not store.any_given  # clips come out worse: it has seen none, nor pairs
+    # clips come out worse: it has seen none, nor pairs
+    stills = store.most_frames() == 1 and not store.any_given
     if chosen or c.model.student or not stills or not encoded or weights_path(BASE) != packaged(BASE):
         return scratch
     source = loading.find_weights(BASE)
@@ -126,7 +128,8 @@ def _from_base(resolved: cfg.Resolved, values: dict[str, tuple[Any, str]], store
     start = resolved.dialled(values | of_base)
     larger = counts.parameter_count(scratch.config.model) > counts.parameter_count(start.config.model)
     ours = [k for k in marked("network") if k.startswith("model.") and k not in {"model.size", *values}]
-    other = any(start.get(k) != attrgetter(k)(source.config) for k in ours)  # the user has set another network
+    # the user has set another network
+    other = any(start.get(k) != attrgetter(k)(source.config) for k in ours)
     if larger or other or loading.different_encoders(source.folder, folder):
         return scratch
     return start
@@ -173,7 +176,8 @@ def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.R
     left = max(left, ROUNDS * seconds)  # of very few minutes, the timing alone may use all
     sampling_s = seconds / tokens * _sampling(resolved.config, store)
     rounds = max(1, min(ROUNDS, int(left * SAMPLING / max(sampling_s, 1e-9))))
-    sampled_s = min(sampling_s, left * SAMPLING / rounds)  # one that takes longer comes after the minutes
+    # one that takes longer comes after the minutes
+    sampled_s = min(sampling_s, left * SAMPLING / rounds)
     each = max(1, int((left * (1 - OVERHEAD) / rounds - sampled_s) / seconds))
     why = f"as an iteration takes {seconds:.3g} s, and the samples of a validation {sampling_s:.2g} s"
     if not resolved.config.model.student:

@@ -51,7 +51,8 @@ def _note(received: dict[int, float], number: int, _frame: object) -> None:
     """The first signal of a kind stops the run after the iteration, a second one ends this process."""
     if number not in received:
         received[number] = time.monotonic()
-        if parallel.rank() == 0:  # not by the log, because the signal may have interrupted a write to it
+        # not by the log, because the signal may have interrupted a write to it
+        if parallel.rank() == 0:
             said = f"stopping after this iteration; again after {AGAIN_S:g} s ends at once"
             with contextlib.suppress(OSError):  # SIGHUP: the terminal is gone
                 os.write(2, f"{signal.Signals(number).name}: {said}\n".encode())
@@ -114,7 +115,8 @@ class BadSamples:
                 if parallel.rank() == 0:
                     log.warning("sample left out (%s): %s", reason, detail)
                 self.found.add(detail)
-        if len(self.found) > max(self.limit * self.total, self.limit > 0):  # a single sample does not end a run
+        # a single sample does not end a run
+        if len(self.found) > max(self.limit * self.total, self.limit > 0):
             raise ValueError(
                 f"{len(self.found)} of {self.total} samples cannot be used, and dataset.max_bad_fraction="
                 f"{self.limit:g} allows no more: {'; '.join(sorted(self.found)[:3])}; dfm inspect --verify lists all"
@@ -139,7 +141,8 @@ class Training:
         self.skipped = self.skipped_in_a_row = 0  # steps with NaN or Inf
         self.saved: int | None = None  # iteration of the newest checkpoint that the run itself has
         self.best: tuple[float, int] | None = None  # lowest validation loss, and its iteration
-        self.grown: list[int] = []  # iterations after which the order began again, on data that had grown
+        # iterations after which the order began again, on data that had grown
+        self.grown: list[int] = []
         root = c.checkpoint_dir or run.checkpoints
         self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save)
         self.begun = folders.find(c.load_checkpoint) if c.load_checkpoint else self._newest()
@@ -200,7 +203,8 @@ class Training:
             if self.begun:
                 log.warning("%s does not record its teacher: the student continues with %s of today", self.begun, named)
             source = loading.find_weights(named) if parallel.rank() == 0 else None
-            record = everyones(source and source.record)[0]  # the newest of a run that is being trained
+            # the newest of a run that is being trained
+            record = everyones(source and source.record)[0]
             return record, source or loading.recorded(record, named)
         if record and model.student and not model.lora.rank:
             return record, loading.recorded(record, named)
@@ -300,7 +304,8 @@ class Training:
                     self.bad.share()
                 if save_interval and self.iteration % save_interval == 0 and self.iteration != self.saved:
                     due = True
-                if due and not stop and not self.skipped_in_a_row:  # weights that give NaN may never recover
+                # weights that give NaN may never recover
+                if due and not stop and not self.skipped_in_a_row:
                     self.save()
                     due = False
                 self.writer.poll()  # an asynchronous save may be complete by now
@@ -436,7 +441,8 @@ def run(resolved: cfg.Resolved, run_dir: str) -> None:
     start.checkpoint_dir = start.checkpoint_dir and str(Path(start.checkpoint_dir).resolve())
     folder = Run.create(run_dir) if rank == 0 else Run(Path(run_dir).resolve())
     if rank == 0:
-        folder.claim()  # before anything else is written, so that a killed run's folder has its record
+        # before anything else is written, so that a killed run's folder has its record
+        folder.claim()
         folder.own(Path(start.checkpoint_dir or folder.checkpoints.resolve()))
     dist.barrier()  # the folder is there
     start_logging(folder.path, rank)
@@ -469,7 +475,8 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
     started = time.monotonic()
     store = open_store(resolved.config)
     resolved = with_data(resolved, store)
-    arithmetic = everyones(precision(resolved.config.mixed_precision))[0]  # one for all, whatever their processors
+    # one for all, whatever their processors
+    arithmetic = everyones(precision(resolved.config.mixed_precision))[0]
     resolved = resolved.with_derived({"mixed_precision": arithmetic}, "the processor of rank 0")
     timed = resolved.config.train.minutes and not resolved.is_dialled and resolved.is_free("train.train_iters")
     if resolved.config.train.minutes and not resolved.is_dialled:
@@ -500,7 +507,8 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
             break
     if not resolved.is_dialled:  # the dial knows, and a few pictures train well in such steps
         _warn_of_large_steps(config, store)
-    if config.dataset.path and not timed and not model.student:  # the dial, which times them, knows it better
+    # the dial, which times them, knows it better
+    if config.dataset.path and not timed and not model.student:
         tokens = config.train.train_iters * config.train.global_batch_size * config.dataset.task_encoder_seq_length
         log.info("%s", dial.expected(config, store, tokens))
     for notice in resolved.notices:

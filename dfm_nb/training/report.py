@@ -131,7 +131,8 @@ class Report:
 def _speed(config: cfg.Config, packs: Sequence[Pack], duration_s: float) -> dict[str, float]:
     """Model TFLOP/s of this process from true segment lengths, and MFU where the device's peak is known."""
     flops = sum(counts.model_flops(config.model, *p.lengths()) for p in packs)
-    per_s = flops / duration_s / layout_of(config.model).model_size  # tp, pp and cp share the work of these packs
+    # tp, pp and cp share the work of these packs
+    per_s = flops / duration_s / layout_of(config.model).model_size
     out = {"tflops_per_s": per_s / 1e12}
     if parallel.device().type == "cuda":
         peak = sizes.peak_flops(torch.cuda.get_device_name())

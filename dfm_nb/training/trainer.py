@@ -25,7 +25,7 @@ from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import TokenLosses, forward
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.packs.packs import Pack
-from dfm_nb.parallel.groups import layout_of, mpu
+from dfm_nb.parallel.groups import mpu
 from dfm_nb.training.distillation import Teacher
 from dfm_nb.training.muon import Muon, matrices_of
 
@@ -71,7 +71,6 @@ class Trainer:
         self.config = config
         self.device = parallel.device()
         self.objective = get_objective(config.model.objective, config.model.sigma_data)
-        self.layout = layout_of(config.model)
         self.dp_rank = mpu.get_data_parallel_rank()
         self.dp_size = mpu.get_data_parallel_world_size()
         self.model_config, self.chunks = build_chunks(config.model, config.mixed_precision, config.rng.seed)
@@ -164,7 +163,8 @@ class Trainer:
         Returns float64 [width], the same on every rank.
         """
 
-        def forward_step(packs: Iterator[Pack], model):  # the signature that megatron-core's schedules require
+        # the signature that megatron-core's schedules require
+        def forward_step(packs: Iterator[Pack], model):
             pack = next(packs)
             output, loss_of = forward(model, pack, self.objective, self.device)
 

@@ -64,7 +64,8 @@ class Validation:
         levels = edm.validation_sigmas(config.validation.num_sigmas, m.P_mean, m.P_std, m.times)
         self.sigmas = (levels if trainer.teacher is None else trainer.teacher.levels[:-1]).float()
         for pack, (_, first) in zip(self.packs, share):
-            noisy = torch.unique(pack.row[pack.loss_mask])  # rows; what is given keeps its level, as in training
+            # rows; what is given keeps its level, as in training
+            noisy = torch.unique(pack.row[pack.loss_mask])
             pack.sigma[noisy] = self.sigmas[(torch.arange(len(noisy)) + first) % len(self.sigmas)]
         self.packs = trainer.lessons(self.packs)
 
@@ -161,7 +162,8 @@ class Samples:
                 real = self.pipeline.decode_stored(sample.latent[0])
                 file = output_path(self.run.sample_folder("data") / "sample", request, many=True)
                 files.write_atomically(file, video.compressed(real, sample.fps)[1])
-        self.pipeline.memory_check = False  # one process of a replica must not stop where the others continue
+        # one process of a replica must not stop where the others continue
+        self.pipeline.memory_check = False
 
     def generate(self, iteration: int) -> list[tuple[int, str, Path]]:
         """Write this round's; returns (index, prompt, file) of every rank's samples, on every rank."""

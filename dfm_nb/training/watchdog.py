@@ -107,7 +107,8 @@ class Watchdog:
         elapsed_s = time.monotonic() - self._beaten
         lost_s = self._stalled.lap()
         self._beaten += elapsed_s
-        self._lost_s += elapsed_s if elapsed_s > 5 * PERIOD_S else min(lost_s, elapsed_s)  # stopped, or stalled
+        # stopped, or stalled
+        self._lost_s += elapsed_s if elapsed_s > 5 * PERIOD_S else min(lost_s, elapsed_s)
         # the only way to another thread's stack; at interpreter exit there is none
         top = sys._current_frames().get(threading.main_thread().ident or 0)
         # innermost first; threading.py is skipped, because its caller is more telling
@@ -178,14 +179,16 @@ class Watchdog:
         still = self._overdue() and all(s["still_s"] > self._allowed_s() for s in busy or states)
         if not silent and not still:
             return
-        if self.rank == next(s["rank"] for s in states if s not in silent):  # the first living rank reports it
+        # the first living rank reports it
+        if self.rank == next(s["rank"] for s in states if s not in silent):
             named = "; ".join(s["about"] for s in (silent or busy or states)[:4])
             why = ": no heartbeats; it was stopped or its machine is lost" if silent else ""
             what = f"the run hangs, for {self.limit_s:g} s or more: {named}{why}"
             hint = "the same command resumes from the last checkpoint (dist.hang_timeout_s sets the limit, 0 is none)"
             print(legible(f"error: {what}. The job ends; {hint}"), file=sys.stderr, flush=True)
         else:
-            time.sleep(PERIOD_S)  # the first process to exit ends the others: let the message be printed before
+            # the first process to exit ends the others: let the message be printed before
+            time.sleep(PERIOD_S)
         mark_hung()
         # SIGKILL, as torchrun would wait for a stopped process to answer its SIGTERM. Other users of the machine can
         # write to the store: only what our own parent started is killed.
