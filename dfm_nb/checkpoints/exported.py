@@ -74,8 +74,10 @@ def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes
     A `.safetensors` is written one tensor at a time; each is requested three times.
     """
     texts = {name: content.decode() for name, content in files.items() if re.fullmatch(TEXT, name)}
-    packed = {BYTES + name: content for name, content in files.items() if name not in texts}
-    small = {k: torch.frombuffer(bytearray(v), dtype=torch.uint8) for k, v in packed.items()}
+    small = {}
+    for name, content in files.items():
+        if name not in texts:
+            small[BYTES + name] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     tensors = Lazy([*weights, *small], lambda name: small[name] if name in small else weights[name])
     kinds = {name: (t.dtype, list(t.shape)) for name, t in tensors.items()}
     about = {KEY: About(files=texts, sha256=_checksum(texts, tensors)).json_text()}
@@ -122,10 +124,13 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
         ) from None
     if _checksum(header.files, content) != header.sha256:
         raise CheckpointError(f"{file} is damaged: its content does not match its checksum; copy it again")
-    packed = [name for name in content if name.startswith(BYTES)]
-    files = {name.removeprefix(BYTES): content.pop(name).numpy().tobytes() for name in packed}
-    if odd := [name for name in files if not re.fullmatch(BINARY, name)]:
-        raise CheckpointError(f"{file} must hold files of plain names only; it holds {odd[0]!r:.80}")
+    files = {}
+    for name in [*content]:
+        if name.startswith(BYTES):
+            files[name.removeprefix(BYTES)] = content.pop(name).numpy().tobytes()
+    for name in files:
+        if not re.fullmatch(BINARY, name):
+            raise CheckpointError(f"{file} must hold files of plain names only; it holds {name!r:.80}")
     return content, files | {name: value.encode() for name, value in header.files.items()}
 
 

@@ -43,9 +43,9 @@ def iteration_of(folder: Path) -> int:
     return int(folder.name.removeprefix("iter_"))
 
 
-def whole_checkpoints(root: str | Path) -> list[Path]:
+def whole_checkpoints(root: Path) -> list[Path]:
     """Finished checkpoint folders, oldest first. A folder without a checksum file is not finished."""
-    return [p for _, p in iteration_folders(Path(root)) if (p / CHECKSUMS).is_file()]
+    return [p for _, p in iteration_folders(root) if (p / CHECKSUMS).is_file()]
 
 
 def read_object(path: Path, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -53,7 +53,8 @@ def read_object(path: Path, wanted: dict[str, Any] | None = None) -> dict[str, A
     value = read_json(path)
     if not value:
         raise CheckpointError(f"{path} must be a JSON object; it is missing or damaged: use another copy")
-    if missing := prepared_folder.lacking(value, wanted or {}):
+    missing = prepared_folder.lacking(value, wanted or {})
+    if missing:
         raise CheckpointError(f"{path} is damaged ({', '.join(missing)}); use another checkpoint")
     return value
 
@@ -66,9 +67,10 @@ def verify(folder: Path) -> None:
     try:
         files = read_listing(listing)
         check(folder, files, files, "use another checkpoint")
-        needed = {*NEEDED, *TensorIndex(folder).files(), *(name for name in ASSETS if (folder / name).is_file())}
-        if lacking := sorted(needed - files.keys()):
-            raise ValueError(f"{listing} is damaged: it does not list {', '.join(lacking)}")
+        assets = [name for name in ASSETS if (folder / name).is_file()]
+        unlisted = {*NEEDED, *TensorIndex(folder).files(), *assets} - files.keys()
+        if unlisted:
+            raise ValueError(f"{listing} is damaged: it does not list {', '.join(sorted(unlisted))}")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder} cannot be used: {error}") from None
     read_state(folder)
@@ -90,27 +92,32 @@ def find(path: str | Path) -> Path:
     """
     path = written_path(path)
     if not path.exists():
-        near = [p.name for p in path.parent.glob("iter_*")] if path.parent.is_dir() else []
-        hint = f"; there is {', '.join(sorted(near)[-3:])}" if near else ""
+        near = sorted(p.name for p in path.parent.glob("iter_*"))
+        hint = f"; there is {', '.join(near[-3:])}" if near else ""
         if len(path.parts) == 1:
             hint += f", and no packaged model of that name; packaged: {', '.join(pretrained.files()) or 'none'}"
         raise FileNotFoundError(f"there is no checkpoint at {path}{hint}")
-    if path.resolve().name.startswith("iter_"):  # also if the path is "."; then no other checkpoint may replace it
+    # also if the path is "."; then no other checkpoint may replace it
+    if path.resolve().name.startswith("iter_"):
         verify(path)
         return path
-    if (whole := checkpoints_of(path)) and (newest := usable(whole[0].parent)):
-        return newest
-    raise FileNotFoundError(
-        f"{path} holds no finished checkpoint (no iter_*/ with {CHECKSUMS}); train first, or give another folder; "
-        "convert weights of other tools with `dfm import`"
-    )
+    whole = checkpoints_of(path)
+    newest = usable(whole[0].parent) if whole else None
+    if newest is None:
+        raise FileNotFoundError(
+            f"{path} holds no finished checkpoint (no iter_*/ with {CHECKSUMS}); train first, or give another folder; "
+            "convert weights of other tools with `dfm import`"
+        )
+    return newest
 
 
 def checkpoints_of(path: Path) -> list[Path]:
     """Finished checkpoints of a run, or of a folder of them, oldest first; not verified."""
     roots = [path, path / "checkpoints"]
-    with contextlib.suppress(ValueError, FileNotFoundError):  # it may be damaged: each checkpoint has its own, too
-        if named := cfg.from_yaml(path / "config.yaml").config.checkpoint.checkpoint_dir:
+    # it may be damaged: each checkpoint has its own, too
+    with contextlib.suppress(ValueError, FileNotFoundError):
+        named = cfg.from_yaml(path / "config.yaml").config.checkpoint.checkpoint_dir
+        if named:
             roots.insert(0, Path(named))
     return next(filter(None, map(whole_checkpoints, roots)), [])
 
@@ -122,8 +129,8 @@ def usable(root: Path) -> Path | None:
     """
     for folder in sorted(root.glob("iter_*.tmp")):
         log.warning("%s is incomplete and is not used", folder.name)
-    folders, faults = [p for _, p in iteration_folders(root)], []
-    for folder in reversed(folders):
+    faults = []
+    for _, folder in reversed(iteration_folders(root)):
         try:
             verify(folder)
             return folder
@@ -151,12 +158,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             "the weights come without manifest.json, so their tokenizer and text encoder are unknown; take some that "
             "were trained on a data set, not with dataset.mock"
         )
-    return read_object(path, {**prepared_folder.STATISTICS, **{kind: {"name": str} for kind in ENCODERS}})
+    return read_object(path, prepared_folder.STATISTICS | {kind: {"name": str} for kind in ENCODERS})
 
 
 def source_of(manifest: dict[str, Any]) -> dict[str, Any]:
     """What a manifest says of the source that its data come from."""
-    return found if isinstance(found := manifest.get("source"), dict) else {}
+    source = manifest.get("source")
+    return source if isinstance(source, dict) else {}
 
 
 def statistics_file(statistics: LatentStatistics) -> bytes:
@@ -179,5 +187,5 @@ def read_config(folder: Path) -> cfg.Config:
 def read_statistics(folder: Path) -> LatentStatistics:
     """The statistics that a checkpoint was trained with; imports and data sets have them in the manifest."""
     own = folder / STATISTICS
-    found = read_object(own, prepared_folder.STATISTICS) if own.is_file() else read_manifest(folder)
-    return LatentStatistics.from_manifest(found)
+    manifest = read_object(own, prepared_folder.STATISTICS) if own.is_file() else read_manifest(folder)
+    return LatentStatistics.from_manifest(manifest)

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, eq
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ class Weights:
     folder: Path
     config: cfg.Config
     file: Path | None = None
-    tensors: dict[str, Tensor] = field(default_factory=dict, repr=False)  # of the file, on disk until used
+    # of the file, on disk until used
+    tensors: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
     def identity(self) -> dict:
@@ -62,10 +63,10 @@ class Weights:
     @functools.cached_property
     def base(self) -> dict | None:
         """The record of the weights that the checkpoint's run began with; an export has none."""
-        found = None if self.file else folders.read_state(self.folder).get("base")
-        if found is not None and not prepared_folder.fits(found, {"path": str, "sha256": str, "guidance": float}):
+        record = None if self.file else folders.read_state(self.folder).get("base")
+        if record is not None and not prepared_folder.fits(record, {"path": str, "sha256": str, "guidance": float}):
             raise CheckpointError(f"{self.folder}: state.json is damaged (base); use another checkpoint")
-        return found
+        return record
 
     def whole(self, ema: float | str | None = "auto") -> Mapping[str, Tensor]:
         """All weights by name; LoRA weights have their own names.
@@ -74,19 +75,21 @@ class Weights:
         weights themselves). An exported file has one set of weights, which is "auto", and its LoRA weights are in a
         second file; ValueError for a choice among them.
         """
-        lora, lengths = bool(self.config.model.lora.rank), self.config.ema.sigma_rels
+        lora = bool(self.config.model.lora.rank)
         if self.file is not None:
             if ema != "auto":
                 fix = "leave out the average (or --raw), or name the run"
                 raise ValueError(f"{self.file} has only the weights that dfm export chose; {fix}")
             return self.tensors | read_lora(self.file) if lora else self.tensors
+        lengths = self.config.ema.sigma_rels
         length: Any = generated_with(lengths) if ema == "auto" else ema
         return stored(self.folder, length, lora) if length in (None, *lengths) else rebuilt(self, length)
 
     @torch.no_grad()
     def load(self, chunks: Sequence[nn.Module], ema: float | str | None = "auto") -> None:
         """Into this rank's chunks, in any layout. ema : as for `whole`."""
-        whole, source = self.whole(ema), self.file or self.folder
+        whole = self.whole(ema)
+        source = self.file or self.folder
         for chunk in chunks:
             for local, p in chunk.named_parameters():
                 if is_lora(local) and not self.config.model.lora.rank:
@@ -123,17 +126,20 @@ def rebuilt(source: Weights, sigma_rel: float) -> Mapping[str, Tensor]:
 
     Karras et al. 2024 (EDM2), Sec. 3: any average is nearly a linear combination of stored ones.
     """
-    lengths = list(source.config.ema.sigma_rels)
+    lengths = source.config.ema.sigma_rels
     if not lengths:
         raise ValueError(f"{source.folder} stores no averages (ema.sigma_rels is empty); take the raw weights")
-    saved = folders.whole_checkpoints(source.folder.parent)
-    for folder in saved:
+    lora = bool(source.config.model.lora.rank)
+    last = folders.read_state(source.folder)["steps_taken"]
+    profiles: list[tuple[int, float]] = []
+    averages = []
+    for folder in folders.whole_checkpoints(source.folder.parent):
         if folder != source.folder:  # this one was verified before
             folders.verify(folder)
-    steps = {f: folders.read_state(f)["steps_taken"] for f in saved}
-    last = steps[source.folder]
-    found = [(t, length, folder) for folder, t in steps.items() for length in lengths if 0 < t <= last]
-    profiles = [(t, length) for t, length, _ in found]
+        steps = folders.read_state(folder)["steps_taken"]
+        if 0 < steps <= last:
+            profiles += [(steps, length) for length in lengths]
+            averages += [stored(folder, length, lora) for length in lengths]
     weights, error = combine_weights(profiles, (last, sigma_rel))
     if not error <= MAX_ERROR:
         good = [f"{low:.3f} to {high:.3f}" for low, high in rebuildable(profiles, last, MAX_ERROR)]
@@ -142,9 +148,7 @@ def rebuilt(source: Weights, sigma_rel: float) -> Mapping[str, Tensor]:
             f"{' or '.join(good)}; got {sigma_rel:g}; keep more checkpoints or set ema.sigma_rels"
         )
     if rank() == 0:
-        print(f"[INFO] EMA of length {sigma_rel:g} from {len(found)} stored ones: its profile is off by {error:.1%}")
-    lora = bool(source.config.model.lora.rank)
-    averages = [stored(folder, length, lora) for _, length, folder in found]
+        print(f"[INFO] EMA of length {sigma_rel:g} from {len(averages)} stored ones: its profile is off by {error:.1%}")
 
     def combined(name: str) -> Tensor:
         if is_lora(name) != lora:  # frozen, so it has no average
@@ -164,9 +168,10 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
     """
     if isinstance(path, Weights):
         return path
-    path = weights_path(path)  # absolute below: the caller may change the working directory before all is read
+    path = weights_path(path)
     if path.suffix in (".safetensors", ".pth") and path.is_file():
-        tensors, files = exported.read(path := path.absolute())
+        path = path.absolute()  # the caller may change the working directory before all is read
+        tensors, files = exported.read(path)
         if "config.yaml" not in files:
             raise ValueError(f"{path} holds no settings; give the file of the base that dfm export wrote next to it")
         folder = Path(exported.unpacked(tuple(files.items())).name)
@@ -206,16 +211,17 @@ def _fitting(source: Weights) -> Weights:
 
     A config.yaml is untrusted: this is checked before memory is allocated for its network.
     """
-    model, rank = source.config.model, source.config.model.lora.rank or 0
+    model = source.config.model
     if source.file:
-        held = sum(t.numel() for t in (*source.tensors.values(), *(read_lora(source.file) if rank else {}).values()))
+        given = sum(t.numel() for t in source.whole().values())
     else:
         entries = TensorIndex(source.folder).entries.items()
-        held = sum(math.prod(e.shape) for name, e in entries if not name.startswith((EMA, OPTIMIZER)))
-    known = None not in (model.in_channels, model.text_dim, model.ffn_hidden_size)
-    expected = counts.parameter_count(model) + counts.lora_parameter_count(model, rank) if known else 0
-    if held != expected:
-        what = f"the network of its config.yaml has {expected:,} parameters, and its tensors {held:,}"
+        given = sum(math.prod(e.shape) for name, e in entries if not name.startswith((EMA, OPTIMIZER)))
+    expected = 0
+    if None not in (model.in_channels, model.text_dim, model.ffn_hidden_size):
+        expected = counts.parameter_count(model) + counts.lora_parameter_count(model, model.lora.rank or 0)
+    if given != expected:
+        what = f"the network of its config.yaml has {expected:,} parameters, and its tensors {given:,}"
         raise CheckpointError(f"{source.file or source.folder} is damaged: {what}; use another checkpoint")
     return source
 
@@ -232,7 +238,7 @@ def settings_of(path: str | os.PathLike) -> dict[str, Any]:
     """
     folder = weights_path(path)
     whole = checkpoints_of(folder)
-    config = (weights_in(whole[-1]) if whole else find_weights(folder)).config
+    config = folders.read_config(whole[-1]) if whole else find_weights(folder).config
     lora = bool(config.model.lora.rank)
     return {k: attrgetter(k)(config) for k in marked("network") if lora or not k.startswith(LORA)}
 
@@ -275,30 +281,34 @@ def load_pretrained(trainer: Any, path: Path | Weights, dataset: Path | None = N
             raise ValueError(
                 f"a student learns on data of its teacher's {kind}, and {dataset} has another: prepare it again"
             )
-        theirs, ours = (folders.read_manifest(f)[kind.replace(" ", "_")]["name"] for f in (source.folder, dataset))
-        flag = f"--{kind.replace(' ', '-')}" + (f"-path {source.folder}" if theirs == ours else f" {theirs}")
-        place = source.record["path"]
-        log.warning("%s was trained with another %s and must relearn it; dfm prepare %s avoids that", place, kind, flag)
+        key = kind.replace(" ", "_")
+        theirs = folders.read_manifest(source.folder)[key]["name"]
+        same_name = theirs == folders.read_manifest(dataset)[key]["name"]
+        flag = f"--{kind.replace(' ', '-')}{f'-path {source.folder}' if same_name else f' {theirs}'}"
+        log.warning(
+            "%s was trained with another %s and must relearn it; dfm prepare %s avoids that",
+            source.record["path"],
+            kind,
+            flag,
+        )
     source.load(trainer.chunks)
-    trainer.optimizer.reload_model_params()  # else the first step would write its old float32 copies back
+    # else the first step would write its old float32 copies back
+    trainer.optimizer.reload_model_params()
     trainer.ema = PowerEMA(trainer.chunks, trainer.ema.sigma_rels)
     return None if "tokenizer" in different else folders.read_statistics(source.folder)
 
 
 def different_encoders(source: Path, dataset: Path | None) -> list[str]:
     """Which of tokenizer and text encoder are known to differ between weights and a data set."""
-    if dataset is None or not all((Path(f) / folders.MANIFEST).is_file() for f in (source, dataset)):
+    if dataset is None or not all((folder / folders.MANIFEST).is_file() for folder in (source, dataset)):
         return []
-
-    def about(folder: Path, kind: str) -> dict[str, Any]:
-        return prepared_folder.of_latents(folders.read_manifest(folder)[kind])
-
-    pairs = [(kind, about(source, kind), about(dataset, kind)) for kind in folders.ENCODERS]
-    return [
-        kind.replace("_", " ")
-        for kind, theirs, ours in pairs
-        if any(theirs.get(k) != ours.get(k) for k in ("name", "sha256") if k in theirs and k in ours)
-    ]
+    different = []
+    for kind in folders.ENCODERS:
+        theirs = prepared_folder.of_latents(folders.read_manifest(source)[kind])
+        ours = prepared_folder.of_latents(folders.read_manifest(dataset)[kind])
+        if any(theirs[key] != ours[key] for key in {"name", "sha256"} & theirs.keys() & ours.keys()):
+            different.append(kind.replace("_", " "))
+    return different
 
 
 def check_same_model(
@@ -308,20 +318,26 @@ def check_same_model(
 
     lora : also compare the LoRA settings.
     """
-    keys = [*marked("shape"), *(k for k in cfg.FIELDS if lora and k.startswith(LORA))]
-    pairs = [(k, attrgetter(k)(source.config), attrgetter(k)(config)) for k in keys]
-    shown = [
-        f"{k}={json.dumps(ours)} (checkpoint: {json.dumps(theirs)})" for k, theirs, ours in pairs if theirs != ours
-    ]
-    if shown:
-        raise ValueError(f"{source.file or source.folder} holds another model: {', '.join(shown)}; {fix}")
+    keys = marked("shape")
+    if lora:
+        keys += [key for key in cfg.FIELDS if key.startswith(LORA)]
+    different = []
+    for key in keys:
+        theirs = attrgetter(key)(source.config)
+        ours = attrgetter(key)(config)
+        if theirs != ours:
+            different.append(f"{key}={json.dumps(ours)} (checkpoint: {json.dumps(theirs)})")
+    if different:
+        raise ValueError(f"{source.file or source.folder} holds another model: {', '.join(different)}; {fix}")
 
 
 def check_same_optimizer(source: Weights, config: cfg.Config) -> None:
     """ValueError if a checkpoint has another optimizer's state, or lacks an average that `config` requires."""
-    for key, fits in (("optimizer.optimizer", eq), ("ema.sigma_rels", lambda a, b: set(a) >= set(b))):
-        theirs, ours = attrgetter(key)(source.config), attrgetter(key)(config)
-        if not fits(theirs, ours):
+    for key in ("optimizer.optimizer", "ema.sigma_rels"):
+        theirs = attrgetter(key)(source.config)
+        ours = attrgetter(key)(config)
+        fits = set(ours) <= set(theirs) if isinstance(ours, list) else ours == theirs
+        if not fits:
             raise ValueError(
                 f"{source.folder} holds the state of {key}={theirs}, not of {ours}; set it to that, or start from "
                 f"scratch in another --run-dir with checkpoint.pretrained={source.folder}"

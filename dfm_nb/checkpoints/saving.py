@@ -35,7 +35,7 @@ POLL_S = 0.005
 
 
 class Writer:
-    """Saves checkpoints under one root; asynchronous ones are finished by `poll` (each step) and `finish`.
+    """Saves checkpoints under one root; asynchronous ones are finished by `poll` (each step) and `close`.
 
     Parameters
     ----------
@@ -45,15 +45,16 @@ class Writer:
     """
 
     def __init__(self, root: str | Path, keep_last: int = 0, keep_every: int | None = None, asynchronous: bool = False):
-        self.root, self.keep_last, self.keep_every = Path(root), keep_last, keep_every
+        self.root = Path(root)
+        self.keep_last = keep_last
+        self.keep_every = keep_every
         self.best: int | None = None
         self.rotates = True
         self.asynchronous = asynchronous
-        self._pending = Path()  # the folder that is being written
-        self._child: _Child | None = None  # the process that writes it
+        self._child: _Child | None = None  # the process that writes a checkpoint
 
     def save(
-        self, pieces: Pieces, iteration: int, state: dict, config_yaml: str, assets: Mapping[str, bytes] | None = None
+        self, pieces: Pieces, iteration: int, state: dict, config_yaml: str, assets: Mapping[str, bytes] = {}
     ) -> None:
         """Write `iter_<iteration>`; `assets` are small files (name -> content) that generation needs.
 
@@ -61,30 +62,35 @@ class Writer:
         ------
         ValueError : the disk is full or failed; the message has the last good checkpoint.
         """
-        self.finish()
-        self._pending = final = self.root / iteration_name(iteration)
-        temporary = final.with_name(final.name + ".tmp")
-        if dist.get_rank() == 0:
+        self.close()
+        self._pending = self.root / iteration_name(iteration)
+        self._temporary = temporary = self.root / f"{iteration_name(iteration)}.tmp"
+        rank = dist.get_rank()
+        if rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir()  # not the root, which a run made: it is missing where it was moved meanwhile
+            # not the root, which a run made: it is missing where it was moved meanwhile
+            temporary.mkdir()
         dist.barrier()  # the folder is there
-        parts = [part for part in local_parts(pieces) if part.written]
-        for part in parts:
-            part.values = part.values.detach().contiguous().to("cpu", non_blocking=True)
+        parts = []
+        for part in local_parts(pieces):
+            if part.written:
+                part.values = part.values.detach().contiguous().to("cpu", non_blocking=True)
+                parts.append(part)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        (count,) = {int(step) for step in step_counts(pieces.optimizer)} or {0}  # a step changes all parameters or none
-        common = {"optimizer_step": count, "scheduler": pieces.scheduler.state_dict()}
-        small = {"state.json": json.dumps(state | common).encode(), "config.yaml": config_yaml.encode()}
+        # a step changes all parameters or none
+        (count,) = {int(step) for step in step_counts(pieces.optimizer)} or {0}
+        state = {**state, "optimizer_step": count, "scheduler": pieces.scheduler.state_dict()}
+        small = {"state.json": json.dumps(state).encode(), "config.yaml": config_yaml.encode(), **assets}
 
         def work() -> None:
-            _write(parts, temporary, dist.get_rank())
-            if dist.get_rank() == 0:
-                self._close(temporary, final, small | dict(assets or {}))
+            _write(parts, temporary, rank)
+            if rank == 0:
+                self._close(small)
 
         self._child = _Child(work)
         if not self.asynchronous:
-            self.finish()
+            self.close()
 
     @property
     def busy(self) -> bool:
@@ -110,13 +116,11 @@ class Writer:
             if dist.get_rank() == 0:
                 log.info("Checkpoint saved: %s/", self._pending)
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """Wait until the last save is complete."""
         while self.busy:
             self.poll()
             time.sleep(POLL_S)
-
-    close = finish
 
     def _give_up(self, cause: str) -> None:
         """Rank 0 reports a disk error in one line; complete checkpoints are kept."""
@@ -124,54 +128,66 @@ class Writer:
             raise SystemExit(2)
         whole = whole_checkpoints(self.root)
         last = f"the last good one is {whole[-1].name}" if whole else "there is none before it"
-        kept = self._pending in whole
-        fault = "is whole, but older ones could not be removed from" if kept else "could not be written to"
+        fault = "could not be written to"
+        if self._pending in whole:
+            fault = "is whole, but older ones could not be removed from"
         free_gib = shutil.disk_usage(self.root).free / 2**30
-        shutil.rmtree(self._pending.with_name(self._pending.name + ".tmp"), ignore_errors=True)
+        shutil.rmtree(self._temporary, ignore_errors=True)
         raise ValueError(
             f"the checkpoint {self._pending.name} {fault} {self.root} ({free_gib:.1f} GiB free; "
             f"{cause}); {last}: make room or lift the quota and give the same command again"
         )
 
-    def _close(self, temporary: Path, final: Path, small: Mapping[str, bytes]) -> None:
+    def _close(self, small: Mapping[str, bytes]) -> None:
         """In rank 0's child: the index, the small files, the listing of all checksums, the final name, the pointer.
 
         In this order, so that at every instant a folder without `.tmp` is whole: everything is on disk before the
         checksums are, these are before the folder gets its name, and only then is the tracker updated.
         """
+        temporary = self._temporary
         index: dict[str, dict] = {}
         listing = {}
         for rank in range(dist.get_world_size()):
-            note, file = temporary / NOTE.format(rank), temporary / FILE.format(rank)
-            while note.name not in os.listdir(temporary):  # not `exists`, whose answer NFS may remember
+            note = temporary / NOTE.format(rank)
+            file = temporary / FILE.format(rank)
+            # not `exists`, whose answer NFS may remember
+            while note.name not in os.listdir(temporary):
                 time.sleep(POLL_S)
             written = json.loads(note.read_bytes())
             if not file.is_file():
                 raise OSError(f"{file.name} is not there: all nodes must share this folder")
             listing[file.name] = written["listed"]
             for name, entry in written["index"].items():
-                index.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
+                if name in index:
+                    index[name]["pieces"] += entry["pieces"]
+                else:
+                    index[name] = entry
             note.unlink()
         for name, content in {tensor_files.INDEX: json.dumps(index).encode(), **small}.items():
             write_atomically(temporary / name, content)
             listing[name] = listed_as(temporary / name)
         seal(temporary / CHECKSUMS, listing)
         sync(temporary)
-        _discard(final)
-        os.rename(temporary, final)
-        write_atomically(self.root / TRACKER, str(iteration_of(final)).encode())
+        _discard(self._pending)
+        os.rename(temporary, self._pending)
+        write_atomically(self.root / TRACKER, str(iteration_of(self._pending)).encode())
         sync(self.root)
         self._prune()
 
     def _prune(self) -> None:
-        old = whole_checkpoints(self.root)[: -self.keep_last] if self.keep_last and self.rotates else []
-        for folder in old:
-            iteration = iteration_of(folder)
-            if iteration != self.best and not (self.keep_every and iteration % self.keep_every == 0):
-                _discard(folder)
+        whole = {iteration_of(folder): folder for folder in whole_checkpoints(self.root)}
+        keep_last = self.keep_last if self.rotates else 0
+        for iteration in whole.keys() - kept([*whole], keep_last, self.keep_every, self.best):
+            _discard(whole[iteration])
         remove_temporaries(self.root)  # of the tracker, left by a killed process
         for leftover in self.root.glob("iter_[0-9]*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def kept(iterations: list[int], keep_last: int, keep_every: int | None, best: int | None) -> set[int | None]:
+    """Those of the iterations, oldest first, whose checkpoints stay. keep_last : 0 keeps all."""
+    every = [i for i in iterations if keep_every and i % keep_every == 0]
+    return {*iterations[-keep_last:], *every, best}
 
 
 # ---- the writing process ------------------------------------------------------------------------------------------
@@ -182,18 +198,21 @@ class _Child:
 
     def __init__(self, work: Callable[[], None]):
         receive, send = os.pipe()
+        self._error: str | None = None
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             try:
-                self.pid = os.fork()  # Python 3.12 warns of locks that other threads hold: the child takes none
+                # Python 3.12 warns of locks that other threads hold: the child takes none
+                self.pid = os.fork()
             except OSError as error:  # too many processes, or no memory
-                self.pid, failed = -1, str(error)
+                self.pid = -1
+                self._error = str(error)
         if self.pid:
             os.close(send)
-            self._error: str | None = failed if self.pid < 0 else None
             self._receive = os.fdopen(receive)
             return
         try:
-            gc.disable()  # it must not free a process group, which would wait for threads that the fork does not have
+            # It must not free a process group, which would wait for threads that the fork does not have.
+            gc.disable()
             end_with_parent()
             # Signals reach the whole process group but are for the trainer, which waits for this process.
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -222,7 +241,8 @@ class _Child:
 
 
 def _write(parts: list[LocalPart], folder: Path, rank: int) -> None:
-    file, index = folder / FILE.format(rank), {}
+    file = folder / FILE.format(rank)
+    index = {}
     listed = tensor_files.write(file, {part.name: part.values.view(-1) for part in parts}, {})
     for part in parts:
         piece = {"file": file.name, "offset": part.offset, "shape": part.shape, "elements": [part.first, part.last]}

@@ -47,30 +47,38 @@ class LocalPart:
     written: bool
 
 
-def box_of(p: torch.nn.Parameter) -> tuple[list[int], list[int]]:
-    """Shape of the whole tensor that a parameter is part of, and where in it the part begins."""
-    whole, offset, dim = list(p.shape), [0] * p.dim(), shard_dim(p)
+def box_of(p: torch.nn.Parameter) -> tuple[list[int], list[int], list[int]]:
+    """Shape of the whole tensor that a parameter is part of, where in it the part begins, and the part's shape."""
+    whole = list(p.shape)
+    offset = [0] * p.dim()
+    dim = shard_dim(p)
     if dim is not None:
         offset[dim] = mpu.get_tensor_model_parallel_rank() * whole[dim]
         whole[dim] *= mpu.get_tensor_model_parallel_world_size()
-    return whole, offset
+    return whole, offset, list(p.shape)
 
 
 def make_optimizer_state(optimizer: Any) -> None:
     """Create the state that AdamW makes at its first step, unless it exists."""
-    for inner in (part.optimizer for part in optimizer.chained_optimizers):
-        for p in (p for group in inner.param_groups for p in group["params"]):
-            if not inner.state[p]:
+    for part in optimizer.chained_optimizers:
+        inner = part.optimizer
+        for group in inner.param_groups:
+            for p in group["params"]:
+                if inner.state[p]:
+                    continue
                 # Muon keeps other state than AdamW and says so per parameter (`training.muon`)
                 moments = inner.moments(p) if hasattr(inner, "moments") else ("exp_avg", "exp_avg_sq")
-                inner.state[p].update({name: torch.zeros_like(p.data) for name in moments})
+                for name in moments:
+                    inner.state[p][name] = torch.zeros_like(p.data)
                 inner.state[p]["step"] = torch.zeros((), device=p.device)
 
 
 def step_counts(optimizer: Any) -> list[Tensor]:
     """The optimizer's step counts, one per parameter."""
-    states = (part.optimizer.state for part in optimizer.chained_optimizers)
-    return [of["step"] for state in states for of in state.values()]
+    counts = []
+    for part in optimizer.chained_optimizers:
+        counts += [state["step"] for state in part.optimizer.state.values()]
+    return counts
 
 
 def _optimized(p: torch.nn.Parameter, optimizer: Any) -> tuple[Tensor, int, dict[str, Tensor]] | None:
@@ -79,7 +87,8 @@ def _optimized(p: torch.nn.Parameter, optimizer: Any) -> tuple[Tensor, int, dict
     The float32 values are the parameter itself or, with bfloat16, a copy of it.
     """
     for part in optimizer.chained_optimizers:
-        main, first = getattr(p, "main_param", p), 0
+        main = getattr(p, "main_param", p)
+        first = 0
         if isinstance(part, DistributedOptimizer):  # public names of 0.16 to 0.19
             if p not in part.model_param_group_index_map:
                 continue
@@ -103,27 +112,32 @@ def local_parts(pieces: Pieces) -> Iterator[LocalPart]:
     distributed = any(isinstance(part, DistributedOptimizer) for part in pieces.optimizer.chained_optimizers)
     for i, chunk in enumerate(pieces.chunks):
         for local, p in chunk.named_parameters():
-            name, (whole, offset), count = global_name(local, chunk), box_of(p), p.numel()
-            # replicated over tensor-parallel ranks, or (`shared`) over pipeline stages: the first rank writes it
+            name = global_name(local, chunk)
+            box = box_of(p)
+            # replicated over tensor-parallel ranks, or (`shared`) over pipeline stages: the first rank
+            # writes it
             first_of_model = shard_dim(p) is not None or mpu.get_tensor_model_parallel_rank() == 0
             first_of_model &= not getattr(p, "shared", False)
             first_of_all = first_of_model and replica == 0
-            box, optimized = (whole, offset, list(p.shape)), _optimized(p, pieces.optimizer)
-            split = distributed and p.requires_grad  # each data-parallel rank has and writes its own elements
-            # The parameter itself is always loaded, but saved only if no float32 values of it are saved below: not if
-            # data-parallel ranks hold parts of them, nor if the optimizer has a copy (a frozen parameter has none).
+            optimized = _optimized(p, pieces.optimizer)
+            # each data-parallel rank has and writes its own elements
+            split = distributed and p.requires_grad
+            # The parameter itself is always loaded, but saved only if no float32 values of it are saved
+            # below: not if data-parallel ranks hold parts of them, nor if the optimizer has a copy (a
+            # frozen parameter has none).
             written = first_of_all and not split and (optimized is None or optimized[0] is p)
-            yield LocalPart(name, *box, 0, count, p, written)
+            yield LocalPart(name, *box, 0, p.numel(), p, written)
             if optimized is not None:
                 main, first, state = optimized
-                last, writes = first + main.numel(), first_of_model if split else first_of_all
+                last = first + main.numel()
+                writes = first_of_model if split else first_of_all
                 if main is not p:
                     yield LocalPart(name, *box, first, last, main, writes)
                 for kind, values in state.items():
                     yield LocalPart(f"{OPTIMIZER}{kind}.{name}", *box, first, last, values, writes)
             for length, of_chunks in averages.items():
                 if local in of_chunks[i]:
-                    yield LocalPart(f"{EMA}{length:g}.{name}", *box, 0, count, of_chunks[i][local], first_of_all)
+                    yield LocalPart(f"{EMA}{length:g}.{name}", *box, 0, p.numel(), of_chunks[i][local], first_of_all)
 
 
 @torch.no_grad()

@@ -58,7 +58,8 @@ def reason(error: BaseException) -> str:
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The bytes of a tensor on the CPU; not a copy if it is contiguous."""
-    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))  # a view of one number may keep a stride
+    # a view of one number may keep a stride
+    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data
 
 
@@ -73,7 +74,8 @@ def write(
     header: dict[str, Any] = {"__metadata__": metadata}
     place = 0
     # widest types first, so that each tensor starts at a multiple of its item size
-    for name in sorted(tensors, key=lambda name: -kinds[name][0].itemsize):
+    names = sorted(tensors, key=lambda name: -kinds[name][0].itemsize)
+    for name in names:
         dtype, shape = kinds[name]
         if dtype not in NAMES:
             raise CheckpointError(f"the weight {name} must be float32, bfloat16 or float16; it is {dtype}")
@@ -84,10 +86,14 @@ def write(
     text += b" " * (-len(text) % 8)  # the data start at a multiple of 8, as safetensors requires
     digest = hashlib.sha256()
     with replacing(file) as temporary, temporary.open("wb") as f:
-        for part in (len(text).to_bytes(8, "little") + text, *list(header)[1:]):
-            data: Any = bytes_of(tensors[part]) if isinstance(part, str) else part
+
+        def put(data: bytes | memoryview) -> None:
             f.write(data)
             digest.update(data)
+
+        put(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            put(bytes_of(tensors[name]))
         return {"bytes": f.tell(), "sha256": digest.hexdigest()}
 
 
@@ -113,13 +119,17 @@ def open_safetensors(file: Path, apart: bool = False) -> tuple[Lazy, dict[str, s
         if not file.is_file():
             raise ValueError("it is no regular file")
         with file.open("rb") as f:
-            start, size = 8 + int.from_bytes(f.read(8), "little"), file.stat().st_size
+            start = 8 + int.from_bytes(f.read(8), "little")
+            size = file.stat().st_size
             header: dict[str, Any] = parsed(f.read(max(0, min(start, size, MOST_HEADER) - 8)))
-        about, places = header.pop("__metadata__", {}), {}
+        about = header.pop("__metadata__", {})
+        places = {}
         for name, entry in header.items():
-            if entry["dtype"] not in DTYPES:
+            dtype = DTYPES.get(entry["dtype"])
+            if dtype is None:
                 raise ValueError(f"{name!r:.120} must be float32, bfloat16 or float16; it is {entry['dtype']!r:.40}")
-            dtype, shape, (begin, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+            shape = entry["shape"]
+            begin, end = entry["data_offsets"]
             sizes_fit = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
             if not sizes_fit or end - begin != math.prod(shape) * dtype.itemsize or start + end > size:
                 raise ValueError(f"{name!r:.120} is incomplete")
@@ -154,14 +164,15 @@ def assembled(name: str, shape: Sequence[int], boxes: Sequence[tuple[Sequence[in
     """
     if not boxes or sum(box.numel() for _, box in boxes) != math.prod(shape):
         raise CheckpointError(f"{name} is incomplete")
-    if boxes[0][1].shape == tuple(shape):
-        return boxes[0][1]
-    out = torch.empty(tuple(shape), dtype=boxes[0][1].dtype)
+    first = boxes[0][1]
+    if first.shape == tuple(shape):
+        return first
+    out = torch.empty(tuple(shape), dtype=first.dtype)
     for offset, box in boxes:
-        place = out[tuple(slice(o, o + n) for o, n in zip(offset, box.shape, strict=True))]
-        if place.shape != box.shape:
+        target = out[tuple(slice(o, o + n) for o, n in zip(offset, box.shape, strict=True))]
+        if target.shape != box.shape:
             raise CheckpointError(f"a part of {name} does not lie within it")
-        place.copy_(box)
+        target.copy_(box)
     return out
 
 
@@ -188,16 +199,22 @@ class Entry(BaseModel, strict=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _pieces_make_it(self) -> Self:
+        count = 0
         for p in self.pieces:
+            first, last = p.elements
             box = zip(p.offset, p.shape, self.shape, strict=True)
-            if not all(o + n <= m for o, n, m in box) or not p.elements[0] <= p.elements[1] <= math.prod(p.shape):
+            if not all(o + n <= m for o, n, m in box) or not first <= last <= math.prod(p.shape):
                 raise ValueError("a piece must lie within its tensor")
-        if sum(p.elements[1] - p.elements[0] for p in self.pieces) != math.prod(self.shape):
+            count += last - first
+        if count != math.prod(self.shape):
             raise ValueError("the pieces must make the whole tensor")
         return self
 
 
-_INDEX = TypeAdapter(dict[str, Entry])
+# one folder's is needed to verify it, to count its weights and to load them
+@functools.lru_cache(maxsize=1)
+def _entries(index: bytes) -> dict[str, Entry]:
+    return TypeAdapter(dict[str, Entry]).validate_json(index)
 
 
 class TensorIndex:
@@ -209,7 +226,7 @@ class TensorIndex:
     def __init__(self, folder: Path):
         self.folder, path = folder, folder / INDEX
         try:
-            self.entries = _INDEX.validate_json(path.read_bytes())
+            self.entries = _entries(path.read_bytes())
             # shapes are untrusted: no more memory is allocated than the files have
             need = sum(math.prod(e.shape) * DTYPES[e.dtype].itemsize for e in self.entries.values())
             if need > sum((folder / file).stat().st_size for file in self.files()):
@@ -220,51 +237,62 @@ class TensorIndex:
 
     def files(self) -> set[str]:
         """Names of the files with the pieces."""
-        return {piece.file for entry in self.entries.values() for piece in entry.pieces}
+        names = set[str]()
+        for entry in self.entries.values():
+            names.update(piece.file for piece in entry.pieces)
+        return names
 
     def whole(self, name: str) -> Tensor:
         """A whole tensor in its stored dtype."""
         shape = self.entry(name).shape
-        return self.part(name, [0] * len(shape), shape)
+        return self.elements(name, [0] * len(shape), shape, 0, math.prod(shape)).view(shape)
 
     def part(self, name: str, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
         """The box of `shape` at `offset`. Of stored boxes that overlap it, only the needed rows are read."""
-        found = []
-        for o, s in dict.fromkeys((tuple(p.offset), tuple(p.shape)) for p in self.entry(name).pieces):
-            first = [max(a, b) for a, b in zip(offset, o)]
-            last = [min(a + n, b + m) for a, n, b, m in zip(offset, shape, o, s)]
-            if all(a < b for a, b in zip(first, last)):
-                row, (top, bottom) = math.prod(s[1:]), (first[0] - o[0], last[0] - o[0]) if s else (0, 1)
-                rows = self.elements(name, o, s, top * row, bottom * row).view(-1, *s[1:])
-                inner = rows[:, *(slice(a - b, c - b) for a, c, b in zip(first[1:], last[1:], o[1:]))]
-                found.append(([a - b for a, b in zip(first, offset)], inner if s else inner[0]))
-        return assembled(f"{name} of {self.folder}", shape, found)
+        boxes = []
+        for corner, size in dict.fromkeys((tuple(p.offset), tuple(p.shape)) for p in self.entry(name).pieces):
+            place = []  # of the overlap in the result
+            overlap = []  # the same in the stored box
+            for wanted, length, begin, stored in zip(offset, shape, corner, size):
+                first = max(wanted, begin)
+                last = min(wanted + length, begin + stored)
+                place.append(first - wanted)
+                overlap.append(slice(first - begin, last - begin))
+            if all(part.start < part.stop for part in overlap):
+                top, *inner = overlap
+                row = math.prod(size[1:])
+                rows = self.elements(name, corner, size, top.start * row, top.stop * row)
+                boxes.append((place, rows.view(-1, *size[1:])[:, *inner]))
+        return assembled(f"{name} of {self.folder}", shape, boxes)
 
     def elements(self, name: str, offset: Sequence[int], shape: Sequence[int], first: int, last: int) -> Tensor:
         """Elements first .. last of the flattened box of `shape` at `offset`, [last - first].
 
-        Only the needed part of that box's pieces is read. If no such box is stored, `part` builds it.
+        Only the needed part of that box's pieces is read. If no such box is stored, `part` builds it. The box of a
+        scalar always is.
         """
-        entry, found = self.entry(name), []
+        entry = self.entry(name)
+        parts = []
         for piece in sorted(entry.pieces, key=lambda piece: piece.elements):
             if (piece.offset, piece.shape) != (list(offset), list(shape)):
                 continue
-            (start, end), stored = piece.elements, self._open(piece.file).get(name)
+            start, end = piece.elements
+            stored = self._open(piece.file).get(name)
             if stored is None or (stored.dtype, stored.shape) != (DTYPES[entry.dtype], (end - start,)):
                 file = self.folder / piece.file
                 raise CheckpointError(f"{file} does not hold {name} as {INDEX} says; use another checkpoint")
-            found.append(stored[max(0, first - start) : max(0, last - start)])
-        if not found:
+            parts.append(stored[max(0, first - start) : max(0, last - start)])
+        if not parts:
             return self.part(name, offset, shape).flatten()[first:last]
-        out = found[0] if len(found) == 1 else torch.cat(found)
+        out = parts[0] if len(parts) == 1 else torch.cat(parts)
         if len(out) != last - first:
             raise CheckpointError(f"{self.folder} does not hold all of {name}; use another checkpoint")
         return out
 
     def entry(self, name: str, shape: list[int] | None = None) -> Entry:
         """CheckpointError if there is none of that name, or it has another shape."""
-        found = self.entries.get(name)
-        if found is None or shape not in (None, found.shape):
-            what = f"lacks {name}" if found is None else f"has {name} as {found.shape} and not {shape}"
+        entry = self.entries.get(name)
+        if entry is None or shape not in (None, entry.shape):
+            what = f"lacks {name}" if entry is None else f"has {name} as {entry.shape} and not {shape}"
             raise CheckpointError(f"{self.folder} {what}: it is damaged or of another model; use another checkpoint")
-        return found
+        return entry

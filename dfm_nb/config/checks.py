@@ -44,8 +44,9 @@ class Fault:
     origin: str = ""
 
     def __str__(self) -> str:
-        where = ": ".join(p for p in (self.origin, f"{self.key} {self.must}".strip()) if p)
-        return f"{where}; got {self.given}; {self.fix}"
+        where = f"{self.origin}: " if self.origin else ""
+        must = f"{self.key} {self.must}".strip()
+        return f"{where}{must}; got {self.given}; {self.fix}"
 
 
 _short = reprlib.Repr()
@@ -69,12 +70,14 @@ def value_faults(error: ValidationError, values: Mapping[str, Any], origin: Mapp
     """The first fault of every key that pydantic rejected, in its words, with the value and its layer."""
     faults: dict[str, Fault] = {}
     for details in error.errors(include_url=False, include_input=False):
-        *_, last = where = details["loc"]
+        where = details["loc"]
         key = ".".join(part for part in where if isinstance(part, str))
+        if key in faults:
+            continue
         # "Input should be ...", "List should have ..."; the number is an entry's place in a list
-        entry = "" if isinstance(last, str) else f"entry {last + 1} "
-        given, fix = shown(values[key]), _fix(FIELDS[key], values[key])
-        faults.setdefault(key, Fault(key, entry + must(details["msg"]), given, fix, origin=origin[key]))
+        entry = "" if isinstance(where[-1], str) else f"entry {where[-1] + 1} "
+        fix = _fix(FIELDS[key], values[key])
+        faults[key] = Fault(key, entry + must(details["msg"]), shown(values[key]), fix, origin=origin[key])
     return list(faults.values())
 
 
@@ -82,15 +85,20 @@ def _fix(field: Field, value: Any) -> str:
     if field is FIELDS["model.variant"]:
         return "install the package that adds this network, or choose one of those"
     default = f"the default is {notation.write_value(field.default)}"
-    return meant(value, field.limits.get("choices", ()), default, 0.4) if isinstance(value, str) else default
+    if isinstance(value, str):
+        return meant(value, field.limits.get("choices", ()), default, 0.4)
+    return default
 
 
 # ---- nearest legal values -----------------------------------------------------------------------------------------
 
 
 def divisors(n: int) -> list[int]:
-    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
-    return sorted({*small, *(n // d for d in small)})
+    found = set()
+    for d in range(1, math.isqrt(n) + 1):
+        if n % d == 0:
+            found |= {d, n // d}
+    return sorted(found)
 
 
 def _nearest_divisors(n: int, value: int, count: int = 3) -> str:
@@ -119,8 +127,10 @@ def _fault(config: Config, key: str, must: str, fix: str, *also: str) -> Fault:
 
 
 def _network(config: Config) -> Iterator[Fault]:
-    model, fault = config.model, partial(_fault, config)
-    width, heads = model.hidden_size, model.num_attention_heads
+    model = config.model
+    fault = partial(_fault, config)
+    width = model.hidden_size
+    heads = model.num_attention_heads
     if width % (2 * heads):  # RoPE and the sine-cosine embedding use pairs of channels
         must = f"must divide model.hidden_size = {width} into an even number of channels per head"
         fix = f"hidden_size {geometry.nearest_multiples(width, 2 * heads)}"
@@ -134,7 +144,9 @@ def _network(config: Config) -> Iterator[Fault]:
 
 
 def _optimization(config: Config) -> Iterator[Fault]:
-    optimizer, scheduler, fault = config.optimizer, config.scheduler, partial(_fault, config)
+    optimizer = config.optimizer
+    scheduler = config.scheduler
+    fault = partial(_fault, config)
     if optimizer.min_lr > optimizer.lr:
         must = f"must be at most optimizer.lr = {optimizer.lr:g}"
         yield fault("optimizer.min_lr", must, "lower it, or raise optimizer.lr", "optimizer.lr")
@@ -144,15 +156,19 @@ def _optimization(config: Config) -> Iterator[Fault]:
         yield fault("optimizer.use_distributed_optimizer", must, fix, "optimizer.optimizer")
     end = scheduler.lr_decay_iters or config.train.train_iters
     if (scheduler.lr_warmup_iters or 0) >= end:
-        must, fix = f"must be less than the {end} iterations of the schedule", f"for example {end // 20}"
-        yield fault("scheduler.lr_warmup_iters", must, fix, "train.train_iters", "scheduler.lr_decay_iters")
+        must = f"must be less than the {end} iterations of the schedule"
+        also = "train.train_iters", "scheduler.lr_decay_iters"
+        yield fault("scheduler.lr_warmup_iters", must, f"for example {end // 20}", *also)
     if len(set(config.ema.sigma_rels)) < len(config.ema.sigma_rels):
         yield fault("ema.sigma_rels", "entries must differ", "remove the repeated one")
 
 
 def _data_and_start(config: Config) -> Iterator[Fault]:
-    data, start, frames = config.dataset, config.checkpoint, config.validation.frames
-    fault, patch = partial(_fault, config), config.model.patch_temporal
+    data = config.dataset
+    start = config.checkpoint
+    frames = config.validation.frames
+    patch = config.model.patch_temporal
+    fault = partial(_fault, config)
     if data.mock and data.path:
         yield fault("dataset.path", "excludes dataset.mock", "drop one of the two", "dataset.mock")
     for key in ("condition_frames_prob", "condition_last_prob"):
@@ -176,16 +192,18 @@ def _data_and_start(config: Config) -> Iterator[Fault]:
 
 def _degrees(config: Config) -> Iterator[Fault]:
     """Rules for a layout, for any number of processes."""
-    model, train, fault = config.model, config.train, partial(_fault, config)
+    model = config.model
+    train = config.train
+    fault = partial(_fault, config)
     if (model.virtual_pipeline_model_parallel_size or 1) > 1 and model.pipeline_model_parallel_size == 1:
         yield fault(VPP, f"needs {PP} > 1", "set it to null, or pipeline_model_parallel_size to 2", PP)
     if model.sequence_parallel and model.tensor_model_parallel_size == 1:
         fix = "set it to false, or tensor_model_parallel_size to 2"
         yield fault("model.sequence_parallel", f"needs {TP} > 1", fix, TP)
-    whole, micro = train.global_batch_size, train.micro_batch_size
-    if whole % micro:
-        must, fix = f"must be a multiple of {MICRO} = {micro}", f"nearest: {geometry.nearest_multiples(whole, micro)}"
-        yield fault("train.global_batch_size", must, fix, MICRO)
+    micro = train.micro_batch_size
+    if train.global_batch_size % micro:
+        fix = f"nearest: {geometry.nearest_multiples(train.global_batch_size, micro)}"
+        yield fault("train.global_batch_size", f"must be a multiple of {MICRO} = {micro}", fix, MICRO)
 
 
 # ---- inputs of a training run outside of the configuration --------------------------------------------------------
@@ -193,7 +211,9 @@ def _degrees(config: Config) -> Iterator[Fault]:
 
 def _start_of_training(config: Config, begun: bool) -> Iterator[Fault]:
     """begun : the run has a checkpoint, which holds the weights that it began with."""
-    data, start, fault = config.dataset, config.checkpoint, partial(_fault, config)
+    data = config.dataset
+    start = config.checkpoint
+    fault = partial(_fault, config)
     if not data.mock and data.path is None:
         fix = "give --dataset-path DIR (written by dfm prepare), or --mock"
         yield fault("dataset.path", "must name a folder of shards", fix)
@@ -225,22 +245,27 @@ def _start_of_training(config: Config, begun: bool) -> Iterator[Fault]:
 
 def _splits(config: Config) -> Iterator[Fault]:
     """The sizes that each axis must divide."""
-    m, fault = config.model, partial(_fault, config)
-    tp, pp, cp = m.tensor_model_parallel_size, m.pipeline_model_parallel_size, m.context_parallel_size
-    split = ("num_attention_heads", "hidden_size", "ffn_hidden_size")
+    m = config.model
+    fault = partial(_fault, config)
+    tp = m.tensor_model_parallel_size
+    pp = m.pipeline_model_parallel_size
+    cp = m.context_parallel_size
+    split = "num_attention_heads", "hidden_size", "ffn_hidden_size"
     sizes = {f"model.{name}": getattr(m, name) for name in split}
     undivided = [f"{key} = {size}" for key, size in sizes.items() if size % tp]
     if undivided:
         fix = f"nearest: {_nearest_divisors(math.gcd(*sizes.values()), tp)}"
         yield fault(TP, f"must divide {' and '.join(undivided)}", fix, *sizes)
-    layers, stages = m.num_layers, m.virtual_pipeline_model_parallel_size or 1
+    layers = m.num_layers
+    stages = m.virtual_pipeline_model_parallel_size or 1
     if layers % pp:
         fix = f"nearest: {_nearest_divisors(layers, pp)}"
         yield fault(PP, f"must divide model.num_layers = {layers}", fix, "model.num_layers")
     elif pp > 1 and layers // pp % stages:
         must = f"must divide the {layers // pp} layers of each pipeline process"
         yield fault(VPP, must, f"nearest: {_nearest_divisors(layers // pp, stages)}", PP, "model.num_layers")
-    micro, length = config.train.micro_batch_size, config.dataset.task_encoder_seq_length
+    micro = config.train.micro_batch_size
+    length = config.dataset.task_encoder_seq_length
     step, words = (cp * tp, "CP * TP") if m.sequence_parallel else (cp, "CP")
     if micro * length % step:
         must = f"times {MICRO} = {micro} must be a multiple of {words} = {step}"
@@ -249,8 +274,12 @@ def _splits(config: Config) -> Iterator[Fault]:
 
 
 def _processes(config: Config, world_size: int) -> Iterator[Fault]:
-    m, t, fault = config.model, config.train, partial(_fault, config)
-    tp, pp, cp = m.tensor_model_parallel_size, m.pipeline_model_parallel_size, m.context_parallel_size
+    m = config.model
+    t = config.train
+    fault = partial(_fault, config)
+    tp = m.tensor_model_parallel_size
+    pp = m.pipeline_model_parallel_size
+    cp = m.context_parallel_size
     model = tp * pp * cp
     if world_size % model:
         must = f"TP * PP * CP must divide the number of processes = {world_size}"
@@ -258,7 +287,9 @@ def _processes(config: Config, world_size: int) -> Iterator[Fault]:
         fix = f"start {counts} processes, or make TP * PP * CP one of {_nearest_divisors(world_size, model)}"
         yield Fault("", must, f"{tp} * {pp} * {cp} = {model}", fix, (TP, PP, CP))
         return
-    key, batch, dp = "train.global_batch_size", t.global_batch_size, world_size // model
+    key = "train.global_batch_size"
+    batch = t.global_batch_size
+    dp = world_size // model
     step = t.micro_batch_size * dp
     if batch % step and batch % t.micro_batch_size == 0:  # otherwise `_degrees` reports it
         must = f"must be a multiple of micro_batch_size * DP = {t.micro_batch_size} * {dp} = {step}"
@@ -281,6 +312,8 @@ def faults_of(
 
     begun : the run has a checkpoint.
     """
-    found = [*_network(config), *_optimization(config), *_data_and_start(config)]
-    found += _degrees(config) if world_size is None else layout_faults(config, world_size)
-    return [*found, *(_start_of_training(config, begun) if training else ())]
+    faults = [*_network(config), *_optimization(config), *_data_and_start(config)]
+    faults += _degrees(config) if world_size is None else layout_faults(config, world_size)
+    if training:
+        faults += _start_of_training(config, begun)
+    return faults

@@ -28,11 +28,13 @@ def parameter_count(model: ModelConfig, tp: int = 1, pp: int = 1, stage: int = 0
     ----------
     tp, pp : tensor- and pipeline-parallel degrees. stage : the process's pipeline stage, from 0.
     """
-    first, last = stage == 0, stage == pp - 1
-    layers = model.num_layers // pp * layer_parameter_count(model, tp)
-    outer = [x for x in model.network.outer_linears() if first or x.name != "x_embedder"]
-    outer = [x for x in outer if last or not x.name.startswith("final")]
-    return layers + model.network.outer_vectors(last) + sum(x.parameters() for x in outer)
+    last = stage == pp - 1
+    total = model.num_layers // pp * layer_parameter_count(model, tp) + model.network.outer_vectors(last)
+    for x in model.network.outer_linears():
+        other_stage = (stage and x.name == "x_embedder") or (not last and x.name.startswith("final"))
+        if not other_stage:
+            total += x.parameters()
+    return total
 
 
 def lora_parameter_count(model: ModelConfig, rank: int, tp: int = 1, pp: int = 1) -> int:

@@ -45,7 +45,11 @@ class Linear:
 
     def sides(self, tp: int = 1) -> tuple[int, int]:
         """Inputs and outputs on one of `tp` ranks."""
-        return self.fan_in // (tp if self.split == "row" else 1), self.fan_out // (tp if self.split == "column" else 1)
+        if self.split == "row":
+            return self.fan_in // tp, self.fan_out
+        if self.split == "column":
+            return self.fan_in, self.fan_out // tp
+        return self.fan_in, self.fan_out
 
     def parameters(self, tp: int = 1) -> int:
         """Weights and biases on one of `tp` ranks."""
@@ -101,14 +105,17 @@ class Network:
 
     # ---- products, vectors and memory
     bias: ClassVar[bool] = True  # of the products of layers
-    embedded_text: ClassVar[bool] = True  # keys and values are computed from text of the hidden size
+    # keys and values are computed from text of the hidden size
+    embedded_text: ClassVar[bool] = True
     cross_norms: ClassVar[bool] = False  # cross attention norms queries and keys too
-    vectors_per_layer: ClassVar[int] = 9  # shift, scale and gate for self attention, cross attention and MLP
-    # [tokens, h] that a layer keeps for backward around its branches: for each of the three its norm's input, the
-    # norm's result (for the gradient of the scale), the shifted and scaled result (the product's input), and its own
-    # result (for the gradient of the gate)
+    # shift, scale and gate for self attention, cross attention and MLP
+    vectors_per_layer: ClassVar[int] = 9
+    # [tokens, h] that a layer keeps for backward around its branches: for each of the three its norm's
+    # input, the norm's result (for the gradient of the scale), the shifted and scaled result (the
+    # product's input), and its own result (for the gradient of the gate)
     residual_tensors: ClassVar[int] = 12
-    text_tensors: ClassVar[int] = 2  # [text, h] that the text embedder keeps: its result, and the input of its norm
+    # [text, h] that the text embedder keeps: its result, and the input of its norm
+    text_tensors: ClassVar[int] = 2
 
     def broken(self) -> Iterator[tuple[str, str, str]]:
         """(setting, what must hold, the fix) for each setting that the network cannot have."""
@@ -125,12 +132,17 @@ class Network:
 
     def layer_linears(self) -> tuple[Linear, ...]:
         """The products of each layer, in the order of the forward."""
-        m, bias, h, f = self.model, self.bias, self.model.hidden_size, self.model.ffn_hidden_size
+        m = self.model
+        bias = self.bias
+        h = m.hidden_size
+        f = m.ffn_hidden_size
         text = h if self.embedded_text else m.text_dim
         assert f is not None and text is not None
-        down = [Linear("adaln.down", h, m.adaln_lora_dim, "sample", bias=False)] if m.adaln_lora_dim else []
+        rank = m.adaln_lora_dim
+        down = [Linear("adaln.down", h, rank, "sample", bias=False)] if rank else []
         return (
-            *(*down, Linear("adaln.up", m.adaln_lora_dim or h, self.vectors_per_layer * h, "sample", bias=bias)),
+            *down,
+            Linear("adaln.up", rank or h, self.vectors_per_layer * h, "sample", bias=bias),
             Linear("self_attention.linear_qkv", h, 3 * h, "video", "column", bias),
             Linear("self_attention.linear_proj", h, h, "video", "row", bias),
             Linear("cross_attention.linear_q", h, h, "video", "column", bias),
@@ -142,18 +154,21 @@ class Network:
 
     def ends(self) -> tuple[Linear, Linear]:
         """The products of the first and of the last pipeline stage."""
-        h, p = self.model.hidden_size, self.patch_dim
+        h = self.model.hidden_size
+        p = self.patch_dim
         return Linear("x_embedder", p, h, "video"), Linear("final", h, p, "video")
 
     def outer_linears(self) -> tuple[Linear, ...]:
         """All other products: `x_embedder` of the first stage, `final*` of the last, others of all pipeline stages."""
-        h, text = self.model.hidden_size, self.model.text_dim
+        h = self.model.hidden_size
+        text = self.model.text_dim
         assert text is not None
         pool = [Linear("text_pool", h, h, "sample")] if self.model.pooled_text else []
         return (
             *two_layers("sigma_embedder", SINUSOID_DIM, h, "sample"),
             *two_layers("fps_embedder", SINUSOID_DIM, h, "sample"),
-            *(Linear("text_embedder", text, h, "text"), *pool),
+            Linear("text_embedder", text, h, "text"),
+            *pool,
             Linear("final_adaln.up", h, 2 * h, "sample"),  # shift and scale
             *self.ends(),
         )

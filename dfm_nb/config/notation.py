@@ -24,8 +24,10 @@ _FLOAT = re.compile(
 
 def _resolvers(*kinds: str) -> dict:
     """YAML 1.1's rules for plain scalars, of these kinds alone."""
-    rules = yaml.SafeLoader.yaml_implicit_resolvers.items()
-    return {first: [(tag, rule) for tag, rule in found if tag[len(_TAG) :] in kinds] for first, found in rules}
+    chosen = {}
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items():
+        chosen[first] = [(tag, rule) for tag, rule in rules if tag.removeprefix(_TAG) in kinds]
+    return chosen
 
 
 class _Loader(yaml.SafeLoader):
@@ -41,9 +43,10 @@ class _Loader(yaml.SafeLoader):
         """Refuse merge keys: `<<` stays, and nothing constructs it."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := next((name for name, count in Counter(names).items() if count > 1), None):
-            raise yaml.constructor.ConstructorError(None, None, f"found duplicate key {twice}", node.start_mark)
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        for name, count in names.items():
+            if count > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"found duplicate key {name}", node.start_mark)
         return super().construct_mapping(node, deep)
 
 

@@ -114,12 +114,13 @@ class Resolved:
     def dialled(self, values: Mapping[str, tuple[Any, str]]) -> Resolved:
         """A copy in which free keys get these values, with these reasons."""
         new = {k: v for k, v in values.items() if self.is_free(k)}
-        if size := new.pop("model.size", None):
-            name, why = size
+        if "model.size" in new:
+            name, why = new.pop("model.size")
             network, _ = _expand_size({"model.size": name}, DIALLED)
             if all(self.is_free(k) or self._follows(k) for k in network):
                 new |= {k: (v, f"{why} ({name})") for k, v in network.items()}
-        return self._with({k: v for k, (v, _) in new.items()}, {k: f"{DIALLED} {why}" for k, (_, why) in new.items()})
+        reasons = {k: f"{DIALLED} {why}" for k, (_, why) in new.items()}
+        return self._with({k: v for k, (v, _) in new.items()}, reasons)
 
     def _follows(self, key: str) -> bool:
         """Whether the value was null and is derived from other keys."""
@@ -129,19 +130,11 @@ class Resolved:
         """A copy with these values, in which values that follow from other keys are derived again."""
         leaves = {k: None if self._follows(k) else self.get(k) for k in FIELDS} | values
         provenance = self.provenance | origin
-        if faults := _refused(leaves, provenance):
-            raise ConfigError(faults)
-        config = _config(leaves).with_samples(self.config.samples)
+        try:
+            config = _config(leaves).with_samples(self.config.samples)
+        except ValidationError as error:
+            raise ConfigError(value_faults(error, leaves, provenance)) from None
         return _derive(replace(self, config=config, provenance=provenance))
-
-
-def _refused(leaves: Mapping[str, Any], origin: Mapping[str, str]) -> list[Fault]:
-    """Faults of the values that break the type or limits of their keys."""
-    try:
-        _config(leaves)
-    except ValidationError as error:
-        return value_faults(error, leaves, origin)
-    return []
 
 
 def _config(leaves: Mapping[str, Any]) -> Config:
@@ -165,7 +158,8 @@ def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, An
         key = f"{prefix}{name}"
         if key in _GROUPS and (value is None or value == {}):
             continue  # an empty `model:`
-        if isinstance(value, Mapping) and value and key not in FIELDS and key.count(".") < 3:  # YAML can hold cycles
+        # YAML can hold cycles
+        if isinstance(value, Mapping) and value and key not in FIELDS and key.count(".") < 3:
             yield from flatten(value, key + ".")
         else:
             yield key, value
@@ -178,7 +172,8 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, An
     """
     try:
         text = path.read_text(encoding="utf-8")
-        tree, words = notation.read(text) or {}, notation.read(text, words=True) or {}
+        tree = notation.read(text) or {}
+        words = notation.read(text, words=True) or {}
         if not isinstance(tree, dict):
             raise ValueError(f"{shown(tree)} in it")
     except (ValueError, OSError) as error:  # UnicodeDecodeError is a ValueError
@@ -188,11 +183,13 @@ def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, An
     told = tree.pop("provenance", None)
     provenance = {str(k): str(v) for k, v in told.items()} if isinstance(told, dict) else {}
     leaves = _leaves(tree, words)
-    of_samples = {k: v for k, v in leaves.items() if k.startswith(OF_SAMPLES)}
-    for key in map("generation.{}".format, samples.SETTINGS):
-        if provenance.get(key, "").startswith(DERIVED):
-            of_samples[key] = leaves[key]
-    return {k: v for k, v in leaves.items() if k not in of_samples}, provenance, of_samples
+    sampled = {f"generation.{name}" for name in samples.SETTINGS}
+    of_samples = {}
+    for key in [*leaves]:
+        derived = key in sampled and provenance.get(key, "").startswith(DERIVED)
+        if derived or key.startswith(OF_SAMPLES):
+            of_samples[key] = leaves.pop(key)
+    return leaves, provenance, of_samples
 
 
 def text_type(key: str) -> Any:
@@ -203,9 +200,12 @@ def text_type(key: str) -> Any:
 
 def _leaves(tree: Mapping[Any, Any], words: Mapping[Any, Any]) -> dict[str, Any]:
     """Leaves of a tree; a key that is text has its words: 1.10 is a folder, not a number; one text is a list of one."""
-    said = dict(flatten(words))
-    found = {k: said[k] if text_type(k) and isinstance(said.get(k), str | list) else v for k, v in flatten(tree)}
-    return {k: [v] if text_type(k) == list[str] and isinstance(v, str) else v for k, v in found.items()}
+    leaves = dict(flatten(tree))
+    for key, word in dict(flatten(words)).items():
+        kind = text_type(key)
+        if kind and key in leaves and isinstance(word, str | list):
+            leaves[key] = [word] if kind == list[str] and isinstance(word, str) else word
+    return leaves
 
 
 def _recipe_file(recipe: str | Path) -> Path:
@@ -227,10 +227,13 @@ def _read_overrides(overrides: Iterable[str], below: Iterable[dict[str, Any]]) -
         key = key.strip()
         if text.startswith("~"):
             gone = f"{_ALIASES.get(key, key)}."  # a key, or a group of them
-            held = [(at, k) for at in (leaves, *below) for k in at if f"{_ALIASES.get(k, k)}.".startswith(gone)]
-            for at, k in held:
-                del at[k]
-            if not held and key not in (*FIELDS, *_ALIASES, *_GROUPS, *IMPLIED):
+            known = key in (*FIELDS, *_ALIASES, *_GROUPS, *IMPLIED)
+            for layer in (leaves, *below):
+                for k in [*layer]:
+                    if f"{_ALIASES.get(k, k)}.".startswith(gone):
+                        del layer[k]
+                        known = True
+            if not known:
                 faults.append(Fault(key, "is not a key", shown(text), _fix_of_unknown(key), origin=COMMAND_LINE))
         elif not eq or not key:
             fix = "for example train.train_iters=100"
@@ -253,13 +256,15 @@ def _read_overrides(overrides: Iterable[str], below: Iterable[dict[str, Any]]) -
 
 def _fix_of_unknown(key: str) -> str:
     """The fix for an unknown key: the closest key, or the list of groups."""
-    if instead := _INSTEAD.get(key) or _INSTEAD.get(key.partition(".")[0]):
+    instead = _INSTEAD.get(key) or _INSTEAD.get(key.partition(".")[0])
+    if instead:
         return instead
     group, _, name = key.rpartition(".")
-    every = (*FIELDS, *_ALIASES)
+    every = [*FIELDS, *_ALIASES]
     for known in ([k for k in every if k.startswith(f"{group}.")], every):
         names = {k.rpartition(".")[2]: k for k in reversed(known)}
-        if near := nearest(name, names, 0.7):
+        near = nearest(name, names, 0.7)
+        if near:
             return f"did you mean {names[near]}?"
     return f"dfm pretrain --print-config lists the keys; groups: {', '.join(sorted(_GROUPS))}"
 
@@ -283,16 +288,20 @@ def _known(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str
             must = f"must be {' or '.join(map(notation.write_value, values))} or left out"
             fix = _INSTEAD.get(given, why)
         elif key in _GROUPS:
-            must, fix = "is a group of keys", f"write {given}.KEY=VALUE"
+            must = "is a group of keys"
+            fix = f"write {given}.KEY=VALUE"
         elif key not in FIELDS:
-            must, fix = "is not a key", _fix_of_unknown(given)
+            must = "is not a key"
+            fix = _fix_of_unknown(given)
         elif key == "model.size" and isinstance(value, str) and not sizes.find_size(value):
             must = f"must be one of {', '.join(sizes.SIZES)}"
             fix = meant(value, sizes.SIZES, "choose a row of sizes.py")
         elif key in own and own[key] != value:
-            must, fix = f"is the same key as {spelled[key]}, which is {shown(own[key])}", "keep one of the two"
+            must = f"is the same key as {spelled[key]}, which is {shown(own[key])}"
+            fix = "keep one of the two"
         else:
-            own[key], spelled[key] = value, given
+            own[key] = value
+            spelled[key] = given
             continue
         faults.append(Fault(given, must, shown(value), fix, origin=layer))
     return own, [f"{', '.join(keys)} ({layer}) can be omitted: {why}" for why, keys in needless.items()], faults
@@ -300,17 +309,21 @@ def _known(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str
 
 def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], dict[str, str]]:
     """`model.size` and `model.variant` set keys of the network in their own layer, below the layer's explicit keys."""
-    found, origin = dict(leaves), dict.fromkeys(leaves, layer)
+    values = dict(leaves)
+    origin = dict.fromkeys(leaves, layer)
     size: Mapping[str, Any] = {}
-    if isinstance(name := leaves.get("model.size"), str) and (row := sizes.find_size(name)):
-        found["model.size"], size = row, sizes.SIZES[row]
+    name = leaves.get("model.size")
+    row = sizes.find_size(name) if isinstance(name, str) else None
+    if row:
+        values["model.size"] = row
+        size = sizes.SIZES[row]
     variant = leaves.get("model.variant", size.get("variant"))
     settings = networks.find(variant).settings if variant in networks.names() else {}
-    for source, keys in ((f"variant {variant}", settings), (f"size {found.get('model.size')}", size)):
-        new = {f"model.{k}": v for k, v in keys.items() if f"model.{k}" not in found}
-        found |= new
+    for source, keys in ((f"variant {variant}", settings), (f"size {row}", size)):
+        new = {f"model.{k}": v for k, v in keys.items() if f"model.{k}" not in values}
+        values |= new
         origin |= dict.fromkeys(new, f"{source} ({layer})")
-    return found, origin
+    return values, origin
 
 
 # ---- settling -----------------------------------------------------------------------------------------------------
@@ -364,23 +377,26 @@ def resolve(
     stored = from_yaml(begun) if begun else merged  # merged: nothing differs, so nothing is kept
     saved = begun is not None and _has_checkpoint(begun, stored.config.checkpoint)
     start = merged.get(START)
-    # a user's recipe is above the rest, and that of a student above its teacher
-    own = recipe not in recipes() or "model.student" in layers.get(f"recipe {recipe}", {})
-    below = {} if own else {f"recipe {recipe}": layers.pop(f"recipe {recipe}")}
-    # a run that has a checkpoint keeps what it took from its first weights, which may be gone or trained further
+    # a run that has a checkpoint keeps what it took from its first weights, which may be gone or
+    # trained further
     if settings_of and start and not saved and pretrained.weights_path(start).exists():
+        # a user's recipe is above the weights, and that of a student above its teacher
+        own = recipe not in recipes() or "model.student" in layers.get(f"recipe {recipe}", {})
+        below = {} if own else {f"recipe {recipe}": layers.pop(f"recipe {recipe}")}
         below[f"{WEIGHTS} {start}"] = _without_modules(settings_of(start), start)
-    layers = below | layers
-    merged, wrong = _merge(layers)
+        layers = below | layers
+        merged, wrong = _merge(layers)
     faults += unreadable + wrong
     if begun is None:
         stored = merged
     if saved and not merged.is_free(START):
-        if (now := merged.get(START)) != (then := stored.get(START)) and None in (now, then):
+        now = merged.get(START)
+        then = stored.get(START)
+        if now != then and None in (now, then):
             must = f"must be {shown(then)}, from which the run of {begun} began"
             faults.append(Fault(START, must, shown(now), "leave it out, or give another --run-dir"))
     kept = _without_modules(_kept(merged, stored, saved), str(begun))
-    settled = merged._with(kept, dict.fromkeys(kept, f"run {begun}"))
+    settled = merged._with(kept, dict.fromkeys(kept, f"run {begun}")) if kept else merged
     _check(settled, [*layers, f"run {begun}"], faults, faults_of(settled.config, training, world_size, saved))
     told = [k for k in kept if merged.get(k) != "auto" and not stored.provenance[k].startswith(WEIGHTS)]
     stays = [f"{k} stays {kept[k]}, as in {begun}; new runs use {merged.get(k)}" for k in told]
@@ -394,23 +410,29 @@ def _without_modules(settings: dict[str, Any], origin: str) -> dict[str, Any]:
         value = settings[key]
         if any(map(plugins.is_foreign, value if isinstance(value, list) else [value])):
             fix = f"set {key} yourself, if you trust that module"
-            raise ConfigError(
-                [Fault(key, "must name no module, as its code would run", shown(value), fix, origin=origin)]
-            )
+            must = "must name no module, as its code would run"
+            raise ConfigError([Fault(key, must, shown(value), fix, origin=origin)])
     return settings
 
 
 def _begun(start: CheckpointConfig, run_dir: str | Path | None) -> Path | None:
     """The configuration of the run to resume, if there is one."""
-    places = [run.written_path(p) for p in (start.load_checkpoint, start.load, run_dir) if p]
-    files = [f / "config.yaml" for p in places for f in (p, *sorted(p.glob("iter_*"), reverse=True))]
-    return next((f for f in files if f.is_file()), None)
+    for place in (start.load_checkpoint, start.load, run_dir):
+        if not place:
+            continue
+        path = run.written_path(place)
+        for folder in (path, *sorted(path.glob("iter_*"), reverse=True)):
+            if (folder / "config.yaml").is_file():
+                return folder / "config.yaml"
+    return None
 
 
 def _has_checkpoint(begun: Path, start: CheckpointConfig) -> bool:
     """Whether the run of a configuration has saved a checkpoint, or it is one's."""
     here = begun.parent
-    roots = [here / "checkpoints", here, *([Path(start.checkpoint_dir)] if start.checkpoint_dir else ())]
+    roots = [here / "checkpoints", here]
+    if start.checkpoint_dir:
+        roots.append(Path(start.checkpoint_dir))
     return run.is_iteration(here) or any(map(run.iteration_folders, roots))
 
 
@@ -446,12 +468,17 @@ def _merge(layers: Mapping[str, dict[str, Any]]) -> tuple[Resolved, list[Fault]]
     for layer, raw in layers.items():
         own, needless, unknown = _known(raw, layer)
         leaves, origin = _expand_size(own, layer)
-        refused = _refused(leaves, origin)
+        refused: list[Fault] = []
+        try:
+            _config(leaves)
+        except ValidationError as error:
+            refused = value_faults(error, leaves, origin)
         for key, other in (*EXCLUSIVE, *(pair[::-1] for pair in EXCLUSIVE)):
             if leaves.get(key) and values.get(other):
                 notices.append(f"{key} ({layer}) overrides {other}={values.pop(other)} ({provenance[other]})")
                 provenance[other] = f"{DERIVED}: {key}"
-        values |= {k: v for k, v in leaves.items() if k not in {fault.key for fault in refused}}
+        rejected = {fault.key for fault in refused}
+        values |= {k: v for k, v in leaves.items() if k not in rejected}
         provenance |= origin
         notices += needless
         faults += unknown + refused
@@ -511,7 +538,9 @@ def from_yaml(source: str | Path) -> Resolved:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a configuration file; a run folder has one as config.yaml")
     leaves, provenance, of_samples = _read_yaml(plain(path))
-    if unknown := [k for k in leaves if k not in {*FIELDS, *_ALIASES, *IMPLIED} and not k.startswith("model.")]:
+    known = {*FIELDS, *_ALIASES, *IMPLIED}
+    unknown = [k for k in leaves if k not in known and not k.startswith("model.")]
+    if unknown:
         _left_out(", ".join(unknown))
     resolved, faults = _merge({str(path): {k: v for k, v in leaves.items() if k not in unknown}})
     _check(resolved, [str(path)], faults, faults_of(resolved.config))
@@ -532,14 +561,23 @@ def print_config(resolved: Resolved) -> str:
     rows = [("key", "value", "from", "meaning")]
     for key, f in FIELDS.items():
         value = resolved.get(key)
-        text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        text = "null" if value is None else str(value)
+        if isinstance(value, bool):
+            text = text.lower()
         rows.append((key, text, resolved.provenance[key], f"{f.help} ({describe_limits(f)})"))
-    widths = [min(60, max(len(row[i]) for row in rows)) for i in range(3)]
-    return "\n".join("  ".join([*(c.ljust(w) for c, w in zip(row, widths)), row[-1]]) for row in rows)
+    widths = [min(60, max(map(len, column))) for column in zip(*rows)]
+    lines = []
+    for *cells, meaning in rows:
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths)]
+        lines.append("  ".join([*padded, meaning]))
+    return "\n".join(lines)
 
 
 def describe_limits(f: options.Field) -> str:
     """The type and limits of a key in words: `int, >= 1`."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "multiple_of": "a multiple of"}
-    parts = [f.type_name, *(f"{sign} {f.limits[name]}" for name, sign in signs.items() if name in f.limits)]
-    return ", ".join([*parts, " | ".join(f.limits.get("choices", ()))]).removesuffix(", ")
+    parts = [f.type_name]
+    parts += [f"{sign} {f.limits[name]}" for name, sign in signs.items() if name in f.limits]
+    if "choices" in f.limits:
+        parts.append(" | ".join(f.limits["choices"]))
+    return ", ".join(parts)

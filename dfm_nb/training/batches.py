@@ -44,8 +44,10 @@ def data_folder(config: cfg.Config) -> Path | None:
 def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
     """The samples of `dataset.path`, or random ones with `dataset.mock`."""
     d = config.dataset
-    if d.mock:  # shapes of NeMo DFM's mock: at 32,768 tokens its latent [1, 256, 512] and text [512, 1024]
-        m, tokens = config.model, d.task_encoder_seq_length
+    # shapes of NeMo DFM's mock: at 32,768 tokens its latent [1, 256, 512] and text [512, 1024]
+    if d.mock:
+        m = config.model
+        tokens = d.task_encoder_seq_length
         rows = max(1, math.isqrt(tokens // 2))
         whole = [m.patch_temporal, m.patch_spatial * rows, m.patch_spatial * (tokens // rows)]
         text_tokens = d.mock_text_tokens or min(512, -(-tokens // 16))
@@ -54,7 +56,8 @@ def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
     folder = data_folder(config)
     assert d.path is not None and folder is not None  # the configuration was checked
     remote = remote_folder(d.path, d.cache_dir, d.cache_gib) if is_url(d.path) else None
-    t, held_out = config.train, not d.use_train_split_for_val and has_split(folder, "val")
+    t = config.train
+    held_out = not d.use_train_split_for_val and has_split(folder, "val")
     validated = t.eval_iters and 0 < t.eval_interval <= t.train_iters
     if split == "train" and validated and not (held_out or d.use_train_split_for_val) and parallel.rank() == 0:
         log.warning(
@@ -84,7 +87,9 @@ def packed_loader(
 ) -> PackedLoader:
     """This data-parallel rank's packs of each global batch. statistics : None for those of the data set."""
     d = config.dataset
-    capacity, settings = pack_capacity(config), pack_settings(config, statistics or store.statistics)
-    order = PackOrder(store, settings, capacity, d.packing_buffer_size, lanes=d.lanes, lane_window=d.lane_window)
+    settings = pack_settings(config, statistics or store.statistics)
+    order = PackOrder(
+        store, settings, pack_capacity(config), d.packing_buffer_size, lanes=d.lanes, lane_window=d.lane_window
+    )
     packs_per_step = config.train.global_batch_size // config.train.micro_batch_size
     return PackedLoader(order, packs_per_step, dp_rank, dp_size, d.num_workers, d.balance_steps)

@@ -64,7 +64,8 @@ def settings(resolved: cfg.Resolved, store: SampleStore, world_size: int, starte
     why = f"these are fewer than {BASE_PASSES} passes, too few for a start from {BASE}"
     log.info("Training starts from scratch: %s", why)
     scratch = resolved.dialled({"checkpoint.pretrained": (None, why)})
-    return settings(scratch, store, world_size, started)  # the network may be smaller, so its iterations are timed too
+    # the network may be smaller, so its iterations are timed too
+    return settings(scratch, store, world_size, started)
 
 
 def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.Resolved:
@@ -72,7 +73,9 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
 
     resolved : as of `batches.with_data`.
     """
-    minutes, m, device = resolved.config.train.minutes, resolved.config.model, parallel.device().type
+    minutes = resolved.config.train.minutes
+    m = resolved.config.model
+    device = parallel.device().type
     assert minutes is not None
     dp_size = world_size // layout_of(m).model_size
     spread = range(0, len(store), max(1, len(store) // 1000))
@@ -82,11 +85,11 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
     tokens = CPU_TOKENS if device == "cpu" else GPU_TOKENS
     # A choice between the recipes of these sizes: on two cores `demo` trains for five minutes (docs/results.md), `base`
     # for an hour and a half (docs/training.md). GPUs change size at the same time (not measured).
-    size = ("demo" if minutes <= 60 else "base") if device == "cpu" else "DiT-S" if minutes <= 60 else "DiT-B"
+    short, long = ("demo", "base") if device == "cpu" else ("DiT-S", "DiT-B")
+    size = short if minutes <= 60 else long
     octaves = math.log2(side / 64)
     stills, clips = _tokens(resolved.config, store)
     weight = CLIP_SHARE / (1 - CLIP_SHARE) * stills.sum() / max(clips.sum(), 1)
-    few_clips = weight < 1 and len(clips) < len(stills)
     of_clips = f"so that {len(clips)} clips take {CLIP_SHARE:.0%} of the work beside {len(stills)} pictures"
     of_size = f"for sides of about {side:.0f} px (benchmarks/results/noise_levels.md)"
     values = {
@@ -99,19 +102,24 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
             f"as the longest of {len(store)} samples has {largest} tokens, and {tokens} keep a {device} busy",
         ),
         "train.global_batch_size": (
-            max(2 - m.student, dp_size),
+            max(1 if m.student else 2, dp_size),
             f"a pack for each of {dp_size} data-parallel processes, at least two, or one for a student",
         ),
-    } | ({"dataset.clip_weight": (round(max(weight, 0.001), 3), of_clips)} if few_clips else {})
+    }
+    if weight < 1 and len(clips) < len(stills):
+        values["dataset.clip_weight"] = round(max(weight, 0.001), 3), of_clips
     return _from_base(resolved, values, store)
 
 
 def _from_base(resolved: cfg.Resolved, values: dict[str, tuple[Any, str]], store: SampleStore) -> cfg.Resolved:
     """With these values, and the weights of `BASE` if they fit: stills, the same latents, no smaller network."""
-    scratch, folder, c = resolved.dialled(values), data_folder(resolved.config), resolved.config
+    c = resolved.config
+    scratch = resolved.dialled(values)
+    folder = data_folder(c)
     chosen = not resolved.is_free("checkpoint.pretrained") or c.checkpoint.load or c.checkpoint.load_checkpoint
     encoded = folder and (folder / folders.MANIFEST).is_file()
-    stills = store.most_frames() == 1 and not store.any_given  # clips come out worse: it has seen none, nor pairs
+    # clips come out worse: it has seen none, nor pairs
+    stills = store.most_frames() == 1 and not store.any_given
     if chosen or c.model.student or not stills or not encoded or weights_path(BASE) != packaged(BASE):
         return scratch
     source = loading.find_weights(BASE)
@@ -120,7 +128,8 @@ def _from_base(resolved: cfg.Resolved, values: dict[str, tuple[Any, str]], store
     start = resolved.dialled(values | of_base)
     larger = counts.parameter_count(scratch.config.model) > counts.parameter_count(start.config.model)
     ours = [k for k in marked("network") if k.startswith("model.") and k not in {"model.size", *values}]
-    other = any(start.get(k) != attrgetter(k)(source.config) for k in ours)  # the user has set another network
+    # the user has set another network
+    other = any(start.get(k) != attrgetter(k)(source.config) for k in ours)
     if larger or other or loading.different_encoders(source.folder, folder):
         return scratch
     return start
@@ -128,9 +137,12 @@ def _from_base(resolved: cfg.Resolved, values: dict[str, tuple[Any, str]], store
 
 def _tokens(config: cfg.Config, store: SampleStore) -> list[np.ndarray]:
     """Tokens in an epoch, of each still and of each clip."""
-    weights, m = store.weights(config.dataset.clip_weight), config.model
+    m = config.model
     tokens = store.voxels(slice(None)) / (m.patch_temporal * m.patch_spatial**2)
-    return [(tokens * (1 if weights is None else weights))[store.of_kind(still)] for still in (True, False)]
+    weights = store.weights(config.dataset.clip_weight)
+    if weights is not None:
+        tokens = tokens * weights
+    return [tokens[store.of_kind(still)] for still in (True, False)]
 
 
 def expected(config: cfg.Config, store: SampleStore, tokens: float) -> str:
@@ -138,15 +150,17 @@ def expected(config: cfg.Config, store: SampleStore, tokens: float) -> str:
     stills, clips = _tokens(config, store)
     epochs = tokens / (stills.sum() + clips.sum())
     uses = {"picture": (len(stills), epochs), "clip": (len(clips), epochs * config.dataset.clip_weight)}
-    said = " and ".join(
-        f"each {kind} about {format(n, '.0f' if n >= 1 else '.2f')} times" for kind, (count, n) in uses.items() if count
-    )
+    parts = []
+    for kind, (count, n) in uses.items():
+        if count:
+            parts.append(f"each {kind} about {format(n, '.0f' if n >= 1 else '.2f')} times")
     seen = next((share for least, share in PASSES.items() if len(stills) and epochs >= least), None)
-    came_back = f"In measured runs of that many passes, {seen} of the pictures came back from their captions"
-    gave = came_back if seen else f"The shortest measured runs used each picture {min(PASSES)} times"
+    gave = f"The shortest measured runs used each picture {min(PASSES)} times"
+    if seen:
+        gave = f"In measured runs of that many passes, {seen} of the pictures came back from their captions"
     share = clips.sum() / (stills.sum() + clips.sum())
     work = f"; clips take {share:.0%} of the work" if 0 < share < 1 else ""
-    return f"Training uses {said}{work}. {gave} (docs/own-pictures.md)"
+    return f"Training uses {' and '.join(parts)}{work}. {gave} (docs/own-pictures.md)"
 
 
 def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.Resolved:
@@ -162,7 +176,8 @@ def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.R
     left = max(left, ROUNDS * seconds)  # of very few minutes, the timing alone may use all
     sampling_s = seconds / tokens * _sampling(resolved.config, store)
     rounds = max(1, min(ROUNDS, int(left * SAMPLING / max(sampling_s, 1e-9))))
-    sampled_s = min(sampling_s, left * SAMPLING / rounds)  # one that takes longer comes after the minutes
+    # one that takes longer comes after the minutes
+    sampled_s = min(sampling_s, left * SAMPLING / rounds)
     each = max(1, int((left * (1 - OVERHEAD) / rounds - sampled_s) / seconds))
     why = f"as an iteration takes {seconds:.3g} s, and the samples of a validation {sampling_s:.2g} s"
     if not resolved.config.model.student:
@@ -182,10 +197,13 @@ def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.R
 
 def _sampling(config: cfg.Config, store: SampleStore) -> float:
     """Work of a validation's samples as tokens of training; a forward, with and without the caption, is a third."""
-    v, m = config.validation, config.model
+    v = config.validation
+    m = config.model
     each = float(store.voxels(slice(None)).mean()) / (m.patch_temporal * m.patch_spatial**2)
     steps = v.num_steps or config.generation.num_steps
-    return v.samples * (len(v.prompts) + CAPTIONS) * steps * 2 / 3 * each
+    if not v.samples:
+        return 0.0
+    return (len(v.prompts) + CAPTIONS) * steps * 2 / 3 * each
 
 
 def _iteration(config: cfg.Config, store: SampleStore, at_most_s: float) -> tuple[float, float]:
@@ -202,7 +220,8 @@ def _iteration(config: cfg.Config, store: SampleStore, at_most_s: float) -> tupl
     try:
         timed(1)
         affordable = everyones(at_most_s / timed(FEWEST))[0]
-        seconds = timed(count := int(min(max(affordable, FEWEST), MOST)))
+        count = int(min(max(affordable, FEWEST), MOST))
+        seconds = timed(count)
         return seconds, loader.state()["tokens"] / (1 + FEWEST + count)
     finally:
         loader.close()

@@ -60,9 +60,12 @@ class Teacher:
         if source and source.config.model.lora.rank:
             must = f"a teacher must be whole weights; {source.record['path']} has LoRA weights apart from their base"
             raise ValueError(f"{must}; distil what dfm export --lora merged makes of it")
-        self.student, self.objective, self.device = student, objective, parallel.device()
-        asked, own = config.train.teacher_guidance, config.generation
-        self.guidance = guidance if asked is None else asked
+        self.student = student
+        self.objective = objective
+        self.device = parallel.device()
+        own = config.generation
+        wanted = config.train.teacher_guidance
+        self.guidance = guidance if wanted is None else wanted
         self.each = max(2, math.ceil(config.train.teacher_steps / own.num_steps))
         self.path = samplers.flow_sigmas(self.each * own.num_steps, sigma_max=own.sigma_max, shift=own.shift)
         self.levels = self.path[:: self.each]
@@ -77,21 +80,27 @@ class Teacher:
 
     def lessons(self, pack: Pack) -> list[Pack]:
         """A pack for each level of the student: the teacher's state there, and what the student must estimate."""
-        told = [pack, retexted(pack, self.empty_text, self.text_multiple)][: 1 if self.guidance == 1 else 2]
-        own, *without = (PackDenoiser(self.chunks, p, self.objective, self.device) for p in told)
-        free, x0 = pack.loss_mask.to(self.device)[:, None], pack.x0.to(self.device, torch.float64)
+        own = PackDenoiser(self.chunks, pack, self.objective, self.device)
+        without = None
+        if self.guidance != 1:
+            empty = retexted(pack, self.empty_text, self.text_multiple)
+            without = PackDenoiser(self.chunks, empty, self.objective, self.device)
+        free = pack.loss_mask.to(self.device)[:, None]
+        x0 = pack.x0.to(self.device, torch.float64)
         states = [torch.where(free, self.path[0] * pack.noise.to(x0), x0)]
 
         def denoise(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
             D = own(x, sigma)
-            for unconditional in without:
-                D = classifier_free(D, unconditional(x, sigma), self.guidance)
+            if without is not None:
+                D = classifier_free(D, without(x, sigma), self.guidance)
             return torch.where(free, D, x)  # what is given stays
 
         with without_lora(self.chunks) if self.chunks is self.student else contextlib.nullcontext():
             samplers.sample_unipc(denoise, states[0], self.path, lambda *of: states.append(of[2]), order=2)
-        packs, noise = [], torch.zeros_like(pack.noise)
+        noise = torch.zeros_like(pack.noise)
+        packs = []
         for (s, s_next), (x, x_next) in zip(pairwise(self.levels.tolist()), pairwise(states[:: self.each])):
-            target, sigma = x + (x_next - x) / (1 - s_next / s), torch.where(own.noisy_row.cpu(), s, pack.sigma)
+            target = x + (x_next - x) / (1 - s_next / s)
+            sigma = torch.where(own.noisy_row.cpu(), s, pack.sigma)
             packs.append(replace(pack, x0=x.float().cpu(), noise=noise, sigma=sigma, target=target.float().cpu()))
         return packs

@@ -57,7 +57,8 @@ def tensorboard(run: Run, config: LoggerConfig, settings: Mapping[str, object]) 
                     writer.add_scalar(name, value, iteration)
                     continue
                 frames = read_image(value.path) if value.path.suffix == ".png" else read_video(value.path)[0]
-                fewer, smaller = -(-len(frames) // FRAMES), -(-max(frames.shape[1:3]) // FRAME_PX)
+                fewer = -(-len(frames) // FRAMES)
+                smaller = -(-max(frames.shape[1:3]) // FRAME_PX)
                 shown = frames[::fewer, ::smaller, ::smaller]
                 writer.add_images(name, shown, iteration, dataformats="NHWC")
                 writer.add_text(name, value.caption, iteration)
@@ -121,7 +122,7 @@ class Loggers:
     def __init__(self, config: LoggerConfig, run: Run, settings: Mapping[str, object]):
         names = config.report_to
         if names is None:
-            names = ["tensorboard", *(["wandb"] if config.wandb_project else [])]
+            names = ["tensorboard", "wandb"] if config.wandb_project else ["tensorboard"]
         chosen = {name: LOGGERS.get(name) or plugins.find("loggers", name, LOGGERS) for name in names}
         self._open = []
         for name, logger in chosen.items():

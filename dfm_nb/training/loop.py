@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import shlex
@@ -50,7 +51,8 @@ def _note(received: dict[int, float], number: int, _frame: object) -> None:
     """The first signal of a kind stops the run after the iteration, a second one ends this process."""
     if number not in received:
         received[number] = time.monotonic()
-        if parallel.rank() == 0:  # not by the log, because the signal may have interrupted a write to it
+        # not by the log, because the signal may have interrupted a write to it
+        if parallel.rank() == 0:
             said = f"stopping after this iteration; again after {AGAIN_S:g} s ends at once"
             with contextlib.suppress(OSError):  # SIGHUP: the terminal is gone
                 os.write(2, f"{signal.Signals(number).name}: {said}\n".encode())
@@ -90,18 +92,22 @@ class BadSamples:
     """
 
     def __init__(self, store: SampleStore, share: float, group: dist.ProcessGroup | None = None) -> None:
-        self.total, self.limit, self._group = len(store) + len(store.dropped), share, group
+        self.total = len(store) + len(store.dropped)
+        self.limit = share
+        self._group = group
         self.found: set[str] = set()
         self.new: list[tuple[str, str]] = []  # of this rank's last step
         self._add(store.dropped)
 
     def see(self, packs: Sequence[Pack]) -> None:
         """Add those of a step; samples that the user excluded do not count."""
-        self.new = [d for p in packs for d in p.dropped if d[0] != LEFT_OUT and d[1] not in self.found]
+        self.new = []
+        for pack in packs:
+            self.new += [d for d in pack.dropped if d[0] != LEFT_OUT and d[1] not in self.found]
 
     def share(self) -> None:
-        """Share them with every rank. ValueError if there are too many."""
-        self._add(bad for found in everyones(self.new, self._group) for bad in found)
+        """Share them: all ranks take part. ValueError if there are too many."""
+        self._add(itertools.chain.from_iterable(everyones(self.new, self._group)))
 
     def _add(self, new: Iterable[tuple[str, str]]) -> None:
         for reason, detail in dict.fromkeys(new):
@@ -109,7 +115,8 @@ class BadSamples:
                 if parallel.rank() == 0:
                     log.warning("sample left out (%s): %s", reason, detail)
                 self.found.add(detail)
-        if len(self.found) > max(self.limit * self.total, self.limit > 0):  # a single sample does not end a run
+        # a single sample does not end a run
+        if len(self.found) > max(self.limit * self.total, self.limit > 0):
             raise ValueError(
                 f"{len(self.found)} of {self.total} samples cannot be used, and dataset.max_bad_fraction="
                 f"{self.limit:g} allows no more: {'; '.join(sorted(self.found)[:3])}; dfm inspect --verify lists all"
@@ -126,14 +133,16 @@ class Training:
     """
 
     def __init__(self, resolved: cfg.Resolved, run: Run, store: SampleStore):
-        self.config, self.folder = resolved.config, run
+        self.config = resolved.config
+        self.folder = run
         self.config_yaml = cfg.to_yaml(resolved)
-        c, d = self.config.checkpoint, self.config.dist
+        c = self.config.checkpoint
         self.iteration = 0
         self.skipped = self.skipped_in_a_row = 0  # steps with NaN or Inf
         self.saved: int | None = None  # iteration of the newest checkpoint that the run itself has
         self.best: tuple[float, int] | None = None  # lowest validation loss, and its iteration
-        self.grown: list[int] = []  # iterations after which the order began again, on data that had grown
+        # iterations after which the order began again, on data that had grown
+        self.grown: list[int] = []
         root = c.checkpoint_dir or run.checkpoints
         self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save)
         # rank 0 decides, because a run that still trains may save meanwhile
@@ -149,8 +158,9 @@ class Training:
         self.stop = StopRequest(self.config.train.exit_on_signal)
         self.bad = BadSamples(store, self.config.dataset.max_bad_fraction, self.stop.group)
         self.watchdog: Watchdog | None = None
-        if d.hang_timeout_s and dist.get_world_size() > 1:
-            self.watchdog = Watchdog(parallel.store(), parallel.rank(), dist.get_world_size(), d.hang_timeout_s)
+        limit_s = self.config.dist.hang_timeout_s
+        if limit_s and dist.get_world_size() > 1:
+            self.watchdog = Watchdog(parallel.store(), parallel.rank(), dist.get_world_size(), limit_s)
 
     # Both are made at the first round of validation, which a run may not have.
 
@@ -188,13 +198,15 @@ class Training:
         A student's teacher is the recorded one, whatever its run did since. Other runs, and students of their own
         frozen base, have these weights in their checkpoint.
         """
-        named, model = self.config.checkpoint.pretrained, self.config.model
+        named = self.config.checkpoint.pretrained
+        model = self.config.model
         record = loading.weights_in(self.begun).base if self.begun else None
         if record is None and named and (self.begun is None or model.student):
             if self.begun:
                 log.warning("%s does not record its teacher: the student continues with %s of today", self.begun, named)
             source = loading.find_weights(named) if parallel.rank() == 0 else None
-            record = everyones(source and source.record)[0]  # the newest of a run that is being trained
+            # the newest of a run that is being trained
+            record = everyones(source and source.record)[0]
             return record, source or loading.recorded(record, named)
         if record and model.student and not model.lora.rank:
             return record, loading.recorded(record, named)
@@ -215,7 +227,8 @@ class Training:
         return found
 
     def _look(self) -> Path | None:
-        if folder := self.config.checkpoint.load:
+        folder = self.config.checkpoint.load
+        if folder:
             with contextlib.suppress(FileNotFoundError):  # none there yet
                 return folders.find(folder)
         return folders.usable(self.writer.root)
@@ -227,13 +240,17 @@ class Training:
         self._open(folders.read_statistics(folder))
         try:
             state = saving.load(self.trainer.pieces(), folder)
-            self.iteration, self.trainer.steps_taken = int(state["iteration"]), int(state["steps_taken"])
+            self.iteration = int(state["iteration"])
+            self.trainer.steps_taken = int(state["steps_taken"])
             self.skipped = int(state["skipped"])
             self.grown = list(state.get("grown", ()))
             if self.loader.order.has_grown(state["data"]):
                 self.grown.append(self.iteration)
-                said = "The data set has grown to %d samples: their order begins again after iteration %d"
-                log.info(said, len(self.store), self.iteration)
+                log.info(
+                    "The data set has grown to %d samples: their order begins again after iteration %d",
+                    len(self.store),
+                    self.iteration,
+                )
             self.loader.restore(state["data"])
             self.bad.found |= set(state["bad_samples"])
             # held-out samples that were added would be compared with losses without them
@@ -248,7 +265,8 @@ class Training:
         if different:
             raise ValueError(f"a resumed run must keep its {different[0]}; {dataset} has another one: prepare it again")
         for key in cfg.FIELDS:
-            before, now = attrgetter(key)(source.config), attrgetter(key)(self.config)
+            before = attrgetter(key)(source.config)
+            now = attrgetter(key)(self.config)
             if before != now:
                 log.info("%s is %s from iteration %d on; it was %s", key, now, self.iteration + 1, before)
 
@@ -265,9 +283,12 @@ class Training:
 
         Returns what stopped it, as `StopRequest.agreed`.
         """
-        train, save_interval = self.config.train, self.config.checkpoint.save_interval
-        begun, first = time.monotonic(), self.iteration
-        stop, due = 0, False
+        train = self.config.train
+        save_interval = self.config.checkpoint.save_interval
+        begun = time.monotonic()
+        first = self.iteration
+        stop = 0
+        due = False
         self.folder.tell("first step")
         with tqdm(total=train.train_iters, initial=first, desc="train", unit="it", disable=no_bars()) as bar:
             while self.iteration < train.train_iters and not stop:
@@ -283,8 +304,10 @@ class Training:
                 stop, bad = self.stop.agreed(out_of_time, bool(self.bad.new))
                 if bad:
                     self.bad.share()
-                due |= bool(save_interval) and self.iteration % save_interval == 0 and self.iteration != self.saved
-                if due and not stop and not self.skipped_in_a_row:  # weights that give NaN may never recover
+                if save_interval and self.iteration % save_interval == 0 and self.iteration != self.saved:
+                    due = True
+                # weights that give NaN may never recover
+                if due and not stop and not self.skipped_in_a_row:
                     self.save()
                     due = False
                 self.writer.poll()  # an asynchronous save may be complete by now
@@ -313,7 +336,8 @@ class Training:
         ------
         ValueError : more than `train.max_skipped_steps` steps in a row had NaN or Inf, or too many samples are bad.
         """
-        started, cpu_s = time.monotonic(), time.process_time()
+        started = time.monotonic()
+        cpu_s = time.process_time()
         self._beat("loading data", watched=not first)
         packs = self.loader.next_step()
         waited_s = time.monotonic() - started
@@ -413,12 +437,14 @@ def run(resolved: cfg.Resolved, run_dir: str) -> None:
     """
     config = resolved.config
     parallel.init(layout_of(config.model), timeout_s=config.dist.timeout_s, seed=config.rng.seed)
-    rank, start = parallel.rank(), config.checkpoint
+    rank = parallel.rank()
+    start = config.checkpoint
     # an absolute path, because `find` reads it from the run folder in any working directory
     start.checkpoint_dir = start.checkpoint_dir and str(Path(start.checkpoint_dir).resolve())
     folder = Run.create(run_dir) if rank == 0 else Run(Path(run_dir).resolve())
     if rank == 0:
-        folder.claim()  # before anything else is written, so that a killed run's folder has its record
+        # before anything else is written, so that a killed run's folder has its record
+        folder.claim()
         folder.own(Path(start.checkpoint_dir or folder.checkpoints.resolve()))
     dist.barrier()  # the folder is there
     start_logging(folder.path, rank)
@@ -433,15 +459,16 @@ def run(resolved: cfg.Resolved, run_dir: str) -> None:
 
 def _warn_of_large_steps(config: cfg.Config, store: SampleStore) -> None:
     """When a step takes more than the whole data set."""
-    t, m = config.train, config.model
+    t = config.train
+    m = config.model
     step = t.global_batch_size * config.dataset.task_encoder_seq_length
     if len(store) >= step:  # a sample has a token or more, and the sizes of many would take memory
         return
-    held = int(store.voxels(np.arange(len(store))).sum()) // (m.patch_temporal * m.patch_spatial**2)
-    if held < step:
+    tokens = int(store.voxels(np.arange(len(store))).sum()) // (m.patch_temporal * m.patch_spatial**2)
+    if tokens < step:
         log.warning(
             f"A step takes {t.global_batch_size} packs of {config.dataset.task_encoder_seq_length} tokens, and all "
-            f"{len(store)} samples have {held} tokens: lower train.global_batch_size or "
+            f"{len(store)} samples have {tokens} tokens: lower train.global_batch_size or "
             "dataset.task_encoder_seq_length, or let --minutes choose them"
         )
 
@@ -450,7 +477,8 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
     started = time.monotonic()
     store = open_store(resolved.config)
     resolved = with_data(resolved, store)
-    arithmetic = everyones(precision(resolved.config.mixed_precision))[0]  # one for all, whatever their processors
+    # one for all, whatever their processors
+    arithmetic = everyones(precision(resolved.config.mixed_precision))[0]
     resolved = resolved.with_derived({"mixed_precision": arithmetic}, "the processor of rank 0")
     timed = resolved.config.train.minutes and not resolved.is_dialled and resolved.is_free("train.train_iters")
     if resolved.config.train.minutes and not resolved.is_dialled:
@@ -462,18 +490,27 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
     run.tell("building the model")
     training = Training(resolved, run, store)
     model = config.model
-    what = f"{network_class(model).__name__} of {counts.parameter_count(model) / 1e6:.1f} M parameters"
-    where = f"{layout_of(model)} on {dist.get_world_size()} process(es)"
-    log.info("%s, %s, %s, %d samples", what, where, config.mixed_precision, len(store))
-    if rank := model.lora.rank:
+    log.info(
+        "%s of %.1f M parameters, %s on %d process(es), %s, %d samples",
+        network_class(model).__name__,
+        counts.parameter_count(model) / 1e6,
+        layout_of(model),
+        dist.get_world_size(),
+        config.mixed_precision,
+        len(store),
+    )
+    rank = model.lora.rank
+    if rank:
         trained = counts.lora_parameter_count(model, rank) / 1e6
         log.info("LoRA rank %d: %.3f M trainable parameters", rank, trained)
-    ends = [f"condition_{end}_prob" for end in ("frames", "last") if getattr(config.dataset, f"condition_{end}_prob")]
-    if ends and store.most_frames() == 1:
-        log.warning("dataset.%s has no effect: it is for clips, and all samples are pictures", ends[0])
+    for key in ("condition_frames_prob", "condition_last_prob"):
+        if getattr(config.dataset, key) and store.most_frames() == 1:
+            log.warning("dataset.%s has no effect: it is for clips, and all samples are pictures", key)
+            break
     if not resolved.is_dialled:  # the dial knows, and a few pictures train well in such steps
         _warn_of_large_steps(config, store)
-    if config.dataset.path and not timed and not model.student:  # the dial, which times them, knows it better
+    # the dial, which times them, knows it better
+    if config.dataset.path and not timed and not model.student:
         tokens = config.train.train_iters * config.train.global_batch_size * config.dataset.task_encoder_seq_length
         log.info("%s", dial.expected(config, store, tokens))
     for notice in resolved.notices:

@@ -31,7 +31,8 @@ def orthogonal(m: Tensor, iterations: int = 5) -> Tensor:
     """
     tall = m.shape[1] > m.shape[2]
     x = m.mT.contiguous() if tall else m  # the Gram matrix of the short side is the smaller one
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)  # the iteration needs singular values of 1 at most
+    # the iteration needs singular values of 1 at most
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(iterations):
         # x <- a x + (b g + c g^2) x with g = x x^T, and Jordan's coefficients
         gram = x @ x.mT
@@ -100,13 +101,17 @@ class Muon(torch.optim.AdamW):
         dtype: torch.dtype = torch.float32,
     ):
         super().__init__(groups)
-        self.matrices, self.settings, self.dtype = matrices, settings, dtype
-        self.share = mpu.get_data_parallel_group(with_context_parallel=True)  # the ranks that share the work
+        self.matrices = matrices
+        self.settings = settings
+        self.dtype = dtype
+        # the ranks that share the work
+        self.share = mpu.get_data_parallel_group(with_context_parallel=True)
         self.tp = mpu.get_tensor_model_parallel_group()
         # The next largest matrix goes to the process with the least work so far.
         load = [0] * self.share.size()
         self.owned: list[list[Tensor]] = [[] for _ in load]  # by data-parallel process
-        for p in sorted(matrices, key=self._work, reverse=True):  # a stable sort: the same on every process
+        # a stable sort: the same on every process
+        for p in sorted(matrices, key=self._work, reverse=True):
             least = load.index(min(load))
             self.owned[least].append(p)
             load[least] += self._work(p)
@@ -120,7 +125,8 @@ class Muon(torch.optim.AdamW):
         for p in self.matrices:
             state = self.state[p]
             if not state:
-                state.update(step=torch.zeros((), device=p.device), momentum_buffer=torch.zeros_like(p))
+                state["step"] = torch.zeros((), device=p.device)
+                state["momentum_buffer"] = torch.zeros_like(p)
             state["step"] += 1
             assert p.grad is not None
             state["momentum_buffer"].lerp_(p.grad, 1 - self.settings.muon_momentum)
@@ -143,7 +149,8 @@ class Muon(torch.optim.AdamW):
 
     def _update(self, p: Tensor) -> Tensor:
         """This rank's part of the scaled update of a matrix, in `dtype`."""
-        m, s = self.matrices[p], self.settings
+        m = self.matrices[p]
+        s = self.settings
         assert p.grad is not None
         direction = p.grad.lerp(self.state[p]["momentum_buffer"], s.muon_momentum)  # Nesterov's
         blocks = orthogonal(m.blocks(self._whole(direction, m.dim)).to(self.dtype), s.muon_num_ns_steps)
@@ -163,7 +170,8 @@ class Muon(torch.optim.AdamW):
             return own
         sizes = [sum(p.numel() for p in ps) for ps in self.owned]
         some = next(iter(self.matrices))
-        sent = some.new_zeros(max(sizes), dtype=self.dtype)  # all_gather needs equal lengths: padded to the longest
+        # all_gather needs equal lengths: padded to the longest
+        sent = some.new_zeros(max(sizes), dtype=self.dtype)
         if own:
             sent[: sizes[self.share.rank()]] = torch.cat([update.flatten() for update in own.values()])
         received = [torch.empty_like(sent) for _ in self.owned]
@@ -171,5 +179,6 @@ class Muon(torch.optim.AdamW):
         out: dict[Tensor, Tensor] = {}
         for flat, ps, size in zip(received, self.owned, sizes):
             pieces = flat[:size].split([p.numel() for p in ps])
-            out.update((p, piece.view_as(p)) for p, piece in zip(ps, pieces))
+            for p, piece in zip(ps, pieces):
+                out[p] = piece.view_as(p)
         return out

@@ -27,9 +27,12 @@ class Report:
     """Everything that a run writes, except checkpoints and samples."""
 
     def __init__(self, config: cfg.Config, run: Run, config_yaml: str):
-        self.config, self.run, self.rank = config, run, parallel.rank()
+        self.config = config
+        self.run = run
+        self.rank = parallel.rank()
         if self.rank == 0:
-            self.metrics, self.loggers = Metrics(run.metrics_file), Loggers(config.logger, run, {"config": config_yaml})
+            self.metrics = Metrics(run.metrics_file)
+            self.loggers = Loggers(config.logger, run, {"config": config_yaml})
         self.begun = time.monotonic()
 
     def resume(self, iteration: int) -> None:
@@ -40,7 +43,8 @@ class Report:
         self.begun = time.monotonic()
         if self.rank == 0:
             self.metrics.truncate(iteration)
-            if earlier := read_metrics(self.run.metrics_file):
+            earlier = read_metrics(self.run.metrics_file)
+            if earlier:
                 self.begun -= earlier[-1].get("elapsed_s", 0.0)
 
     def step(
@@ -64,7 +68,8 @@ class Report:
             **_memory(),
             **counts,
         }
-        if dropped := sum(len(p.dropped) for p in packs):
+        dropped = sum(len(p.dropped) for p in packs)
+        if dropped:
             record["dropped"] = dropped
         self._write(iteration, record)
         total = self.config.train.train_iters
@@ -75,7 +80,11 @@ class Report:
 
     def skipped(self, iteration: int, result: StepResult, packs: Sequence[Pack]) -> None:
         """A step with NaN or Inf, or without a usable sample: warn, and list its samples in `skipped.jsonl`."""
-        keys, dropped = [k for p in packs for k in p.keys], [detail for p in packs for _, detail in p.dropped]
+        keys = []
+        dropped = []
+        for pack in packs:
+            keys += pack.keys
+            dropped += [detail for _, detail in pack.dropped]
         if result.tokens:
             log.warning("Iteration %d skipped: loss %s, gradient norm %s", iteration, result.loss, result.grad_norm)
         else:
@@ -92,17 +101,20 @@ class Report:
 
     def validation(self, iteration: int, record: Mapping[str, object]) -> None:
         """A round of validation, as `Validation.run` gives it."""
-        averaged = ", ".join(
-            f"{k[9:]} {v:.4f}" for k, v in record.items() if k.startswith("val_loss_ema") and isinstance(v, float)
-        )
-        averaged = averaged and f" ({averaged})"  # `ema.sigma_rels: []` keeps none
-        log.info("Validation at iteration %d: %.4f%s", iteration, record["val_loss"], averaged)
+        averages = []
+        for key, value in record.items():
+            if key.startswith("val_loss_ema") and isinstance(value, float):
+                averages.append(f"{key.removeprefix('val_loss_')} {value:.4f}")
+        # `ema.sigma_rels: []` keeps none
+        shown = f" ({', '.join(averages)})" if averages else ""
+        log.info("Validation at iteration %d: %.4f%s", iteration, record["val_loss"], shown)
         self._write(iteration, record)
 
     def samples(self, iteration: int, samples: Sequence[tuple[int, str, Path]]) -> None:
         """(index, prompt, file) of generated samples."""
-        for index, prompt, path in samples if self.rank == 0 else ():
-            self.loggers.sample(iteration, index, prompt, path)
+        if self.rank == 0:
+            for sample in samples:
+                self.loggers.sample(iteration, *sample)
 
     def close(self) -> None:
         """Close the loggers and plot the loss."""
@@ -119,10 +131,13 @@ class Report:
 def _speed(config: cfg.Config, packs: Sequence[Pack], duration_s: float) -> dict[str, float]:
     """Model TFLOP/s of this process from true segment lengths, and MFU where the device's peak is known."""
     flops = sum(counts.model_flops(config.model, *p.lengths()) for p in packs)
-    per_s = flops / duration_s / layout_of(config.model).model_size  # tp, pp and cp share the work of these packs
+    # tp, pp and cp share the work of these packs
+    per_s = flops / duration_s / layout_of(config.model).model_size
     out = {"tflops_per_s": per_s / 1e12}
-    if parallel.device().type == "cuda" and (peak := sizes.peak_flops(torch.cuda.get_device_name())):
-        out["mfu"] = per_s / peak
+    if parallel.device().type == "cuda":
+        peak = sizes.peak_flops(torch.cuda.get_device_name())
+        if peak:
+            out["mfu"] = per_s / peak
     return out
 
 

@@ -25,7 +25,7 @@ from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import TokenLosses, forward
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.packs.packs import Pack
-from dfm_nb.parallel.groups import layout_of, mpu
+from dfm_nb.parallel.groups import mpu
 from dfm_nb.training.distillation import Teacher
 from dfm_nb.training.muon import Muon, matrices_of
 
@@ -68,10 +68,11 @@ class Trainer:
         empty_text: torch.Tensor | None = None,
         teacher: tuple[Weights | None, float | None] = (None, None),
     ):
-        self.config, self.device = config, parallel.device()
+        self.config = config
+        self.device = parallel.device()
         self.objective = get_objective(config.model.objective, config.model.sigma_data)
-        self.layout = layout_of(config.model)
-        self.dp_rank, self.dp_size = mpu.get_data_parallel_rank(), mpu.get_data_parallel_world_size()
+        self.dp_rank = mpu.get_data_parallel_rank()
+        self.dp_size = mpu.get_data_parallel_world_size()
         self.model_config, self.chunks = build_chunks(config.model, config.mixed_precision, config.rng.seed)
         self.model_config.finalize_model_grads_func = finalize_model_grads
         # Parameters are not gathered late (overlap_param_gather): the averages and validation read them after the step.
@@ -116,16 +117,17 @@ class Trainer:
         matrices = matrices_of(self.chunks) if o.optimizer == "muon" else {}
         for part in optimizer.chained_optimizers:
             for group in part.optimizer.param_groups:
-                group["fused"], group["foreach"] = True, False  # one kernel per step instead of ten
+                group["fused"] = True  # one kernel per step instead of ten
+                group["foreach"] = False
             if matrices:  # none with LoRA, where the matrices are frozen
-                dtype = self.model_config.params_dtype
-                part.optimizer = Muon(part.optimizer.param_groups, matrices, o, dtype)
+                part.optimizer = Muon(part.optimizer.param_groups, matrices, o, self.model_config.params_dtype)
         return optimizer
 
     def _build_scheduler(self):
         from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-        o, s = self.config.optimizer, self.config.scheduler
+        o = self.config.optimizer
+        s = self.config.scheduler
         decay = s.lr_decay_iters or self.config.train.train_iters
         return OptimizerParamScheduler(
             self.optimizer,
@@ -161,14 +163,15 @@ class Trainer:
         Returns float64 [width], the same on every rank.
         """
 
-        def forward_step(packs: Iterator[Pack], model):  # the signature that megatron-core's schedules require
+        # the signature that megatron-core's schedules require
+        def forward_step(packs: Iterator[Pack], model):
             pack = next(packs)
             output, loss_of = forward(model, pack, self.objective, self.device)
 
             def loss_function(network_output):
                 losses = loss_of(network_output)
-                total, count = (losses.loss * losses.mask).sum(), losses.mask.sum().int()
-                return total, count, {"sum": sums_of(pack, losses)}
+                total = (losses.loss * losses.mask).sum()
+                return total, losses.mask.sum().int(), {"sum": sums_of(pack, losses)}
 
             return output, loss_function
 
@@ -186,6 +189,7 @@ class Trainer:
         total = torch.zeros(width, dtype=torch.float64, device=self.device)
         for out in outputs:  # only the last pipeline stage has any
             total += out["sum"]
+        # all ranks take part
         dist.all_reduce(total, group=mpu.get_data_parallel_group(with_context_parallel=True))
         return parallel.broadcast_from_last_stage(total)
 
@@ -202,7 +206,12 @@ class Trainer:
 
     def lessons(self, packs: list[Pack]) -> list[Pack]:
         """A few-step student's packs, one for each of its levels; without a teacher `packs` themselves."""
-        return packs if self.teacher is None else [lesson for p in packs for lesson in self.teacher.lessons(p)]
+        if self.teacher is None:
+            return packs
+        lessons = []
+        for pack in packs:
+            lessons += self.teacher.lessons(pack)
+        return lessons
 
     def step(self, packs: list[Pack]) -> StepResult:
         """One optimizer step on this rank's packs; with NaN or Inf, or without a sample, the weights are unchanged.

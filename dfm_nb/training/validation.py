@@ -36,15 +36,18 @@ class Validation:
     """
 
     def __init__(self, config: cfg.Config, trainer: Trainer, store: SampleStore, settings: PackSettings):
-        self.trainer, self.store, num_sigmas = trainer, store, config.validation.num_sigmas
+        self.trainer = trainer
+        self.store = store
         # without caption dropout and given frames
         without = {
             "train": {"caption_dropout": 0.0, "given_dropout": 0.0},
             "dataset": {"condition_frames_prob": 0.0, "condition_last_prob": 0.0},
         }
-        easy = config.model_copy(update={g: getattr(config, g).model_copy(update=of) for g, of in without.items()})
-        settings, buffer = replace(settings, config=easy), config.dataset.packing_buffer_size
-        order = PackOrder(store, settings, pack_capacity(config), buffer, shuffle=False)
+        easy = config.model_copy()
+        for group, values in without.items():
+            setattr(easy, group, getattr(config, group).model_copy(update=values))
+        settings = replace(settings, config=easy)
+        order = PackOrder(store, settings, pack_capacity(config), config.dataset.packing_buffer_size, shuffle=False)
         t = config.train
         packs = [order.next() for _ in range(t.eval_iters * t.global_batch_size // t.micro_batch_size)]
         # The levels continue from pack to pack, so that every level occurs equally often.
@@ -52,13 +55,17 @@ class Validation:
         # dealt round-robin, so that every layout has the same packs with the same levels
         share = list(zip(packs, first_levels))[trainer.dp_rank :: trainer.dp_size]
         self.packs = [build_pack(order, items) for items, _ in share]
-        for reason, detail in dict.fromkeys([*store.dropped, *(d for pack in self.packs for d in pack.dropped)]):
+        dropped = [*store.dropped]
+        for pack in self.packs:
+            dropped += pack.dropped
+        for reason, detail in dict.fromkeys(dropped):
             log.warning("validation sample left out (%s): %s", reason, detail)
         m = config.model
-        levels = edm.validation_sigmas(num_sigmas, m.P_mean, m.P_std, m.times)
+        levels = edm.validation_sigmas(config.validation.num_sigmas, m.P_mean, m.P_std, m.times)
         self.sigmas = (levels if trainer.teacher is None else trainer.teacher.levels[:-1]).float()
         for pack, (_, first) in zip(self.packs, share):
-            noisy = torch.unique(pack.row[pack.loss_mask])  # rows; what is given keeps its level, as in training
+            # rows; what is given keeps its level, as in training
+            noisy = torch.unique(pack.row[pack.loss_mask])
             pack.sigma[noisy] = self.sigmas[(torch.arange(len(noisy)) + first) % len(self.sigmas)]
         self.packs = trainer.lessons(self.packs)
 
@@ -92,7 +99,10 @@ class Samples:
         stores: list[SampleStore],
         statistics: LatentStatistics | None,
     ):
-        self.config, self.trainer, self.run, self.stores = config, trainer, run, stores
+        self.config = config
+        self.trainer = trainer
+        self.run = run
+        self.stores = stores
         self.statistics = statistics  # in fine-tuning not those of the folder
         self.requests = dict[Request, str]()  # and the split that a caption is of
         self.off = self._agree(self._prepare)
@@ -104,34 +114,47 @@ class Samples:
             work()
         except Exception as error:  # any error: a run must not end because of a sample
             failed = str(error) or type(error).__name__
-        if reasons := [reason for reason in everyones(failed) if reason]:
-            log.info("No samples at validation: %s (validation.samples=false turns them off)", reasons[0])
-        return bool(reasons)
+        for reason in everyones(failed):
+            if reason:
+                log.info("No samples at validation: %s (validation.samples=false turns them off)", reason)
+                return True
+        return False
 
     def _prepare(self) -> None:
-        v, folder, of = self.config.validation, data_folder(self.config), self.trainer.dp_size
+        v = self.config.validation
+        folder = data_folder(self.config)
+        of = self.trainer.dp_size
         if v.prompts:
             log.info("validation.prompts has %d: %s", len(v.prompts), " | ".join(v.prompts))
         if folder is None:
             raise ValueError("random latents (dataset.mock) have no decoder")
-        decoder = self.config.model.vae_cache_folder
         self.pipeline = Pipeline(
-            self.config, self.trainer.chunks, folder, tokenizer_path=decoder, statistics=self.statistics
+            self.config,
+            self.trainer.chunks,
+            folder,
+            tokenizer_path=self.config.model.vae_cache_folder,
+            statistics=self.statistics,
         )
         own = v.model_dump(include={"num_steps", "guidance", "height", "width", "fps"})
         own |= {"sampler": self.config.generation.sampler, "seed": self.config.rng.seed}
         most = max(CAPTIONS, of - len(v.prompts))
-        captions = [(store, turn) for turn in range(most) for store in self.stores if turn < len(store)][:most]
+        captions = []
+        for turn in range(most):
+            captions += [(store, turn) for store in self.stores if turn < len(store)]
+        captions = captions[:most]
         for index in range(self.trainer.dp_rank, max(len(v.prompts) + len(captions), of), of):
-            store, turn = captions[(index - len(v.prompts)) % len(captions)]
-            prompt, given = "", tuple[str, ...]()
-            if sample := store.read(turn) if index >= len(v.prompts) else None:
+            sample = None
+            given: tuple[str, ...] = ()
+            if index >= len(v.prompts):
+                store, turn = captions[(index - len(v.prompts)) % len(captions)]
+                sample = store.read(turn)
                 prompt = sample.meta.get("caption") or sample.key
                 self.pipeline.remember_text(prompt, sample.text_emb[0])
                 shown = [self.pipeline.decode_stored(z[0]) for z in sample.given]
                 given = write_given(self.run.sample_folder("given") / f"{index}", shown, sample.fps)
             else:
-                self.pipeline.encode_text([prompt := v.prompts[index]])
+                prompt = v.prompts[index]
+                self.pipeline.encode_text([prompt])
             request = Request(prompt, index, num_video_frames=v.frames, given=given, **own).completed(self.config)
             self.pipeline.check_memory([request])
             self.requests[request] = store.split if sample else ""
@@ -139,21 +162,25 @@ class Samples:
                 real = self.pipeline.decode_stored(sample.latent[0])
                 file = output_path(self.run.sample_folder("data") / "sample", request, many=True)
                 files.write_atomically(file, video.compressed(real, sample.fps)[1])
-        self.pipeline.memory_check = False  # one process of a replica must not stop where the others continue
+        # one process of a replica must not stop where the others continue
+        self.pipeline.memory_check = False
 
     def generate(self, iteration: int) -> list[tuple[int, str, Path]]:
         """Write this round's; returns (index, prompt, file) of every rank's samples, on every rank."""
         done: list[tuple[int, str, Path]] = []
         self.off = self.off or self._agree(lambda: done.extend(self._sample(iteration)))
-        return [sample for samples in everyones(done) for sample in samples]
+        return list(itertools.chain.from_iterable(everyones(done)))
 
     def _sample(self, iteration: int) -> list[tuple[int, str, Path]]:
-        ema, done = self.trainer.ema, []
+        ema = self.trainer.ema
+        done = []
         length = metrics.generated_with(ema.sigma_rels)
         with contextlib.nullcontext() if length is None else ema.applied(length):
             made = dict(self.pipeline.run(list(self.requests)))
         told = {"checkpoint": {"run": self.run.name, "iteration": iteration}, "ema": "validation"}
-        for i, (request, split) in enumerate(self.requests.items() if is_first_of_model() else ()):
+        if not is_first_of_model():
+            return []
+        for i, (request, split) in enumerate(self.requests.items()):
             made[i].made_by = {**told, "caption_of": split}
             path = output_path(self.run.sample_folder(iteration) / "sample", request, many=True)
             done.append((request.index, request.prompt, made[i].save(path)))

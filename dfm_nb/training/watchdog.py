@@ -69,9 +69,17 @@ class Watchdog:
     """
 
     def __init__(self, store, rank: int, world: int, limit_s: float):
-        self.store, self.rank, self.world, self.limit_s = store, rank, world, limit_s
-        self._stalled, self._lost_s, self._beaten = Stalled(os.getpid()), 0.0, time.monotonic()
-        self._phase, self._since, self._watched, self._waits = "starting", self._clock(), False, False
+        self.store = store
+        self.rank = rank
+        self.world = world
+        self.limit_s = limit_s
+        self._stalled = Stalled(os.getpid())
+        self._lost_s = 0.0
+        self._beaten = time.monotonic()
+        self._phase = "starting"
+        self._since = self._clock()
+        self._watched = False
+        self._waits = False
         self._longest_s = 0.0  # without a move, in the watched phases so far
         self._done = threading.Event()
         self._send_heartbeat()
@@ -87,16 +95,20 @@ class Watchdog:
         now = self._clock()
         if self._watched:
             self._longest_s = max(self._longest_s, now - self._since)
-        self._phase, self._since, self._watched = f"at iteration {iteration}, {phase}", now, watched
+        self._phase = f"at iteration {iteration}, {phase}"
+        self._since = now
+        self._watched = watched
 
     def _clock(self) -> float:
         """Seconds, without those in which this process could not run."""
         return time.monotonic() - self._lost_s
 
     def _send_heartbeat(self) -> None:
-        elapsed_s, lost_s = time.monotonic() - self._beaten, self._stalled.lap()
+        elapsed_s = time.monotonic() - self._beaten
+        lost_s = self._stalled.lap()
         self._beaten += elapsed_s
-        self._lost_s += elapsed_s if elapsed_s > 5 * PERIOD_S else min(lost_s, elapsed_s)  # stopped, or stalled
+        # stopped, or stalled
+        self._lost_s += elapsed_s if elapsed_s > 5 * PERIOD_S else min(lost_s, elapsed_s)
         # the only way to another thread's stack; at interpreter exit there is none
         top = sys._current_frames().get(threading.main_thread().ident or 0)
         # innermost first; threading.py is skipped, because its caller is more telling
@@ -105,7 +117,8 @@ class Watchdog:
         where = "".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames[:1])
         waits = any(frame.filename.endswith(_COLLECTIVES) for frame in frames)
         if waits != self._waits:  # it makes progress
-            self._waits, self._since = waits, self._clock()
+            self._waits = waits
+            self._since = self._clock()
         own = process.identity()
         beat = {
             "rank": self.rank,
@@ -122,13 +135,16 @@ class Watchdog:
 
     def _watch(self) -> None:
         heard = self._clock()  # the neighbour's last new heartbeat
-        neighbour, sent = (self.rank + 1) % self.world, None
+        neighbour = (self.rank + 1) % self.world
+        sent = None
         while not self._done.wait(PERIOD_S):
             # if the process that serves the store ends, torchrun ends the others
             with contextlib.suppress(Exception):
                 self._send_heartbeat()
-                if (latest := self._read(neighbour)["sent"]) != sent:
-                    sent, heard = latest, self._clock()
+                latest = self._read(neighbour)["sent"]
+                if latest != sent:
+                    sent = latest
+                    heard = self._clock()
                 if self._overdue() or self._clock() - heard > self.limit_s:
                     self._end_if_confirmed()
 
@@ -147,7 +163,10 @@ class Watchdog:
         has not reached the limit, and the run continues.
         """
         before = [self._read(rank) for rank in range(self.world)]
-        stalled = [Stalled(found.pid if (found := process.find(s)) else 0) for s in before]  # 0: on another host
+        stalled = []
+        for beat in before:
+            other = process.find(beat)
+            stalled.append(Stalled(other.pid if other else 0))  # 0: on another host
         begun = time.monotonic()
         for _ in range(CONFIRM_BEATS):
             if self._done.wait(PERIOD_S):
@@ -160,14 +179,16 @@ class Watchdog:
         still = self._overdue() and all(s["still_s"] > self._allowed_s() for s in busy or states)
         if not silent and not still:
             return
-        if self.rank == next(s["rank"] for s in states if s not in silent):  # the first living rank reports it
+        # the first living rank reports it
+        if self.rank == next(s["rank"] for s in states if s not in silent):
             named = "; ".join(s["about"] for s in (silent or busy or states)[:4])
             why = ": no heartbeats; it was stopped or its machine is lost" if silent else ""
             what = f"the run hangs, for {self.limit_s:g} s or more: {named}{why}"
             hint = "the same command resumes from the last checkpoint (dist.hang_timeout_s sets the limit, 0 is none)"
             print(legible(f"error: {what}. The job ends; {hint}"), file=sys.stderr, flush=True)
         else:
-            time.sleep(PERIOD_S)  # the first process to exit ends the others: let the message be printed before
+            # the first process to exit ends the others: let the message be printed before
+            time.sleep(PERIOD_S)
         mark_hung()
         # SIGKILL, as torchrun would wait for a stopped process to answer its SIGTERM. Other users of the machine can
         # write to the store: only what our own parent started is killed.

@@ -77,6 +77,13 @@ def test_asynchronous_save_is_the_state_at_the_call(trainer, tmp_path, monkeypat
     assert len(got) == len(want) and all(torch.equal(a, b) for a, b in zip(got, want))
 
 
+def test_kept_are_the_newest_the_best_and_every_nth():
+    iterations = [2, 4, 6, 8, 10]
+    assert {*iterations} <= saving.kept(iterations, 0, None, None)
+    assert saving.kept(iterations, 1, None, None) - {None} == {10}
+    assert saving.kept(iterations, 2, 4, 6) == {4, 6, 8, 10}
+
+
 def test_old_checkpoints_go_but_every_nth_stays(trainer, tmp_path):
     writer = writer_to(tmp_path, keep_last=2, keep_every=4, asynchronous=True)
     for iteration in (2, 4, 6, 8, 10):
@@ -135,11 +142,11 @@ def test_fault_of_a_save_names_it_and_the_last_good_one(
 ):
     writer = writer_to(tmp_path, asynchronous=asynchronous)
     save(writer, trainer, 1)
-    writer.finish()
+    writer.close()
     monkeypatch.setattr(module, name, fault)
     with pytest.raises(ValueError, match=f"iter_0000002.*{said}.*iter_0000001"):
         save(writer, trainer, 2)
-        writer.finish()
+        writer.close()
     assert [p.name for p in tmp_path.glob("iter_*")] == ["iter_0000001"] and not writer.busy
 
 
