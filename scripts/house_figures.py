@@ -5,8 +5,8 @@
 Tokens are names, operators, numbers and strings of the code, without docstrings: unlike lines they do not fall when
 code is folded. Code lines are printed beside them and not held. The core is what `prepare`, `train` and `generate`
 import, with the sources `folder` and `table`, the tokenizer `cosmos_cv` and the text encoder `t5`. The exit code is 1
-if a room is above its budget or has none. `--without wan` lists what goes with dfm_nb/integrations/wan: files, and
-lines elsewhere that name it.
+if a room is above its budget or has none, or if dfm_nb has more folded statements than `[tool.dfm_nb.folding]`
+allows. `--without wan` lists what goes with dfm_nb/integrations/wan: files, and lines elsewhere that name it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ CORE_ROOTS = (
     *("dfm_nb.data.tokenizers.cosmos_cv", "dfm_nb.data.text_encoders.t5"),
 )
 """What the core is found from: three verbs, and the plug-ins that they load by name for pictures of a user's own."""
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LAYOUT = {*(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE), *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)}
 
 
@@ -48,8 +49,22 @@ def docstring_lines(source: str) -> set[int]:
     return lines
 
 
+def folded(source: str) -> Counter[str]:
+    """Statements that say several things at once, by the names of `[tool.dfm_nb.folding]`."""
+    found: Counter[str] = Counter()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, COMPREHENSIONS):
+            inner = [each for each in ast.walk(node) if isinstance(each, COMPREHENSIONS)]
+            found["comprehensions"] += 1
+            found["nested"] += len(inner) > 1 or len(node.generators) > 1
+        found["walrus"] += isinstance(node, ast.NamedExpr)
+        if isinstance(node, ast.Assign):
+            found["pairs"] += isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+    return found
+
+
 def measured(source: str) -> Counter[str]:
-    """Tokens and code lines of a file."""
+    """Tokens, code lines and folded statements of a file."""
     docstrings = docstring_lines(source)
     lines: set[int] = set()
     tokens = 0
@@ -57,7 +72,7 @@ def measured(source: str) -> Counter[str]:
         if token.type not in LAYOUT and token.start[0] not in docstrings:
             tokens += 1
             lines.update(range(token.start[0], token.end[0] + 1))
-    return Counter(tokens=tokens, lines=len(lines - docstrings))
+    return Counter(tokens=tokens, lines=len(lines - docstrings)) + folded(source)
 
 
 def imported(source: str, module: str, is_package: bool) -> set[str]:
@@ -151,7 +166,8 @@ def main() -> int:
     if args.without:
         print(*without(args.root, args.without), sep="\n")
         return 0
-    budget = tomllib.loads((args.root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["dfm_nb"]["budget"]
+    limits = tomllib.loads((args.root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["dfm_nb"]
+    budget = limits["budget"]
     found = rooms(args.root)
     print(f"{'':22}{'tokens':>8}    budget    lines  tokens a line")
     over = []
@@ -160,6 +176,12 @@ def main() -> int:
         print(f"{room:22}{tokens:8,} of {budget.get(room, 0):7,}{lines:9,}{tokens / max(lines, 1):8.1f}")
         if tokens > budget.get(room, 0):
             over.append(room)
+    own = found["dfm_nb"]
+    for kind, most in limits["folding"].items():
+        share = 1000 * own[kind] / own["lines"]
+        print(f"dfm_nb: {kind} {share:.1f} of {most} per 1,000 lines")
+        if share > most:
+            over.append(kind)
     if over:
         print(
             f"over the budget in pyproject.toml: {', '.join(over)}; remove code, or see CONTRIBUTING", file=sys.stderr
