@@ -15,9 +15,9 @@ from dfm_nb.base import video
 from dfm_nb.base.files import MARK, UNWRITABLE, check_free
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import FileVerb, Report
-from dfm_nb.data.inspection import InspectedShards
 from dfm_nb.data.prepared_folder import CHECKSUMS, DROPS, REASONS, fits, kinds_line, psnr_lines, sizes_line
 from dfm_nb.data.shards import how_to_adopt
+from dfm_nb.display.dataset import InspectedShards
 
 
 class InspectOptions(FileVerb):

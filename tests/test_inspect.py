@@ -11,7 +11,7 @@ from PIL import Image
 from dfm_nb import inspect
 from dfm_nb.base.argv import guard
 from dfm_nb.data import prepared_folder, shards
-from dfm_nb.data.inspection import InspectedShards
+from dfm_nb.display.dataset import InspectedShards
 from tests.data.shard_files import write_shard
 from tests.json_files import read_json
 

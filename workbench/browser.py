@@ -21,10 +21,10 @@ from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.options import fields
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
-from dfm_nb.data.inspection import InspectedShards, pictures, size_of
 from dfm_nb.data.preparation import PrepareConfig
 from dfm_nb.data.shard_plan import evenly
 from dfm_nb.data.shards import Fits, how_to_adopt
+from dfm_nb.display.dataset import InspectedShards, pictures, size_of
 from dfm_nb.inspect import figures
 from workbench.controls import table_html
 from workbench.gallery import Gallery, Item

@@ -10,7 +10,7 @@ import pytest
 
 from dfm_nb.base.video import read_image, write_mp4, write_png
 from dfm_nb.data.edits import EDITS, Edit, read_edits
-from dfm_nb.data.inspection import pictures
+from dfm_nb.display.dataset import pictures
 from dfm_nb.generation.pipeline import Pipeline
 from workbench.browser import DatasetBrowser
 from workbench.gallery import Gallery, file_stem, grid
