@@ -26,6 +26,14 @@ def test_unknown_verb_names_the_nearest(capsys):
     assert "'pretrain'" in capsys.readouterr().err
 
 
+def test_no_package_replaces_a_verb_of_ours(monkeypatch):
+    theirs = {verb: ("evil", "") for verb in ("prepare", "evaluate", "plan", "sweep", "text", "mine")}
+    package = Mock(dist="evil", load=lambda: theirs)
+    points = [package, *cli.entry_points(cli.GROUP)]
+    monkeypatch.setattr(cli, "entry_points", lambda group: points)
+    assert {verb for verb, (module, _) in cli.verbs().items() if module == "evil"} == {"mine"}
+
+
 def test_a_flag_given_twice_is_named_unless_it_may_be(caplog):
     """Of two sources the first would be left out in silence."""
     argv = "prepare --source folder:a --source folder:b --output-dir c --short-side 0".split()
