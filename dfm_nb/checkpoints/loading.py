@@ -227,7 +227,7 @@ def _fitting(source: Weights) -> Weights:
 
 
 def weights_in(folder: Path) -> Weights:
-    """Weights of an `iter_*` folder that has been verified."""
+    """Weights of an `iter_*` folder, which loading verifies."""
     return Weights(folder, folders.read_config(folder))
 
 

@@ -2,8 +2,9 @@
 
 The shards are dealt to *lanes* of the same number of tokens. A lane is an endless stream: epochs over its own samples,
 shuffled within windows, and a packer. Pack g is the next one of lane g modulo the number of lanes. So if the number of
-lanes is a multiple of the data-parallel size, a rank reads contiguous data; memory is bounded by the windows, and
-nothing depends on ranks, workers, restarts or time. A single lane's window is the complete data set.
+lanes is a multiple of the data-parallel size, a rank reads contiguous data, unless `dataset.balance_steps` regroups
+packs; memory is bounded by the windows, and nothing depends on ranks, workers, restarts or time. A single lane's window
+is the complete data set.
 
     shards                      a = 0 1 2 3    b = 4 5 6 7    c = 8 9 10 11    d = 12 13 14 15
     two lanes                   a, d           b, c
@@ -215,7 +216,7 @@ class PackOrder:
         ends = np.minimum(np.cumsum(samples), size)
         ranges_R2 = np.stack((np.append(0, ends[:-1]), ends), 1)
         used = ranges_R2[:, 0] < ranges_R2[:, 1]
-        # validation, which does not shuffle, uses each sample once
+        # validation, which does not shuffle, uses each sample alike
         weights = self.store.weights(self.settings.config.dataset.clip_weight) if self.shuffle else None
         if weights is not None:
             voxels[used] = np.add.reduceat(weights * self.store.voxels(slice(None)), ranges_R2[used, 0])

@@ -287,7 +287,7 @@ class Pipeline:
         progress: bool = False,
         preview_every: int = 1,
     ) -> Iterator[tuple[int, Generated]]:
-        """Yield (position in `requests`, `Generated`), in batches that share all but prompts, seeds and given pictures.
+        """Yield (position in `requests`, `Generated`), in batches that share all but prompts, seeds, index and files.
 
         Parameters
         ----------

@@ -2,8 +2,8 @@
 Models").
 
 After t steps the average has weight ~ (step/t)^gamma on each step, so its length is a fixed fraction sigma_rel of the
-run. Several lengths are kept, each as a float32 copy of this rank's parameters. `combine_weights` reconstructs other
-lengths from stored ones (post-hoc EMA).
+run. Several lengths are kept, each as a float32 copy of this rank's parameters (of the rounded ones, if these are
+bfloat16). `combine_weights` reconstructs other lengths from stored ones (post-hoc EMA).
 """
 
 import math

@@ -339,8 +339,9 @@ def draw_sample(clip: EncodedClip, epoch: int, settings: PackSettings, empty_tex
     sigma = edm.sigma_from_normal(normal, m.P_mean, m.P_std, m.times)
     if m.shift_tokens:  # more tokens share more information, so the same corruption needs more noise
         sigma = sigma * math.sqrt(latent[0].numel() / settings.patch_volume / m.shift_tokens)
-    # One number drops the caption below `words` and what is given from `words / 2` on. So both are dropped together
-    # in half of the cases, and guidance learns estimates without words, without pictures and without either.
+    # One number drops the caption below `words` and what is given from `words / 2` on. So, with equal shares, both are
+    # dropped together in half of the cases, and guidance learns estimates without words, without pictures and without
+    # either.
     words = config.train.caption_dropout
     # One number decides about the first and the last frame, independently: within the range of the first one's outcome
     # it is uniform again. A clip keeps one frame to learn from.

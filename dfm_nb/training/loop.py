@@ -334,7 +334,7 @@ class Training:
 
         Raises
         ------
-        ValueError : more than `train.max_skipped_steps` steps in a row had NaN or Inf, or too many samples are bad.
+        ValueError : more than `train.max_skipped_steps` steps in a row had NaN, Inf or no sample, or too many are bad.
         """
         started = time.monotonic()
         cpu_s = time.process_time()

@@ -37,7 +37,7 @@ LONG_S = 10.0
 class StepResult:
     """Result of one optimizer step, over all ranks.
 
-    loss : mean per token. tokens : without padding. skipped : NaN or Inf, or no token at all (loss is
+    loss : mean per token. tokens : that have a loss. skipped : NaN or Inf, or no token at all (loss is
     NaN then), so the weights stayed as they were.
     """
 
