@@ -14,8 +14,8 @@ FILE = "training_samples.json"
 Side = Annotated[int, Field(ge=16, multiple_of=16, lt=1 << 20)]
 Frames = Annotated[int, Field(ge=1, lt=1 << 20)]
 Rate = Annotated[float, Field(gt=0, lt=1e6)]
-SETTINGS = ("height", "width", "num_video_frames", "fps")
-"""Those of `generation` that a sample has."""
+SETTINGS = ("num_video_frames", "height", "width", "fps")
+"""Those of `generation` that a sample has, in the order of `geometry.pixel_size`."""
 
 
 class Form(BaseModel, frozen=True):

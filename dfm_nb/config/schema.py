@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from dfm_nb.base.limits import MOST_STEPS
 from dfm_nb.base.options import Field, fields, option
 from dfm_nb.config import networks
-from dfm_nb.config.samples import TrainingSamples
+from dfm_nb.config.samples import SETTINGS, TrainingSamples
 
 INT_LIMIT = 2**31
 """Upper limit of integers: larger ones are typing errors, and the rules between keys factor these numbers."""
@@ -295,6 +295,10 @@ class GenerationConfig(Group):
     shift: float = option(1.0, "shift of the schedule, if it is `flow`", gt=0)
     # 160 times the sigma_data of latents: the first state is noise, whatever the picture (Karras et al. 2022, Table 1)
     sigma_max: float = option(80.0, "noise level of the start", gt=0)
+
+    def of_samples(self) -> dict[str, Any]:
+        """The size, frames and rate that are set."""
+        return self.model_dump(include={*SETTINGS}, exclude_none=True)
 
 
 class ValidationConfig(Group):

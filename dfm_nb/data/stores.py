@@ -16,7 +16,7 @@ import torch
 from dfm_nb.base import geometry, seeds, simhash
 from dfm_nb.base.log import log
 from dfm_nb.base.records import UNKNOWN_FPS, EncodedClip, SampleError
-from dfm_nb.config.samples import Captions, Kind, TrainingSamples
+from dfm_nb.config.samples import SETTINGS, Captions, Kind, TrainingSamples
 from dfm_nb.data.captioning import MIRRORED, captions_of
 from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_empty_text, read_manifest
@@ -28,8 +28,6 @@ from dfm_nb.packs.packs import LatentStatistics
 # samples of a kind, stills or clips, whose rates and captions `training_samples` records
 MOST_LOOKED_AT = 4_096
 READ_OF_SERVER = 16  # of a server: each may fetch a shard before training starts
-SIZE = ("num_video_frames", "height", "width", "fps")
-"""Settings of `generation` that a sample has, in the order of `geometry.pixel_size`."""
 
 
 def has_split(path: str | Path, split: str) -> bool:
@@ -199,14 +197,14 @@ def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None =
                 fps = float(meta.get("fps") or UNKNOWN_FPS)
                 rates[size][fps] += 1
                 if size in usable and (asked is None or (asked == 1) == still):
-                    form = {**dict(zip(SIZE, (*size, fps))), **set_by_user}
+                    form = {**dict(zip(SETTINGS, (*size, fps))), **set_by_user}
                     told[*form.values(), bool(meta.get("given_shapes"))] += filter(None, captions_of(meta))
                     looked_at += 1
         for (_, height, width), n in counts.items():
             sides[f"{width}x{height}"] += n
         of_usual = rates[usual] or sum(rates.values(), Counter({float(UNKNOWN_FPS): 0}))
         fps = of_usual.most_common(1)[0][0]
-        kind = {**dict(zip(SIZE, (*usual, fps))), "sizes": [side for side, _ in sides.most_common()]}
+        kind = {**dict(zip(SETTINGS, (*usual, fps))), "sizes": [side for side, _ in sides.most_common()]}
         kinds.append((len(samples), Kind.model_validate(kind)))
     kinds.sort(key=lambda kind: (asked is not None and kind[1].still != (asked == 1), -kind[0]))
     captions = []
@@ -214,7 +212,7 @@ def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None =
         _report_untold(told, len(store) - looked_at)
         for form_of, texts in sorted(told.items(), key=lambda item: -len(item[1])):
             if texts:
-                about = {**dict(zip((*SIZE, "given"), form_of)), "simhash": simhash.encoded(texts)}
+                about = {**dict(zip((*SETTINGS, "given"), form_of)), "simhash": simhash.encoded(texts)}
                 captions.append(Captions.model_validate(about))
     return TrainingSamples(kinds=[kind for _, kind in kinds], captions=captions, given=store.any_given)
 

@@ -100,7 +100,7 @@ def usual(config: cfg.Config, num_video_frames: int | None = None, prompt: str =
 
 def _kinds(config: cfg.Config) -> list[Kind]:
     """The usual forms of training samples, the first one as the settings recommend it."""
-    own = config.generation.model_dump(include={*SETTINGS}, exclude_none=True)
+    own = config.generation.of_samples()
     return [kind.model_copy(update=own if i == 0 else {}) for i, kind in enumerate(config.samples.kinds)]
 
 

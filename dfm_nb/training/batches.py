@@ -12,7 +12,7 @@ from dfm_nb.config import sizes
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.remote import local_folder, remote_folder
-from dfm_nb.data.stores import SIZE, MockStore, SampleStore, ShardStore, has_split, training_samples
+from dfm_nb.data.stores import MockStore, SampleStore, ShardStore, has_split, training_samples
 from dfm_nb.packs.packs import LatentStatistics, PackSettings
 from dfm_nb.parallel.groups import layout_of
 
@@ -73,8 +73,8 @@ def with_data(resolved: cfg.Resolved, store: SampleStore) -> cfg.Resolved:
     """With what the data set decides: the network's inputs, and what generation recommends."""
     inputs = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
     resolved = resolved.with_derived(inputs, "the data set")
-    recommended = resolved.config.generation.model_dump(include={*SIZE}, exclude_none=True)
-    return replace(resolved, config=resolved.config.with_samples(training_samples(store, recommended)))
+    samples = training_samples(store, resolved.config.generation.of_samples())
+    return replace(resolved, config=resolved.config.with_samples(samples))
 
 
 def pack_capacity(config: cfg.Config) -> int:
