@@ -1,131 +1,172 @@
 """Shift, scale and gate of a packed sequence by conditioning row (adaLN; Peebles & Xie 2023, section 3.2).
 
-Tables [R, h] have a row for each noise level of a pack; a `RowMap` maps tokens to rows. Expanding the tables to [S, h]
+Tables [R, h] have a row for each noise level of a pack; `Rows` maps tokens to rows. Expanding the tables to [S, h]
 would give the same result, but backward would keep nine such tensors per layer. On CPU, neighbouring rows with equally
-many tokens are one broadcast operation; on CUDA, tables are gathered on the fly. Sums in the backward have a fixed
-order, so training is reproducible on CUDA too.
+many tokens are one broadcast operation; on other devices, tables are gathered on the fly. Sums in the backward have a
+fixed order, so training is reproducible on CUDA too.
 
-Shapes, in the names of tensors: S tokens of this rank, R conditioning rows of the pack, h hidden; 1 is megatron-core's
-batch. In a run of rows: r rows, t tokens of each.
+Shapes, in the names of tensors: S tokens of this rank, R conditioning rows of the pack, h hidden. In a run of rows: r
+rows, t tokens of each.
 
-    index = [0 0 0 1 1 1 2 2]             three rows of 3, 3 and 2 tokens
-    runs  = [(0, 2, 0, 3), (2, 1, 6, 2)]  rows 0-1 are tokens 0-5, 3 each; row 2 is tokens 6-7
+    row  = [0 0 0 1 1 1 2 2]        three rows of 3, 3 and 2 tokens
+    runs  = rows [2, 1], tokens [3, 2]
     so x[0:6] viewed as [2, 3, h] times scale[0:2, None], then x[6:8] as [1, 2, h] times scale[2:3, None]
 """
 
-import functools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 
-class RowMap:
-    """Which conditioning row each token has. index : int64 [S]."""
+class Runs(NamedTuple):
+    """Consecutive rows with equally many tokens, on the host. order : the rows as they come; None for 0, 1, 2, ..."""
 
-    def __init__(self, index: torch.Tensor):
-        self.index = index
-        self._one_hot: torch.Tensor | None = None  # [R, S]
+    rows: list[int]
+    tokens: list[int]  # of each row
+    order: torch.Tensor | None
 
-    @functools.cached_property
-    def runs(self) -> list[tuple[int, int, int, int]]:
-        """(first row, rows, first token, tokens a row) of consecutive rows with equally many tokens.
-
-        For CPU only: it reads `index`, which would synchronise with a GPU.
-        """
-        rows, counts = torch.unique_consecutive(self.index, return_counts=True)
-        out: list[tuple[int, int, int, int]] = []
-        start = 0
-        for row, length in zip(rows.tolist(), counts.tolist()):
-            if out and out[-1][3] == length and out[-1][0] + out[-1][1] == row:
-                first, count, begin, _ = out[-1]
-                out[-1] = (first, count + 1, begin, length)
+    @classmethod
+    def of(cls, row: torch.Tensor) -> "Runs":
+        order, lengths = torch.unique_consecutive(row, return_counts=True)
+        rows: list[int] = []
+        tokens: list[int] = []
+        for length in lengths.tolist():
+            if tokens and tokens[-1] == length:
+                rows[-1] += 1
             else:
-                out.append((row, 1, start, length))
-            start += length
-        return out
+                rows.append(1)
+                tokens.append(length)
+        in_order = torch.equal(order, torch.arange(len(order)))
+        return cls(rows, tokens, None if in_order else order)
 
-    def spans(self, *tokens: torch.Tensor) -> Iterator[tuple[slice, list[torch.Tensor]]]:
-        """(rows, views [r, t, h] of tensors [S, 1, h]) of each run."""
-        for row, count, start, length in self.runs:
-            stop = start + count * length
-            yield slice(row, row + count), [t[start:stop].view(count, length, t.shape[-1]) for t in tokens]
+    def over_rows(self, table_Rh: torch.Tensor) -> list[torch.Tensor]:
+        """[R, h] -> [r, 1, h] of each run."""
+        used = table_Rh[: sum(self.rows)] if self.order is None else table_Rh.index_select(0, self.order)
+        return list(used[:, None].split(self.rows))
 
-    def expand(self, table: torch.Tensor) -> torch.Tensor:
-        """[R, h] -> [S, 1, h]."""
-        return table.index_select(0, self.index)[:, None]
+    def over_tokens(self, tokens_Sh: torch.Tensor) -> Iterator[torch.Tensor]:
+        """[S, h] -> views [r, t, h] of each run."""
+        parts = tokens_Sh.split([r * t for r, t in zip(self.rows, self.tokens)])
+        for part, r in zip(parts, self.rows):
+            yield part.view(r, -1, part.shape[-1])
 
-    def sum(self, tokens: torch.Tensor, count: int) -> torch.Tensor:
-        """[S, 1, h] -> [count, h], the sums over each row's tokens."""
-        if self._one_hot is None:  # of all layers: made for each sum, it took a seventh of a step on an H100's host
-            rows = torch.arange(count, device=self.index.device)[:, None]
-            self._one_hot = (self.index == rows).to(tokens.dtype)
-        return self._one_hot @ tokens[:, 0]
+    def summed(self, sums: list[torch.Tensor], table_Rh: torch.Tensor) -> torch.Tensor:
+        """Sums [r, h] of each run -> [R, h] like the table; rows without tokens get 0."""
+        if self.order is not None:
+            return torch.zeros_like(table_Rh).index_add_(0, self.order, torch.cat(sums))
+        return F.pad(torch.cat(sums), (0, 0, 0, len(table_Rh) - sum(self.rows)))
+
+
+class Rows(NamedTuple):
+    """Which conditioning row each token has.
+
+    row : int64 [S]. one_hot : [R, S], in the network's dtype, for sums over a row's tokens. On CPU `runs` instead.
+    """
+
+    row: torch.Tensor
+    one_hot: torch.Tensor | None
+    runs: Runs | None
+
+    @classmethod
+    def of(cls, row: torch.Tensor, count: int, dtype: torch.dtype) -> "Rows":
+        if row.device.type == "cpu":
+            return cls(row, None, Runs.of(row))
+        numbers = torch.arange(count, device=row.device)[:, None]
+        return cls(row, (row == numbers).to(dtype), None)
 
 
 class _Modulate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_S1h, shift_Rh, scale_Rh, rows):
-        ctx.rows = rows
-        ctx.save_for_backward(x_S1h, scale_Rh)
-        if x_S1h.is_cuda:
-            return torch.addcmul(rows.expand(shift_Rh), x_S1h, rows.expand(1 + scale_Rh))
-        out_S1h = torch.empty_like(x_S1h)
-        for at, (x_rth, out_rth) in rows.spans(x_S1h, out_S1h):
-            torch.addcmul(shift_Rh[at, None], x_rth, 1 + scale_Rh[at, None], out=out_rth)
-        return out_S1h
+    def forward(ctx, x_Sh, shift_Rh, scale_Rh, row, one_hot):
+        factor_Rh = 1 + scale_Rh
+        ctx.save_for_backward(x_Sh, factor_Rh, row, one_hot)
+        return torch.addcmul(shift_Rh.index_select(0, row), x_Sh, factor_Rh.index_select(0, row))
 
     @staticmethod
-    def backward(ctx, grad):
-        (x_S1h, scale_Rh), rows, g_S1h = ctx.saved_tensors, ctx.rows, grad.contiguous()
-        if x_S1h.is_cuda:
-            count = len(scale_Rh)
-            return g_S1h * rows.expand(1 + scale_Rh), rows.sum(g_S1h, count), rows.sum(g_S1h * x_S1h, count), None
-        dx_S1h = torch.empty_like(x_S1h)
-        dshift_Rh = torch.zeros_like(scale_Rh)
-        dscale_Rh = torch.zeros_like(scale_Rh)
-        for at, (x_rth, g_rth, dx_rth) in rows.spans(x_S1h, g_S1h, dx_S1h):
-            dshift_Rh[at] += g_rth.sum(1)
-            dscale_Rh[at] += torch.mul(g_rth, x_rth, out=dx_rth).sum(1)  # dx is only a buffer here
-            torch.mul(g_rth, 1 + scale_Rh[at, None], out=dx_rth)
-        return dx_S1h, dshift_Rh, dscale_Rh, None
+    def backward(ctx, g_Sh):
+        x_Sh, factor_Rh, row, one_hot = ctx.saved_tensors
+        return g_Sh * factor_Rh.index_select(0, row), one_hot @ g_Sh, one_hot @ (g_Sh * x_Sh), None, None
+
+
+class _ModulateRuns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_Sh, shift_Rh, scale_Rh, runs):
+        factor_Rh = 1 + scale_Rh
+        ctx.runs = runs
+        ctx.save_for_backward(x_Sh, factor_Rh)
+        out_Sh = torch.empty_like(x_Sh)
+        tables = zip(runs.over_rows(shift_Rh), runs.over_rows(factor_Rh))
+        for (shift_r1h, factor_r1h), x_rth, out_rth in zip(tables, runs.over_tokens(x_Sh), runs.over_tokens(out_Sh)):
+            torch.addcmul(shift_r1h, x_rth, factor_r1h, out=out_rth)
+        return out_Sh
+
+    @staticmethod
+    def backward(ctx, g_Sh):
+        x_Sh, factor_Rh = ctx.saved_tensors
+        runs = ctx.runs
+        dx_Sh = torch.empty_like(x_Sh)
+        tensors = zip(*map(runs.over_tokens, (x_Sh, g_Sh.contiguous(), dx_Sh)))
+        dshift = []
+        dscale = []
+        for factor_r1h, (x_rth, g_rth, dx_rth) in zip(runs.over_rows(factor_Rh), tensors):
+            dshift.append(g_rth.sum(1))
+            dscale.append(torch.mul(g_rth, x_rth, out=dx_rth).sum(1))  # dx is only a buffer here
+            torch.mul(g_rth, factor_r1h, out=dx_rth)
+        return dx_Sh, runs.summed(dshift, factor_Rh), runs.summed(dscale, factor_Rh), None
 
 
 class _AddGated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_S1h, gate_Rh, y_S1h, rows):
-        ctx.rows = rows
-        ctx.save_for_backward(gate_Rh, y_S1h)
-        if x_S1h.is_cuda:
-            return torch.addcmul(x_S1h, rows.expand(gate_Rh), y_S1h)
-        out_S1h = torch.empty_like(x_S1h)
-        for at, (x_rth, y_rth, out_rth) in rows.spans(x_S1h, y_S1h, out_S1h):
-            torch.addcmul(x_rth, gate_Rh[at, None], y_rth, out=out_rth)
-        return out_S1h
+    def forward(ctx, x_Sh, gate_Rh, y_Sh, row, one_hot):
+        ctx.save_for_backward(gate_Rh, y_Sh, row, one_hot)
+        return torch.addcmul(x_Sh, gate_Rh.index_select(0, row), y_Sh)
 
     @staticmethod
-    def backward(ctx, grad):
-        (gate_Rh, y_S1h), rows, g_S1h = ctx.saved_tensors, ctx.rows, grad.contiguous()
-        if y_S1h.is_cuda:
-            return g_S1h, rows.sum(g_S1h * y_S1h, len(gate_Rh)), g_S1h * rows.expand(gate_Rh), None
-        dgate_Rh = torch.zeros_like(gate_Rh)
-        dy_S1h = torch.empty_like(y_S1h)
-        for at, (y_rth, g_rth, dy_rth) in rows.spans(y_S1h, g_S1h, dy_S1h):
-            dgate_Rh[at] += torch.mul(g_rth, y_rth, out=dy_rth).sum(1)  # as above
-            torch.mul(g_rth, gate_Rh[at, None], out=dy_rth)
-        return g_S1h, dgate_Rh, dy_S1h, None
+    def backward(ctx, g_Sh):
+        gate_Rh, y_Sh, row, one_hot = ctx.saved_tensors
+        return g_Sh, one_hot @ (g_Sh * y_Sh), g_Sh * gate_Rh.index_select(0, row), None, None
 
 
-def modulate(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, rows: RowMap) -> torch.Tensor:
-    """x * (1 + scale[row]) + shift[row]; x : [S, 1, h], contiguous; shift, scale : [R, h]."""
-    return _Modulate.apply(x, shift, scale, rows)
+class _AddGatedRuns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_Sh, gate_Rh, y_Sh, runs):
+        ctx.runs = runs
+        ctx.save_for_backward(gate_Rh, y_Sh)
+        out_Sh = torch.empty_like(x_Sh)
+        tensors = zip(*map(runs.over_tokens, (x_Sh, y_Sh, out_Sh)))
+        for gate_r1h, (x_rth, y_rth, out_rth) in zip(runs.over_rows(gate_Rh), tensors):
+            torch.addcmul(x_rth, gate_r1h, y_rth, out=out_rth)
+        return out_Sh
+
+    @staticmethod
+    def backward(ctx, g_Sh):
+        gate_Rh, y_Sh = ctx.saved_tensors
+        runs = ctx.runs
+        dy_Sh = torch.empty_like(y_Sh)
+        tensors = zip(*map(runs.over_tokens, (y_Sh, g_Sh.contiguous(), dy_Sh)))
+        dgate = []
+        for gate_r1h, (y_rth, g_rth, dy_rth) in zip(runs.over_rows(gate_Rh), tensors):
+            dgate.append(torch.mul(g_rth, y_rth, out=dy_rth).sum(1))  # as above
+            torch.mul(g_rth, gate_r1h, out=dy_rth)
+        return g_Sh, runs.summed(dgate, gate_Rh), dy_Sh, None
 
 
-def add_gated(x: torch.Tensor, gate: torch.Tensor, y: torch.Tensor, rows: RowMap) -> torch.Tensor:
-    """x + gate[row] * y; x, y : [S, 1, h], contiguous; gate : [R, h]."""
-    return _AddGated.apply(x, gate, y, rows)
+def modulate(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """x * (1 + scale[row]) + shift[row]; x : [S, h], contiguous; shift, scale : [R, h]."""
+    if rows.runs is not None:
+        return _ModulateRuns.apply(x, shift, scale, rows.runs)
+    return _Modulate.apply(x, shift, scale, rows.row, rows.one_hot)
 
 
-def modulated_norm(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, rows: RowMap, eps: float) -> torch.Tensor:
+def add_gated(x: torch.Tensor, gate: torch.Tensor, y: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """x + gate[row] * y; x, y : [S, h], contiguous; gate : [R, h]."""
+    if rows.runs is not None:
+        return _AddGatedRuns.apply(x, gate, y, rows.runs)
+    return _AddGated.apply(x, gate, y, rows.row, rows.one_hot)
+
+
+def modulated_norm(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, rows: Rows, eps: float) -> torch.Tensor:
     """`modulate` of the layer norm of x without weights: shift and scale replace them."""
     return modulate(F.layer_norm(x, x.shape[-1:], eps=eps), shift, scale, rows)

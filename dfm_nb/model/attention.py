@@ -17,12 +17,11 @@ import functools
 import importlib.util
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, pairwise
-from typing import Callable, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer.module import MegatronModule
 
 FLOAT32_BELOW = 512
@@ -49,9 +48,18 @@ class _Run:
     kv_mask: torch.Tensor | None  # bool [count, 1, 1, kv_len], True = attend; None: all have the longest length
 
 
+class Varlen(NamedTuple):
+    """What CUDA's kernels take after q, k and v: bounds, int32 on the device, and the longest segment of each."""
+
+    cu_seqlens_q: torch.Tensor
+    cu_seqlens_kv: torch.Tensor
+    max_q: int
+    max_kv: int
+
+
 @dataclass
 class SegmentBounds:
-    """Bounds of the segments, on the host (`cu_q`, `cu_kv`, ints) and, for CUDA's kernels, on the device (`varlen`)."""
+    """Bounds of the segments among queries and keys, on the host; `on_device` is what a back end takes."""
 
     cu_q: list[int]
     cu_kv: list[int]
@@ -60,12 +68,13 @@ class SegmentBounds:
     def __post_init__(self) -> None:
         assert len(self.cu_q) == len(self.cu_kv), (len(self.cu_q), len(self.cu_kv))
 
-    @functools.cached_property
-    def varlen(self) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-        """cu_seqlens of queries and keys, then the longest of each: what CUDA kernels need after q, k, v."""
+    def on_device(self, backend: str) -> SegmentBounds | Varlen:
+        """The `bounds` of `BACKENDS[backend]`."""
+        if "a CUDA device" not in NEEDS.get(backend, ()):
+            return self
         q, kv = (torch.tensor(cu, dtype=torch.int32) for cu in (self.cu_q, self.cu_kv))
         longest = int(q.diff().max()), int(kv.diff().max())  # on the host: nothing waits for the device
-        return q.to(self.device, non_blocking=True), kv.to(self.device, non_blocking=True), *longest
+        return Varlen(q.to(self.device, non_blocking=True), kv.to(self.device, non_blocking=True), *longest)
 
     def dealt(self, rank: int, size: int) -> SegmentBounds:
         """The bounds of this context-parallel rank: its queries (`deal`) against all keys."""
@@ -150,14 +159,14 @@ def varlen(q_QHD, k_KHD, v_KHD, bounds, scale):
     """torch's FlashAttention for packed sequences."""
     from torch.nn.attention.varlen import varlen_attn
 
-    return varlen_attn(q_QHD, k_KHD, v_KHD, *bounds.varlen, scale=scale)
+    return varlen_attn(q_QHD, k_KHD, v_KHD, *bounds, scale=scale)
 
 
 def flash_attn(q_QHD, k_KHD, v_KHD, bounds, scale):
     """FlashAttention of the package flash-attn."""
     from flash_attn import flash_attn_varlen_func
 
-    return flash_attn_varlen_func(q_QHD, k_KHD, v_KHD, *bounds.varlen, softmax_scale=scale)
+    return flash_attn_varlen_func(q_QHD, k_KHD, v_KHD, *bounds, softmax_scale=scale)
 
 
 BACKENDS: dict[str, Callable[..., torch.Tensor]] = {f.__name__: f for f in (sdpa, varlen, flash_attn)}
@@ -201,27 +210,18 @@ class PackedAttention(MegatronModule):
 
     megatron-core's `DotProductAttention` supports neither packs nor context parallelism on CPU (0.16 to 0.19: both need
     Transformer Engine).
-
-    `packed_seq_params` is a `SegmentParams`; the result is [Q, H * D], and megatron-core inserts the 1 again.
     """
 
     def __init__(self, config, layer_number, attn_mask_type, attention_type, softmax_scale, pg_collection, **_kwargs):
         super().__init__(config)
         self.cp_group = pg_collection.cp
-        self.self_attention = attention_type == "self"
+        self.collects = attention_type == "self" and self.cp_group.size() > 1
         self.scale = softmax_scale
         self.backend = config.packed_attention_backend
 
-    def forward(self, query, key, value, attention_mask, packed_seq_params, **_kwargs):
-        if self.cp_group.size() > 1 and self.self_attention:
-            kv = _Collect.apply(torch.cat((key, value), -1), self.cp_group)
-            key, value = kv.chunk(2, -1)
-        return BACKENDS[self.backend](query, key, value, packed_seq_params.bounds, self.scale).flatten(1)
-
-
-class SegmentParams(PackedSeqParams):
-    """megatron-core's thd parameters, carrying the `SegmentBounds` that `PackedAttention` uses."""
-
-    def __init__(self, bounds: SegmentBounds):
-        super().__init__(qkv_format="thd")
-        self.bounds = bounds
+    def forward(self, q_QHD, k_KHD, v_KHD, bounds: SegmentBounds | Varlen):
+        """[Q, H * D]."""
+        if self.collects:
+            kv = _Collect.apply(torch.cat((k_KHD, v_KHD), -1), self.cp_group)
+            k_KHD, v_KHD = kv.chunk(2, -1)
+        return BACKENDS[self.backend](q_QHD, k_KHD, v_KHD, bounds, self.scale).flatten(1)

@@ -5,15 +5,13 @@ outputs zero. Its weights depend on (seed, parameter name), not on the layout.
 `config.networks` has the table of its linear layers; tests keep the two equal. Other networks are subclasses.
 
 Shapes, also in the names of tensors: S tokens of this rank, R conditioning rows of the pack, K text tokens, h hidden,
-p = channels * patch volume, H heads of this tp rank, d channels of a head; 1 is megatron-core's batch.
+p = channels * patch volume, H heads of this tp rank, d channels of a head.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -35,8 +33,8 @@ from megatron.core.utils import make_viewless_tensor
 from dfm_nb.base import plugins, seeds
 from dfm_nb.config.networks import SINUSOID_DIM, Network
 from dfm_nb.config.schema import ModelConfig
-from dfm_nb.model.adaln import RowMap, add_gated, modulated_norm
-from dfm_nb.model.attention import PackedAttention, SegmentParams
+from dfm_nb.model.adaln import Rows, add_gated, modulated_norm
+from dfm_nb.model.attention import PackedAttention, SegmentBounds, Varlen
 from dfm_nb.model.linear import A, B, ColumnLinear, RowLinear
 from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.model.positions import factorised_sincos, rotary_angles
@@ -85,7 +83,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not x.is_cuda:
+        if x.device.type == "cpu":
             return _RMSNormOnCPU.apply(x.float(), self.weight.float(), self.eps).type_as(x)
         return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)  # CUDA's kernel is float32 inside
 
@@ -138,7 +136,7 @@ class ScalarEmbedder(TwoLayers):
 
 
 class _Rotate(torch.autograd.Function):
-    """x * cos + swap(x) * sin for [S, 1, heads, d], where `swap` exchanges the halves of d; see `rotary_table`."""
+    """x * cos + swap(x) * sin for [S, heads, d], where `swap` exchanges the halves of d; see `rotary_table`."""
 
     @staticmethod
     def forward(ctx, x, cos, sin):
@@ -157,34 +155,48 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: in
 
 
 def rotary_table(angles: torch.Tensor, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines, and sines signed by half, that rotate the pairs (x[i], x[i + d/2]) of [S, 1, heads, d].
+    """Cosines, and sines signed by half, that rotate the pairs (x[i], x[i + d/2]) of [S, heads, d].
 
-    angles : [S, d/2]. Returns float32 [S, 1, 1, d], on CPU [S, 1, heads, d]: there a broadcast over the heads
-    is half as fast.
+    angles : [S, d/2]. Returns float32 [S, 1, d], on CPU [S, heads, d]: there a broadcast over the heads is half as
+    fast.
     """
     cos, sin = angles.cos().float(), angles.sin().float()
-    cos, sin = torch.cat((cos, cos), -1)[:, None, None], torch.cat((-sin, sin), -1)[:, None, None]
-    if not angles.is_cuda:
-        cos, sin = (t.expand(-1, 1, heads, -1).contiguous() for t in (cos, sin))
+    cos, sin = torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
+    if angles.device.type == "cpu":
+        cos, sin = (t.expand(-1, heads, -1).contiguous() for t in (cos, sin))
     return cos, sin
 
 
-class RotarySelfAttention(attention.SelfAttention):
-    """Self attention with rotary embeddings, if `LayerContext` sets a `rotary_table`."""
+class _Attending:
+    """The end of both attentions. Their modules are megatron-core's, so that names, shards and initialisation are, but
+    their forward is not: for one sequence without a batch, megatron-core's makes 70 views a layer.
+    """
 
-    rotary: tuple[torch.Tensor, torch.Tensor] | None = None
+    def attend(self: Any, query, key, value, bounds: SegmentBounds | Varlen) -> torch.Tensor:
+        """[S, H, d], [K, H, d] twice -> [S, h]."""
+        if self.checkpoint_core_attention and self.training:
+            core = functools.partial(self.core_attention, bounds=bounds)
+            return self.linear_proj(tensor_parallel.checkpoint(core, False, query, key, value))
+        return self.linear_proj(self.core_attention(query, key, value, bounds))
 
-    def get_query_key_value_tensors(self, hidden_states, key_value_states=None, *args, **kwargs):
-        query, key, *rest = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
-        if self.rotary is not None:
-            query, key = (_Rotate.apply(x, *self.rotary) for x in (query, key))
-        return query, key, *rest
+    def by_head(self: Any, projected: torch.Tensor, parts: int) -> tuple[torch.Tensor, ...]:
+        """[S, H * parts * d] -> `parts` tensors [S, H, d]: the parts of a head are neighbours in the weights."""
+        return projected.unflatten(-1, (-1, parts * self.hidden_size_per_attention_head)).chunk(parts, -1)
 
 
-class TextCrossAttention(attention.CrossAttention):
-    """Cross attention that keeps the text's keys and values in `text_cache`, if `LayerContext` sets one (sampling)."""
+class PackedSelfAttention(_Attending, attention.SelfAttention):
+    def forward(self, x_Sh: torch.Tensor, bounds: SegmentBounds | Varlen, rotary=None) -> torch.Tensor:
+        """rotary : a `rotary_table`, or None."""
+        query, key, value = self.by_head(self.linear_qkv(x_Sh), 3)
+        query, key = self.q_layernorm(query), self.k_layernorm(key)
+        if rotary is not None:
+            query, key = _Rotate.apply(query, *rotary), _Rotate.apply(key, *rotary)
+        return self.attend(query, key, value, bounds)
 
-    text_cache: dict | None = None
+
+class TextCrossAttention(_Attending, attention.CrossAttention):
+    """Cross attention to the text, whose keys and values it can keep."""
+
     norm: type = IdentityOp
     """Of the queries and keys of each head."""
 
@@ -195,17 +207,17 @@ class TextCrossAttention(attention.CrossAttention):
         self.q_layernorm = self.norm(width, config, eps)
         self.k_layernorm = self.norm(width, config, eps)
 
-    def get_query_key_value_tensors(self, hidden_states, key_value_states, *args, **kwargs):
-        kept = None if self.text_cache is None else self.text_cache.get(self.layer_number)
-        if kept is None:
-            query, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states, *args, **kwargs)
-            key = self.k_layernorm(key)
-            if self.text_cache is not None:
-                self.text_cache[self.layer_number] = key, value
+    def forward(self, x_Sh, text_Kh, bounds: SegmentBounds | Varlen, cache: dict | None = None) -> torch.Tensor:
+        """cache : keys and values by layer number, filled at the first call; None computes them anew."""
+        (query,) = self.by_head(self.linear_q(x_Sh), 1)
+        if cache is not None and self.layer_number in cache:
+            key, value = cache[self.layer_number]
         else:
-            (query, _), (key, value) = self.linear_q(hidden_states), kept
-            query = query.view(*query.shape[:-1], -1, self.hidden_size_per_attention_head)
-        return self.q_layernorm(query), key, value
+            key, value = self.by_head(self.linear_kv(text_Kh), 2)
+            key = self.k_layernorm(key)
+            if cache is not None:
+                cache[self.layer_number] = key, value
+        return self.attend(self.q_layernorm(query), key, value, bounds)
 
 
 @dataclass
@@ -215,13 +227,14 @@ class LayerContext:
     `TransformerBlock` was written for language models and calls its layers with a fixed set of arguments. It passes two
     of them on unread: `attention_mask` and `packed_seq_params`. The conditioning is passed as the first, because with
     recomputed layers gradients reach only tensors that are arguments; everything else is passed as the second, in this
-    object. Inside a layer, megatron-core's attention has no argument for rotary tables or a text cache either, so both
-    are attributes of its modules during one call. This detail is local to this class and `DiTLayer`.
+    object.
+
+    self_bounds, cross_bounds : as the back end of attention takes them.
     """
 
-    rows: RowMap
-    self_layout: SegmentParams
-    cross_layout: SegmentParams
+    rows: Rows
+    self_bounds: SegmentBounds | Varlen
+    cross_bounds: SegmentBounds | Varlen
     rotary: tuple[torch.Tensor, torch.Tensor] | None
     text_cache: dict | None
     qkv_format: str = "thd"  # as in `PackedSeqParams`
@@ -229,15 +242,6 @@ class LayerContext:
     def arguments(self, cond: torch.Tensor) -> dict:
         """The block's arguments with this object and the conditioning tables' input [R, h]."""
         return {"attention_mask": cond, "packed_seq_params": self}
-
-    @contextmanager
-    def lent_to(self, layer: DiTLayer) -> Iterator[None]:
-        layer.self_attention.rotary = self.rotary
-        layer.cross_attention.text_cache = self.text_cache
-        try:
-            yield
-        finally:
-            layer.self_attention.rotary = layer.cross_attention.text_cache = None
 
 
 class DiTLayer(TransformerLayer):
@@ -247,41 +251,38 @@ class DiTLayer(TransformerLayer):
 
     def __init__(self, config, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
-        self.adaln = AdaLN(config, self.vectors, config.adaln_lora_dim)
+        self.add_modulation()
+
+    def add_modulation(self):
+        self.adaln = AdaLN(self.config, self.vectors, self.config.adaln_lora_dim)
         for p in self.adaln.parameters():  # under SP each tp rank sees its own tokens only: sum the gradients over tp
-            p.sequence_parallel = config.sequence_parallel
+            p.sequence_parallel = self.config.sequence_parallel
 
     def forward(self, hidden_states, attention_mask=None, context=None, packed_seq_params=None, **_kwargs):
         """Called by the block: the two arguments in the middle are `LayerContext.arguments`.
 
         `attention_mask` is not a mask but cond_Rh, and packed_seq_params is the `LayerContext`.
-
-            x_S1h -> 9 tables [R, h] from cond_Rh -> x + gate1[row] * self_attention(norm(x) * (1 + scale1) + shift1)
-                  -> the same with cross attention to context_K1h (2) and with the MLP (3)
         """
-        x_S1h = hidden_states
-        cond_Rh = attention_mask
-        context_K1h = context
-        step = packed_seq_params
-        rows = step.rows
-        norm = functools.partial(modulated_norm, rows=step.rows, eps=self.config.layernorm_epsilon)
+        s = packed_seq_params
+        inputs = (s.rows, s.self_bounds, s.cross_bounds, s.rotary, s.text_cache)
+        return self.inner(hidden_states, attention_mask, context, *inputs), context
+
+    def inner(self, x_Sh, cond_Rh, text_Kh, rows, self_bounds, cross_bounds, rotary, text_cache) -> torch.Tensor:
+        """The layer as a function of tensors.
+
+        x_Sh -> 9 tables [R, h] from cond_Rh -> x + gate1[row] * self_attention(norm(x) * (1 + scale1) + shift1)
+             -> the same with cross attention to text_Kh (2) and with the MLP (3)
+        """
+        norm = functools.partial(modulated_norm, rows=rows, eps=self.config.layernorm_epsilon)
         shift1, scale1, gate1, shift2, scale2, gate2, shift3, scale3, gate3 = self.adaln(cond_Rh)
-        with step.lent_to(self):
-            inner = self.self_attention(norm(x_S1h, shift1, scale1), None, packed_seq_params=step.self_layout)
-            x_S1h = add_gated(x_S1h, gate1, with_bias(inner), rows)
-            inner = self.cross_attention(
-                norm(x_S1h, shift2, scale2), None, key_value_states=context_K1h, packed_seq_params=step.cross_layout
-            )
-            x_S1h = add_gated(x_S1h, gate2, with_bias(inner), rows)
-        x_S1h = add_gated(x_S1h, gate3, with_bias(self.mlp(norm(x_S1h, shift3, scale3))), rows)
-        # a pipeline stage frees its output's memory after sending it, and a view would keep it
-        return make_viewless_tensor(inp=x_S1h, requires_grad=x_S1h.requires_grad, keep_graph=True), context
+        y_Sh = self.self_attention(norm(x_Sh, shift1, scale1), self_bounds, rotary)
+        x_Sh = add_gated(x_Sh, gate1, y_Sh, rows)
+        y_Sh = self.cross_attention(norm(x_Sh, shift2, scale2), text_Kh, cross_bounds, text_cache)
+        x_Sh = add_gated(x_Sh, gate2, y_Sh, rows)
+        return add_gated(x_Sh, gate3, self.feed_forward(norm(x_Sh, shift3, scale3)), rows)
 
-
-def with_bias(output_and_bias: tuple[torch.Tensor, torch.Tensor | None]) -> torch.Tensor:
-    """The output of attention or MLP with its bias."""
-    output, bias = output_and_bias  # megatron-core returns them separately, for fusion
-    return output if bias is None else output + bias
+    def feed_forward(self, x_Sh: torch.Tensor) -> torch.Tensor:
+        return self.mlp.linear_fc2(self.mlp.activation_func(self.mlp.linear_fc1(x_Sh)))
 
 
 def layer_spec(
@@ -299,7 +300,7 @@ def layer_spec(
         module=layer,
         submodules=TransformerLayerSubmodules(
             self_attention=ModuleSpec(
-                module=RotarySelfAttention,
+                module=PackedSelfAttention,
                 params={"attn_mask_type": AttnMaskType.padding},
                 submodules=attention.SelfAttentionSubmodules(
                     linear_qkv=ColumnLinear,
@@ -396,16 +397,17 @@ class DiT(MegatronModule):
         """float [S, 3] -> float [S, d/2] for heads of d channels."""
         return rotary_angles(positions, self.config.hidden_size // self.config.num_attention_heads)
 
-    def output(self, hidden: torch.Tensor, cond: torch.Tensor, part: PackSlice) -> torch.Tensor:
-        """[S, 1, h] -> [S, p]."""
+    def output(self, hidden: torch.Tensor, cond: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """[S, h] -> [S, p]."""
         shift, scale = self.final_adaln(cond)
-        normed = modulated_norm(hidden, shift, scale, RowMap(part.row), self.config.layernorm_epsilon)
-        return self.final(normed)[:, 0]
+        return self.final(modulated_norm(hidden, shift, scale, rows, self.config.layernorm_epsilon))
 
     # ---- shared by all networks -------------------------------------------------------------------------------
 
     def set_input_tensor(self, tensor) -> None:
-        self.decoder.set_input_tensor(tensor[0] if isinstance(tensor, list) else tensor)
+        """tensor : [S, 1, h] from the stage before, or None, alone in a list or not; called by megatron-core."""
+        hidden = tensor[0] if isinstance(tensor, list) else tensor
+        self.decoder.set_input_tensor(None if hidden is None else hidden[:, 0])
 
     def forward(self, x: torch.Tensor, c_noise: torch.Tensor, part: PackSlice) -> torch.Tensor:
         """F(c_in x; c_noise) of this rank's tokens.
@@ -416,35 +418,37 @@ class DiT(MegatronModule):
 
         Returns
         -------
-        float [S, p] on the last pipeline stage, hidden states [S, 1, h] on the others.
+        float [S, p] on the last pipeline stage, hidden states [S, 1, h] on the others (megatron-core's shape).
         """
         c = self.config
         cond, context = self.conditioning(c_noise, part)
-        context = context[:, None]
-        row = part.row
+        rows = layer_rows = Rows.of(part.row, len(cond), c.params_dtype)
         layer_cond = cond
         hidden = None
         if self.pre_process:
             position = self.position_embedding(part.positions).to(c.params_dtype)
-            hidden = (self.x_embedder(x.to(c.params_dtype)) + position)[:, None]
+            hidden = self.x_embedder(x.to(c.params_dtype)) + position
         if c.sequence_parallel:
             if hidden is not None:
                 hidden = tensor_parallel.scatter_to_sequence_parallel_region(hidden)
             context = tensor_parallel.scatter_to_sequence_parallel_region(context)
-            row = row.chunk(c.tensor_model_parallel_size)[mpu.get_tensor_model_parallel_rank()]
+            own = part.row.chunk(c.tensor_model_parallel_size)[mpu.get_tensor_model_parallel_rank()]
+            layer_rows = Rows.of(own, len(cond), c.params_dtype)
             # each tp rank's layers see only their own tokens: backward sums the conditioning's gradient over tp
             layer_cond = tensor_parallel.copy_to_tensor_model_parallel_region(cond)
         rotary = None
         if c.rope:
             angles = self.rotary_angles(part.positions)
             rotary = rotary_table(angles, c.num_attention_heads // c.tensor_model_parallel_size)
-        step = LayerContext(RowMap(row), part.self_layout, part.cross_layout, rotary, part.text_cache)
+        backend = c.packed_attention_backend
+        bounds = part.self_bounds.on_device(backend), part.cross_bounds.on_device(backend)
+        step = LayerContext(layer_rows, *bounds, rotary, part.text_cache)
         hidden = self.decoder(hidden_states=hidden, context=context, **step.arguments(layer_cond))
-        if not self.post_process:
-            return hidden
+        if not self.post_process:  # megatron-core frees it after sending it, and a view would keep its memory
+            return make_viewless_tensor(inp=hidden[:, None], requires_grad=hidden.requires_grad, keep_graph=True)
         if c.sequence_parallel:
             hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        return self.output(hidden, cond, part)
+        return self.output(hidden, cond, rows)
 
 
 @torch.no_grad()

@@ -34,6 +34,7 @@ class _LowRank:
     def __init__(self: Any, *args, **kwargs):
         """Create A and B if the configuration has a rank."""
         super().__init__(*args, **kwargs)
+        self.alone = self.tp_group.size() == 1
         rank = self.config.lora_rank
         self.lora_scale = 0.0
         if not rank:
@@ -49,30 +50,31 @@ class _LowRank:
             else:  # with SP each tp rank sees only its own tokens: sum the gradients over tp
                 p.sequence_parallel = self.config.sequence_parallel
 
-    def _updated(self: Any, output: torch.Tensor, input_: torch.Tensor) -> torch.Tensor:
-        """`output` plus scale * B A of the input, if there is LoRA."""
+    def _forward(self: Any, input_: torch.Tensor, communicating: Callable) -> torch.Tensor:
+        """W x + b, plus scale * B A x if there is LoRA. communicating : megatron-core's forward."""
+        if self.alone:
+            output = F.linear(input_, self.weight, self.bias)
+        else:
+            output, bias = communicating(input_)  # megatron-core returns some biases separately, for fusion
+            output = output if bias is None else output + bias
         if not self.lora_scale:
             return output
         inner = F.linear(input_, self.lora_A)
-        if self.tp_group.size() > 1:
+        if not self.alone:
             exchange = self.exchange_sp if self.sequence_parallel else self.exchange
             inner = exchange(inner, group=self.tp_group)
         return output + F.linear(inner, self.lora_B) * self.lora_scale
 
 
 class ColumnLinear(_LowRank, tensor_parallel.ColumnParallelLinear):
-    """megatron-core's layer, but bias and product are one operation if there is nothing to communicate."""
+    """megatron-core's layer, but it returns one tensor, and is one operation if there is nothing to communicate."""
 
     exchange = staticmethod(tensor_parallel.copy_to_tensor_model_parallel_region)
     exchange_sp = staticmethod(tensor_parallel.gather_from_sequence_parallel_region)
     split = B
 
-    def forward(self, input_, weight=None, runtime_gather_output=None):
-        if self.tp_group.size() > 1 or weight is not None:
-            output, bias = super().forward(input_, weight, runtime_gather_output)
-        else:
-            output, bias = F.linear(input_, self.weight, self.bias), None
-        return self._updated(output, input_), bias
+    def forward(self, input_: torch.Tensor) -> torch.Tensor:
+        return self._forward(input_, super().forward)
 
 
 class RowLinear(_LowRank, tensor_parallel.RowParallelLinear):
@@ -82,10 +84,8 @@ class RowLinear(_LowRank, tensor_parallel.RowParallelLinear):
     exchange_sp = staticmethod(tensor_parallel.reduce_scatter_to_sequence_parallel_region)
     split = A
 
-    def forward(self, input_):
-        alone = self.tp_group.size() == 1
-        output, bias = (F.linear(input_, self.weight, self.bias), None) if alone else super().forward(input_)
-        return self._updated(output, input_), bias
+    def forward(self, input_: torch.Tensor) -> torch.Tensor:
+        return self._forward(input_, super().forward)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from megatron.core import parallel_state as mpu
 
-from dfm_nb.model.attention import SegmentBounds, SegmentParams, deal
+from dfm_nb.model.attention import SegmentBounds, deal
 from dfm_nb.packs.packs import PackLayout
 
 
@@ -18,7 +18,7 @@ class PackSlice:
     tokens : indices of this rank's S tokens in the pack (`attention.deal`).
     row, positions : int64 [S], token -> conditioning row, and float32 [S, 3].
     text, fps, pool : [K, D], float32 [R] and [R, K], complete on every rank; each row of `pool` averages its own text.
-    self_layout, cross_layout : the segments within which the S tokens attend.
+    self_bounds, cross_bounds : the segments within which the S tokens attend.
     text_cache : each layer's keys and values of the text, kept from the first call; None: computed in every call.
     """
 
@@ -28,8 +28,8 @@ class PackSlice:
     text: torch.Tensor
     pool: torch.Tensor
     fps: torch.Tensor
-    self_layout: SegmentParams
-    cross_layout: SegmentParams
+    self_bounds: SegmentBounds
+    cross_bounds: SegmentBounds
     device: torch.device
     text_cache: dict | None = None
 
@@ -50,8 +50,8 @@ class PackSlice:
             to(pack.text),
             to(pack.pool),
             to(pack.fps),
-            SegmentParams(SegmentBounds(pack.cu_q, pack.cu_q, device).dealt(rank, size)),
-            SegmentParams(SegmentBounds(pack.cu_q, pack.cu_kv, device).dealt(rank, size)),
+            SegmentBounds(pack.cu_q, pack.cu_q, device).dealt(rank, size),
+            SegmentBounds(pack.cu_q, pack.cu_kv, device).dealt(rank, size),
             device,
         )
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from dfm_nb.config import ModelConfig, counts, resolve, sizes
-from dfm_nb.model.attention import SegmentBounds, SegmentParams, cumulative
+from dfm_nb.model.attention import SegmentBounds, cumulative
 from dfm_nb.model.dit import DiT, network_class, transformer_config
 from dfm_nb.model.linear import freeze_base, is_lora
 from dfm_nb.model.pack_slice import PackSlice
@@ -78,8 +78,8 @@ def forward_of_zeros(network: DiT, model: ModelConfig, q_lens: list[int], kv_len
         text=torch.zeros(text, model.text_dim),
         pool=torch.zeros(n, text),
         fps=torch.ones(n),
-        self_layout=SegmentParams(SegmentBounds(cu_q, cu_q)),
-        cross_layout=SegmentParams(SegmentBounds(cu_q, cu_kv)),
+        self_bounds=SegmentBounds(cu_q, cu_q),
+        cross_bounds=SegmentBounds(cu_q, cu_kv),
         device=torch.device("cpu"),
     )
     return network(torch.zeros(video, model.network.patch_dim), torch.zeros(n), part)

@@ -151,9 +151,9 @@ def test_weights_are_a_function_of_seed_and_name(one_rank):
 
 
 def test_rotation_is_torchs_complex_product():
-    x = torch.randn(7, 1, 3, 8, dtype=torch.float32, requires_grad=True)
+    x = torch.randn(7, 3, 8, dtype=torch.float32, requires_grad=True)
     angles = torch.randn(7, 4)
-    pairs = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)[:, None, None]
+    pairs = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angles), angles)[:, None]
     want = torch.cat((pairs.real, pairs.imag), -1)
     got = _Rotate.apply(x, *rotary_table(angles, heads=3))
     torch.testing.assert_close(got, want)

@@ -37,19 +37,19 @@ def test_parts_of_a_matrix_are_queries_keys_and_values_of_all_heads(one_rank):
     trainer, _ = make_trainer([*MUON, "model.qk_layernorm=false", "model.rope=false"])
     randomise(trainer)
     layer, c = trainer.chunks[0].decoder.layers[0], trainer.model_config
-    x = torch.randn(5, 1, c.hidden_size)
+    x = torch.randn(5, c.hidden_size)
     matrices = matrices_of(trainer.chunks)
-    for attention, weight, bias, names in (
-        (layer.self_attention, layer.self_attention.linear_qkv.weight, layer.self_attention.linear_qkv.bias, "qkv"),
-        (layer.cross_attention, layer.cross_attention.linear_kv.weight, layer.cross_attention.linear_kv.bias, "kv"),
+    for attention, linear, parts in (
+        (layer.self_attention, layer.self_attention.linear_qkv, 3),
+        (layer.cross_attention, layer.cross_attention.linear_kv, 2),
     ):
         with torch.no_grad():
-            bias.zero_()
-            projected = attention.get_query_key_value_tensors(x, x)[3 - len(names) :]
-        m = matrices[weight]
-        assert torch.equal(m.join(m.blocks(weight)), weight)
-        for block, want in zip(m.blocks(weight), projected, strict=True):
-            assert torch.allclose(x @ block.T, want.flatten(2), atol=1e-6)
+            linear.bias.zero_()
+            projected = attention.by_head(linear(x), parts)
+        m = matrices[linear.weight]
+        assert torch.equal(m.join(m.blocks(linear.weight)), linear.weight)
+        for block, want in zip(m.blocks(linear.weight), projected, strict=True):
+            assert torch.allclose(x @ block.T, want.flatten(1), atol=1e-6)
 
 
 def test_all_matrices_of_attention_and_mlp_and_nothing_else(one_rank):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from dfm_nb.config.networks import SINUSOID_DIM
+from dfm_nb.model.adaln import Rows
 from dfm_nb.model.dit import DiT, DiTConfig, RMSNorm, TextCrossAttention, TwoLayers, layer_spec
 from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.model.positions import sinusoids
@@ -90,5 +91,5 @@ class NeMoDiT(DiT):
     def position_embedding(self, positions: torch.Tensor) -> torch.Tensor:
         return position_embedding(positions, self.config.hidden_size)
 
-    def output(self, hidden: torch.Tensor, cond: torch.Tensor, part: PackSlice) -> torch.Tensor:
-        return self.final(hidden)[:, 0]
+    def output(self, hidden: torch.Tensor, cond: torch.Tensor, rows: Rows) -> torch.Tensor:
+        return self.final(hidden)

@@ -17,12 +17,10 @@ import torch.nn.functional as F
 from megatron.core import tensor_parallel
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_layer import TransformerLayer
-from megatron.core.utils import make_viewless_tensor
 
 from dfm_nb.config.networks import SINUSOID_DIM
-from dfm_nb.model.adaln import RowMap, add_gated, modulated_norm
-from dfm_nb.model.dit import DiT, DiTConfig, RMSNorm, TextCrossAttention, TwoLayers, layer_spec, with_bias
+from dfm_nb.model.adaln import Rows, add_gated, modulated_norm
+from dfm_nb.model.dit import DiT, DiTConfig, DiTLayer, RMSNorm, TextCrossAttention, TwoLayers, layer_spec
 from dfm_nb.model.pack_slice import PackSlice
 from dfm_nb.model.positions import sinusoids
 
@@ -44,7 +42,7 @@ def axial_angles(positions: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 class HeadsRMSNorm(RMSNorm):
-    """Root mean square norm over all heads together, [S, 1, H, d]; tensor parallelism splits the heads."""
+    """Root mean square norm over all heads together, [S, H, d]; tensor parallelism splits the heads."""
 
     def __init__(self, hidden_size: int, config: DiTConfig, eps: float = 1e-6, **_kwargs):
         self.width = config.hidden_size
@@ -54,7 +52,7 @@ class HeadsRMSNorm(RMSNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.tp == 1:
-            return super().forward(x.flatten(-2)).view_as(x)
+            return super().forward(x.flatten(-2)).view(x.shape)
         wide = x.float()
         # Every rank's result depends on the sum over all heads: all-reduce in forward and backward.
         total = tensor_parallel.reduce_from_tensor_model_parallel_region(wide.square().sum((-2, -1), keepdim=True))
@@ -66,43 +64,32 @@ class HeadsNormedCrossAttention(TextCrossAttention):
     norm = HeadsRMSNorm
 
 
-class WanLayer(TransformerLayer):
+class WanLayer(DiTLayer):
     """Self attention and MLP, each normed, shifted, scaled and gated, and between them cross attention, only normed."""
 
-    def __init__(self, config, *args, **kwargs):
-        super().__init__(config, *args, **kwargs)
+    def add_modulation(self):
         attention = self.self_attention
-        eps = config.layernorm_epsilon
+        eps = self.config.layernorm_epsilon
         # Not in the spec, because megatron-core 0.19 then needs `qk_layernorm`, and sums such gradients over tp.
-        attention.q_layernorm = HeadsRMSNorm(attention.hidden_size_per_attention_head, config, eps)
-        attention.k_layernorm = HeadsRMSNorm(attention.hidden_size_per_attention_head, config, eps)
-        h = config.hidden_size
-        dtype = config.params_dtype
+        attention.q_layernorm = HeadsRMSNorm(attention.hidden_size_per_attention_head, self.config, eps)
+        attention.k_layernorm = HeadsRMSNorm(attention.hidden_size_per_attention_head, self.config, eps)
+        h = self.config.hidden_size
+        dtype = self.config.params_dtype
         self.scale_shift_table = nn.Parameter(torch.empty(6, h, dtype=dtype))
         self.cross_norm = nn.LayerNorm(h, eps, dtype=dtype)
         for p in (self.scale_shift_table, *self.cross_norm.parameters()):  # as those of `AdaLN`
-            p.sequence_parallel = config.sequence_parallel
+            p.sequence_parallel = self.config.sequence_parallel
 
-    def forward(self, hidden_states, attention_mask=None, context=None, packed_seq_params=None, **_kwargs):
-        """As `DiTLayer`'s, but `attention_mask` is cond [R, 7 h]: the time embedding, which layers do not use, and its
-        six projections that all layers share. This layer's table is added to those.
+    def inner(self, x_Sh, cond, text_Kh, rows, self_bounds, cross_bounds, rotary, text_cache) -> torch.Tensor:
+        """As `DiTLayer`'s, but cond is [R, 7 h]: the time embedding, which layers do not use, and its six projections
+        that all layers share. This layer's table is added to those.
         """
-        x_S1h = hidden_states
-        cond = attention_mask
-        step = packed_seq_params
-        rows = step.rows
         norm = partial(modulated_norm, rows=rows, eps=self.config.layernorm_epsilon)
-        table_R6h = self.scale_shift_table + cond[:, x_S1h.shape[-1] :].unflatten(-1, (6, -1))
+        table_R6h = self.scale_shift_table + cond[:, x_Sh.shape[-1] :].unflatten(-1, (6, -1))
         shift1, scale1, gate1, shift2, scale2, gate2 = table_R6h.unbind(1)
-        with step.lent_to(self):
-            inner = self.self_attention(norm(x_S1h, shift1, scale1), None, packed_seq_params=step.self_layout)
-            x_S1h = add_gated(x_S1h, gate1, with_bias(inner), rows)
-            inner = self.cross_attention(
-                self.cross_norm(x_S1h), None, key_value_states=context, packed_seq_params=step.cross_layout
-            )
-            x_S1h = x_S1h + with_bias(inner)
-        x_S1h = add_gated(x_S1h, gate2, with_bias(self.mlp(norm(x_S1h, shift2, scale2))), rows)
-        return make_viewless_tensor(inp=x_S1h, requires_grad=x_S1h.requires_grad, keep_graph=True), context
+        x_Sh = add_gated(x_Sh, gate1, self.self_attention(norm(x_Sh, shift1, scale1), self_bounds, rotary), rows)
+        x_Sh = x_Sh + self.cross_attention(self.cross_norm(x_Sh), text_Kh, cross_bounds, text_cache)
+        return add_gated(x_Sh, gate2, self.feed_forward(norm(x_Sh, shift2, scale2)), rows)
 
 
 class TimeEmbedder(TwoLayers):
@@ -155,8 +142,7 @@ class Wan(DiT):
     def rotary_angles(self, positions: torch.Tensor) -> torch.Tensor:
         return axial_angles(positions, self.config.hidden_size // self.config.num_attention_heads)
 
-    def output(self, hidden: torch.Tensor, cond: torch.Tensor, part: PackSlice) -> torch.Tensor:
+    def output(self, hidden: torch.Tensor, cond: torch.Tensor, rows: Rows) -> torch.Tensor:
         h = self.config.hidden_size
         shift, scale = (self.final_table + cond[:, None, :h]).unbind(1)
-        normed = modulated_norm(hidden, shift, scale, RowMap(part.row), self.config.layernorm_epsilon)
-        return self.final(normed)[:, 0]
+        return self.final(modulated_norm(hidden, shift, scale, rows, self.config.layernorm_epsilon))
