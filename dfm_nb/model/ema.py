@@ -2,8 +2,9 @@
 Models").
 
 After t steps the average has weight ~ (step/t)^gamma on each step, so its length is a fixed fraction sigma_rel of the
-run. Several lengths are kept, each as a float32 copy of this rank's parameters (of the rounded ones, if these are
-bfloat16). `combine_weights` reconstructs other lengths from stored ones (post-hoc EMA).
+run. Several lengths are kept, each as a float32 copy of this rank's parameters: of the optimizer's float32 ones, but of
+the bfloat16 ones with the distributed optimizer, whose float32 ones are in shards. `combine_weights` reconstructs other
+lengths from stored ones (post-hoc EMA).
 """
 
 import math
@@ -46,10 +47,10 @@ class PowerEMA:
         """`step` counts optimizer steps from 1."""
         if not self.averages:
             return
-        weights = [p.detach().float() for p in self.parameters]
+        weights = [_precise(p) for p in self.parameters]
         for sigma_rel, average in self.averages.items():
             # one kernel for all parameters instead of one each
-            torch.optim.swa_utils.get_ema_multi_avg_fn(power_beta(step, sigma_rel))(average, weights, step)
+            torch._foreach_lerp_(average, weights, 1 - power_beta(step, sigma_rel))
 
     @contextmanager
     def applied(self, sigma_rel: float) -> Iterator[None]:
@@ -71,6 +72,13 @@ class PowerEMA:
         """Per chunk: parameter name -> average."""
         values = iter(self.averages[sigma_rel])
         return [{name: next(values) for name in names} for names in self._names]
+
+
+def _precise(p: nn.Parameter) -> torch.Tensor:
+    """A parameter in float32: megatron-core's master copy where this rank has it whole."""
+    if getattr(p, "main_param_sharded", False):  # the distributed optimizer's
+        return p.float()
+    return getattr(p, "main_param", p)
 
 
 def profile_dot(t_a: float, gamma_a: float, t_b: float, gamma_b: float) -> float:

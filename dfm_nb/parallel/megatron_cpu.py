@@ -6,7 +6,7 @@
    process of a run (`benchmarks/results/start_up.md`). `LEFT_OUT` and `FSDP` say what and why.
 2. Without a CUDA device it gives some modules of megatron-core a stand-in for the name `torch`. They name CUDA outright
    (`torch.cuda.current_device()`, `device="cuda"`); the stand-in answers for the CPU and passes all else on to torch.
-3. With one, and without Transformer Engine and Apex, it joins the kernels of an optimizer step (`_join_kernels`).
+3. It joins the kernels of an optimizer step (`_join_kernels`).
 
 Tested with the versions in `TESTED_VERSIONS`; tests/parallel/test_megatron_cpu.py fails if another version differs.
 """
@@ -22,6 +22,7 @@ import warnings
 from typing import Any, Iterable, Iterator
 
 import torch
+import torch.distributed as dist
 
 from dfm_nb.base.argv import imported_without
 
@@ -133,10 +134,9 @@ def prepare() -> None:
         if "megatron.core" not in sys.modules:
             with _lean_imports():
                 importlib.import_module("megatron.core")
-        if torch.cuda.is_available():
-            _join_kernels()
-        else:
+        if not torch.cuda.is_available():
             apply()
+        _join_kernels()
 
 
 class _Dynamo(types.ModuleType):
@@ -172,7 +172,6 @@ def apply() -> None:
                 f"{', '.join(TESTED_VERSIONS)}; install one of these or adapt dfm_nb/parallel/megatron_cpu.py"
             )
         module.torch = STAND_IN
-    from megatron.core.optimizer import clip_grads, optimizer
     from megatron.core.tensor_parallel import random as mcore_random
 
     # 0.16.1 indexes torch.cuda.default_generators, which is empty without a device.
@@ -180,38 +179,43 @@ def apply() -> None:
     mcore_random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
     # fork() warns if the CPU generator advances inside it; on a CPU that is its purpose
     logging.getLogger(mcore_random.__name__).addFilter(lambda r: "CPU RNG state changed" not in r.getMessage())
-    # `optimizer` imports the function by name, so both places must change.
-    optimizer.clip_grad_by_total_norm_fp32 = clip_grads.clip_grad_by_total_norm_fp32 = _clip_by_total_norm
-
-
-def _clip_by_total_norm(parameters, max_norm: float, total_norm: float, use_decoupled_grad: bool = False) -> None:
-    """megatron-core's arithmetic without its assertion on the tensor's CUDA type name (0.16.1)."""
-    coefficient = max_norm / (total_norm + 1e-6)  # the same epsilon, so that CPU and GPU clip equally
-    grads = [p.grad for p in parameters if p.grad is not None]
-    if coefficient < 1.0 and grads:
-        torch._foreach_mul_(grads, coefficient)
 
 
 def _join_kernels() -> None:
-    """On a GPU without Transformer Engine and Apex: one kernel for many tensors around the optimizer's step.
+    """One kernel for many tensors around the optimizer's step, and a gradient norm that does not wait for the device.
 
-    megatron-core 0.16 to 0.19 then goes tensor by tensor, and reads every gradient's norm on the host. For DiT-XL's 551
-    tensors that was a fifth of a step (65 of 302 ms on an H100).
+    Without Transformer Engine and Apex, megatron-core 0.16 to 0.19 goes tensor by tensor, and reads every gradient's
+    norm on the host. For DiT-XL's 551 tensors that was a fifth of a step (65 of 302 ms on an H100).
     """
-    from megatron.core.optimizer import clip_grads, optimizer
-    from megatron.core.utils import local_multi_tensor_l2_norm
+    from megatron.core.optimizer import optimizer
 
-    if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:
-        clip_grads.l2_norm_impl = _l2_norm
-        optimizer.clip_grad_by_total_norm_fp32 = clip_grads.clip_grad_by_total_norm_fp32 = _clip_by_total_norm
-        optimizer._multi_tensor_copy_this_to_that = _copy_all
+    optimizer.get_grad_norm_fp32 = _grad_norm
+    optimizer._multi_tensor_copy_this_to_that = _copy_all
+    optimizer.Float16OptimizerWithFloat16Params._get_model_and_main_params_data_float16 = _low_and_main
 
 
-def _l2_norm(_chunk_size: int, _noop_flag: object, lists: list[list[torch.Tensor]], _per_tensor: bool):
-    """Float32 [1], the norm of all tensors together, as `amp_C.multi_tensor_l2norm` returns it."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(lists[0])))[None], None
+def _grad_norm(grads_for_norm, norm_type: float = 2, grad_stats_parallel_group=None) -> torch.Tensor:
+    """Float32 [], the norm of all gradients of the group's ranks; megatron-core's own returns a number."""
+    assert norm_type == 2, norm_type
+    if grads_for_norm:
+        square = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads_for_norm))).square()
+    else:  # of a stage whose tensors are all shared with another
+        square = torch.zeros((), device="cuda" if torch.cuda.is_available() else "cpu")
+    dist.all_reduce(square, group=grad_stats_parallel_group)
+    return square.sqrt()
 
 
+def _low_and_main(self: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The bfloat16 weights and their float32 copies; megatron-core's own makes a view of each."""
+    low: list[torch.Tensor] = []
+    main: list[torch.Tensor] = []
+    for low_group, main_group in zip(self.float16_groups, self.fp32_from_float16_groups):
+        low += low_group
+        main += main_group
+    return low, main
+
+
+@torch.no_grad()
 def _copy_all(this: list[torch.Tensor], that: list[torch.Tensor], overflow_buf: object = None) -> None:
     if that:
         torch._foreach_copy_(that, this)

@@ -8,8 +8,10 @@ Why not a library's: `torch.optim.Muon` iterates in bfloat16 alone and knows nei
 megatron-core's needs emerging-optimizers, which needs Python 3.12 and imports Triton, so it does not run on a CPU.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,8 @@ from dfm_nb.config.schema import OptimizerConfig
 from dfm_nb.model.linear import is_lora
 from dfm_nb.parallel.groups import mpu, shard_dim
 
+BATCH = 2**24
+"""Values of equal matrices that are orthogonalised at a time: 64 MiB of float32, of which five or six copies live."""
 PARTS = {"linear_qkv": 3, "linear_kv": 2}
 """How many matrices megatron-core keeps in one, interleaved by head."""
 
@@ -55,12 +59,12 @@ class Matrix:
     dim: int | None = None
 
     def blocks(self, whole: Tensor) -> Tensor:
-        """[out, in] -> [parts, out / parts, in]."""
-        return whole.unflatten(0, (self.heads, self.parts, -1)).transpose(0, 1).flatten(1, 2)
+        """[..., out, in] -> [..., parts, out / parts, in]."""
+        return whole.unflatten(-2, (self.heads, self.parts, -1)).transpose(-4, -3).flatten(-3, -2)
 
     def join(self, blocks: Tensor) -> Tensor:
         """Inverse of `blocks`."""
-        return blocks.unflatten(1, (self.heads, -1)).transpose(0, 1).flatten(0, 2)
+        return blocks.unflatten(-2, (self.heads, -1)).transpose(-4, -3).flatten(-4, -2)
 
 
 def matrices_of(chunks: Iterable[torch.nn.Module]) -> dict[Tensor, Matrix]:
@@ -115,6 +119,16 @@ class Muon(torch.optim.AdamW):
             least = load.index(min(load))
             self.owned[least].append(p)
             load[least] += self._work(p)
+        # equal matrices of a process together: a few large products instead of many small ones
+        self.batches: list[tuple[int, Matrix, list[Tensor]]] = []
+        for owner, ps in enumerate(self.owned):
+            equal: dict[tuple, list[Tensor]] = defaultdict(list)
+            for p in ps:
+                equal[matrices[p], p.shape].append(p)
+            for (matrix, shape), alike in equal.items():
+                size = max(1, BATCH // shape.numel())
+                for first in range(0, len(alike), size):
+                    self.batches.append((owner, matrix, alike[first : first + size]))
 
     def moments(self, p: Tensor) -> tuple[str, ...]:
         """Names of a parameter's state, without `step`."""
@@ -122,23 +136,25 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure=None):
+        """Like AdamW's, gradients are divided by `grad_scale`, and a true `found_inf` changes nothing: both tensors."""
+        found_inf = getattr(self, "found_inf", None)
+        applied = 1.0 if found_inf is None else 1 - found_inf
+        own: dict[Tensor, Tensor] = {}
+        for owner, matrix, batch in self.batches:
+            direction = self._direction(batch, found_inf)
+            if owner == self.share.rank():
+                own |= zip(batch, self._update(direction, matrix).mul_(applied).unbind())
         for p in self.matrices:
-            state = self.state[p]
-            if not state:
-                state["step"] = torch.zeros((), device=p.device)
-                state["momentum_buffer"] = torch.zeros_like(p)
-            state["step"] += 1
-            assert p.grad is not None
-            state["momentum_buffer"].lerp_(p.grad, 1 - self.settings.muon_momentum)
-        own = {p: self._update(p) for p in self.owned[self.share.rank()]}
-        for p in self.matrices:
+            self.state[p]["step"] += applied
             p.grad = None  # AdamW's step passes over parameters without a gradient
         loss = super().step(closure)
         updates = self._everyones(own)
         for group in self.param_groups:
-            for p in group["params"]:
-                if p in self.matrices:
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(updates[p], alpha=-group["lr"])
+            changed = [p for p in group["params"] if p in self.matrices]
+            decay = group["lr"] * group["weight_decay"] * applied
+            if changed:
+                torch._foreach_mul_(changed, 1 - decay)
+                torch._foreach_add_(changed, [updates[p] for p in changed], alpha=-group["lr"])
         return loss
 
     def _work(self, p: Tensor) -> int:
@@ -147,22 +163,42 @@ class Muon(torch.optim.AdamW):
         short, long = sorted((p.shape[0] // parts, p.shape[1]))
         return parts * short**2 * (2 * long + short)
 
-    def _update(self, p: Tensor) -> Tensor:
-        """This rank's part of the scaled update of a matrix, in `dtype`."""
-        m = self.matrices[p]
+    def _direction(self, batch: list[Any], found_inf: Tensor | None) -> Tensor:
+        """[n, out, in], Nesterov's direction of equal matrices, after updating their momenta."""
+        for p in batch:
+            state = self.state[p]
+            if not state:
+                state["step"] = torch.zeros((), device=p.device)
+                state["momentum_buffer"] = torch.zeros_like(p)
+        momenta = [self.state[p]["momentum_buffer"] for p in batch]
+        momentum = torch.stack(momenta)
+        grad = torch.stack([p.grad for p in batch])
+        grad_scale = getattr(self, "grad_scale", None)
+        if grad_scale is not None:
+            grad.div_(grad_scale)
+        if found_inf is not None:
+            grad = torch.where(found_inf > 0, momentum, grad)  # so that the momentum stays, exactly
+        momentum.lerp_(grad, 1 - self.settings.muon_momentum)
+        torch._foreach_copy_(momenta, list(momentum.unbind()))
+        return grad.lerp_(momentum, self.settings.muon_momentum)
+
+    def _update(self, direction: Tensor, matrix: Matrix) -> Tensor:
+        """[n, out, in], this rank's part of the scaled updates of equal matrices, in `dtype`."""
         s = self.settings
-        assert p.grad is not None
-        direction = p.grad.lerp(self.state[p]["momentum_buffer"], s.muon_momentum)  # Nesterov's
-        blocks = orthogonal(m.blocks(self._whole(direction, m.dim)).to(self.dtype), s.muon_num_ns_steps)
-        whole = m.join(blocks).mul_(s.muon_extra_scale_factor * max(blocks.shape[1:]) ** 0.5)
-        return whole if m.dim is None else whole.chunk(self.tp.size(), m.dim)[self.tp.rank()]
+        blocks = matrix.blocks(self._whole(direction, matrix.dim)).to(self.dtype)
+        blocks = orthogonal(blocks.flatten(0, 1), s.muon_num_ns_steps).unflatten(0, (-1, matrix.parts))
+        whole = matrix.join(blocks).mul_(s.muon_extra_scale_factor * max(blocks.shape[-2:]) ** 0.5)
+        if matrix.dim is None:
+            return whole
+        return whole.chunk(self.tp.size(), matrix.dim + 1)[self.tp.rank()]
 
     def _whole(self, part: Tensor, dim: int | None) -> Tensor:
+        """Matrices [n, out, in] of which this tp rank has a part along `dim` (0 or 1)."""
         if dim is None or self.tp.size() == 1:
             return part
         parts = [torch.empty_like(part) for _ in range(self.tp.size())]
         dist.all_gather(parts, part.contiguous(), group=self.tp)
-        return torch.cat(parts, dim)
+        return torch.cat(parts, dim + 1)
 
     def _everyones(self, own: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
         """The updates of all matrices, from the data-parallel processes that made them."""
@@ -173,7 +209,8 @@ class Muon(torch.optim.AdamW):
         # all_gather needs equal lengths: padded to the longest
         sent = some.new_zeros(max(sizes), dtype=self.dtype)
         if own:
-            sent[: sizes[self.share.rank()]] = torch.cat([update.flatten() for update in own.values()])
+            rank = self.share.rank()
+            sent[: sizes[rank]] = torch.cat([own[p].flatten() for p in self.owned[rank]])
         received = [torch.empty_like(sent) for _ in self.owned]
         dist.all_gather(received, sent, group=self.share)
         out: dict[Tensor, Tensor] = {}

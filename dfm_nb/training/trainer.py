@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -74,7 +75,7 @@ class Trainer:
         self.dp_rank = mpu.get_data_parallel_rank()
         self.dp_size = mpu.get_data_parallel_world_size()
         self.model_config, self.chunks = build_chunks(config.model, config.mixed_precision, config.rng.seed)
-        self.model_config.finalize_model_grads_func = finalize_model_grads
+        self.model_config.finalize_model_grads_func = self._finish_gradients
         # Parameters are not gathered late (overlap_param_gather): the averages and validation read them after the step.
         ddp_config = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
@@ -87,6 +88,14 @@ class Trainer:
             DistributedDataParallel(self.model_config, ddp_config, c, disable_bucketing=i > 0)
             for i, c in enumerate(self.chunks)
         ]
+        # megatron-core adds each gradient to its float32 buffer by a hook: 551 operations and Python calls a pack for
+        # DiT-XL. Where nothing overlaps with the backward pass, `_add_gradients` does all at once.
+        self.trained: list[Any] = []
+        whole = config.model.pipeline_model_parallel_size == config.model.tensor_model_parallel_size == 1
+        if whole and not (ddp_config.overlap_grad_reduce or ddp_config.use_distributed_optimizer):
+            self.trained = self.ddp[0].params_with_grad
+            self.ddp[0].grad_accs.clear()  # the hooks live no longer than these
+        self.first_pack = True
         sync = [d.no_sync for d in self.ddp]
         self.model_config.no_sync_func = sync if len(sync) > 1 else sync[0]
         self.optimizer = self._build_optimizer()
@@ -165,6 +174,7 @@ class Trainer:
 
         # the signature that megatron-core's schedules require
         def forward_step(packs: Iterator[Pack], model):
+            self._add_gradients()  # of the pack before
             pack = next(packs)
             output, loss_of = forward(model, pack, self.objective, self.device)
 
@@ -198,11 +208,40 @@ class Trainer:
         for chunk in self.ddp:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
+        self.first_pack = True
 
         def loss_and_count(_pack: Pack, losses: TokenLosses) -> torch.Tensor:
             return torch.stack(((losses.loss * losses.mask).sum().detach(), losses.mask.sum().float()))
 
         return self._sums(self.lessons(packs), loss_and_count, 2, forward_only=False)
+
+    @torch.no_grad()
+    def _add_gradients(self) -> None:
+        """Add a pack's gradients to the float32 buffers; nothing where megatron-core's hooks have done so.
+
+        After each pack, because several packs' sum in bfloat16 would lose small gradients.
+        """
+        used = [p for p in self.trained if p.grad is not None]
+        if not used:
+            return
+        mains = [p.main_grad for p in used]
+        grads = [p.grad for p in used]
+        if self.first_pack:
+            torch._foreach_copy_(mains, grads)  # one kernel, also from bfloat16 to float32
+        else:
+            torch._foreach_add_(mains, grads)
+        self.first_pack = False
+        for p in used:
+            p.grad = None
+
+    def _finish_gradients(self, chunks: list[torch.nn.Module], num_tokens: torch.Tensor, **kwargs) -> None:
+        """megatron-core's function, which (in 0.16) would wait for the number of tokens. All ranks take part."""
+        self._add_gradients()
+        finalize_model_grads(chunks, None, **kwargs)
+        parallel.broadcast_from_last_stage(num_tokens)
+        dist.all_reduce(num_tokens, group=mpu.get_data_parallel_group(with_context_parallel=True))
+        for chunk in self.ddp:
+            chunk.scale_gradients(1.0 / num_tokens.clamp(min=1))
 
     def lessons(self, packs: list[Pack]) -> list[Pack]:
         """A few-step student's packs, one for each of its levels; without a teacher `packs` themselves."""
@@ -231,21 +270,20 @@ class Trainer:
         6. Otherwise: clip, AdamW or Muon on float32 weights, copy to the bfloat16 weights, update the averages.
         7. The learning rate is updated, and the caller reports, validates and saves.
         """
-        from megatron.core.optimizer import optimizer as mcore_optimizer
-
-        loss_sum, tokens = self.backward(packs).tolist()
-        # `optimizer.step` in its three parts, because a step with NaN in the loss alone must be skipped, too
-        found_inf = self.optimizer.prepare_grads()
-        grad_norm = float(self.optimizer.get_grad_norm())
+        sums = self.backward(packs)
+        self.optimizer.prepare_grads()
+        norm = torch.as_tensor(self.optimizer.get_grad_norm(), device=self.device)
+        # on the device, so that the host launches the optimizer without waiting for the gradients
+        finite = torch.isfinite(sums[0]) & torch.isfinite(norm) & (sums[1] > 0)
+        clip = self.config.optimizer.clip_grad
+        for part in self.optimizer.chained_optimizers:
+            part.optimizer.found_inf = (~finite).float()  # its step then changes neither weights nor moments
+            part.optimizer.grad_scale = ((norm + 1e-6) / clip).clamp(min=1) if clip > 0 else None  # it divides by it
+        self.optimizer.step_with_ready_grads()
+        loss_sum, tokens, grad_norm = torch.cat((sums, norm[None])).tolist()  # the only wait of a step
         loss = loss_sum / tokens if tokens else math.nan
-        skipped = bool(found_inf) or not (math.isfinite(grad_norm) and math.isfinite(loss))
+        skipped = not (math.isfinite(grad_norm) and math.isfinite(loss))
         if not skipped:
-            clip = self.config.optimizer.clip_grad
-            for part in self.optimizer.chained_optimizers:
-                parameters = part.get_parameters()
-                if clip > 0 and parameters:
-                    mcore_optimizer.clip_grad_by_total_norm_fp32(parameters, max_norm=clip, total_norm=grad_norm)
-            self.optimizer.step_with_ready_grads()
             self.steps_taken += 1
             self.ema.update(self.steps_taken)
         # Also after a skipped step, unlike in Megatron-LM: the schedule counts iterations, as `train.train_iters` does,

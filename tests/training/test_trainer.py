@@ -7,7 +7,14 @@ from dfm_nb.checkpoints.folders import checkpoints_of
 from dfm_nb.packs.packs import CLEAN_SIGMA
 from dfm_nb.training.batches import open_store
 from dfm_nb.training.validation import Validation
-from tests.distributed.layouts import BASE, largest_relative_difference, losses_and_gradients, make_trainer, randomise
+from tests.distributed.layouts import (
+    BASE,
+    MUON,
+    largest_relative_difference,
+    losses_and_gradients,
+    make_trainer,
+    randomise,
+)
 from tests.tiny_run import VARIANTS
 
 SMALL = ["model.num_layers=2", "train.global_batch_size=2"]
@@ -38,14 +45,26 @@ def test_tokens_outside_the_loss_give_no_gradient(one_rank):
     assert all(map(torch.equal, *found))
 
 
-def test_step_with_nan_changes_nothing_and_says_so(one_rank):
-    trainer, loader = make_trainer(SMALL)
+def kept_by_the_optimizer(trainer):
+    """Float32 weights, moments and step counts."""
+    parts = [part.optimizer for part in trainer.optimizer.chained_optimizers]
+    values = [p for part in parts for group in part.param_groups for p in group["params"]]
+    values += [v for part in parts for state in part.state.values() for v in state.values()]
+    return [v.detach().clone() for v in values]
+
+
+@pytest.mark.parametrize("optimizer", [[], MUON], ids=["adam", "muon"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_step_with_nan_changes_nothing_and_says_so(one_rank, optimizer, precision):
+    trainer, loader = make_trainer([*SMALL, *optimizer, f"mixed_precision={precision}"])
     trainer.step(loader.next_step())
     before, taken = weights(trainer), trainer.steps_taken
+    kept = kept_by_the_optimizer(trainer)
     averages = [a.clone() for a in trainer.ema.averages[0.1]]
     packs = loader.next_step()
     packs[0].x0[0, 0] = float("nan")
     assert trainer.step(packs).skipped and trainer.steps_taken == taken
+    assert all(map(torch.equal, kept, kept_by_the_optimizer(trainer)))
     assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer)))
     assert all(torch.equal(a, b) for a, b in zip(averages, trainer.ema.averages[0.1]))
     assert not trainer.step(loader.next_step()).skipped

@@ -1,0 +1,101 @@
+"""What a step on CUDA dispatches, counted on the meta device: DiT-XL's 28 layers and parameters' number, narrow."""
+
+import sys
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dfm_nb.model import dit
+from dfm_nb.parallel import groups, megatron_cpu
+from tests.distributed.layouts import make_trainer
+
+META = torch.device("meta")
+VIEWS = (
+    "view t transpose permute expand slice select unsqueeze squeeze split split_with_sizes detach alias empty".split()
+)
+XL = [
+    *"model.num_layers=28 model.hidden_size=64 model.num_attention_heads=4 model.adaln_lora_dim=16".split(),
+    *"model.rope=false mixed_precision=bf16 train.global_batch_size=1 dataset.task_encoder_seq_length=256".split(),
+    "optimizer.use_distributed_optimizer=false",
+]
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations; a copy to the host is a wait, and every number that it gives is 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[str] = []
+        self.waits = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = operation._schema.name.partition("::")[2]
+        self.names.append(name)
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        waits = name == "_local_scalar_dense" or (name == "_to_copy" and str(kwargs.get("device")) == "cpu")
+        if waits and tensors[0].is_meta:
+            self.waits += 1
+            if name == "_local_scalar_dense":
+                return 1.0
+            return torch.ones(tensors[0].shape, dtype=kwargs.get("dtype") or tensors[0].dtype)
+        return operation(*args, **kwargs)
+
+    @property
+    def kernels(self) -> int:
+        return sum(name not in VIEWS for name in self.names)
+
+
+@torch.library.custom_op("dfm_nb_test::rms_norm", mutates_args=())
+def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """One kernel, as on CUDA; on meta torch's own is made of several."""
+    return x.clone()
+
+
+@torch.library.custom_op("dfm_nb_test::rms_norm_backward", mutates_args=())
+def rms_norm_backward(grad: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return grad.clone(), weight.clone()
+
+
+rms_norm.register_fake(lambda x, weight: x.new_empty(x.shape))
+rms_norm_backward.register_fake(lambda grad, weight: (grad.new_empty(grad.shape), weight.new_empty(weight.shape)))
+rms_norm.register_autograd(
+    lambda ctx, grad: torch.ops.dfm_nb_test.rms_norm_backward(grad, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
+)
+
+
+@pytest.fixture
+def on_meta(one_rank, monkeypatch):
+    """A trainer and a loader for CUDA's code, on tensors without values; nothing is communicated."""
+    monkeypatch.setattr(megatron_cpu, "_CPU", META)
+    monkeypatch.setattr(groups, "device", lambda: META)
+    monkeypatch.setattr("dfm_nb.parallel.device", lambda: META)
+    monkeypatch.setattr("dfm_nb.model.build.pick_backend", lambda *_: "varlen")
+    functional = {name: getattr(torch.nn.functional, name) for name in ("silu", "gelu", "layer_norm")}
+    fused = SimpleNamespace(rms_norm=lambda x, _shape, weight, _eps: rms_norm(x, weight), **functional)
+    monkeypatch.setattr(dit, "F", fused)
+    trainer, loader = make_trainer(XL)
+    for name in ("all_reduce", "broadcast"):
+        monkeypatch.setattr(dist, name, lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(sys.modules["torch.optim.adam"], "_device_dtype_check_for_fused", lambda *_args, **_kw: None)
+    with Operations():
+        trainer.step(loader.next_step())  # makes the optimizer's state
+    return trainer, loader
+
+
+def test_a_step_of_the_large_model_is_few_operations_and_one_wait(on_meta):
+    trainer, loader = on_meta
+    packs = loader.next_step()
+    with Operations() as step:
+        trainer.step(packs)
+    with Operations() as gradients:
+        trainer.backward(packs)
+    assert len(step.names) <= 6_300, Counter(step.names)
+    assert step.kernels <= 3_400, Counter(step.names)
+    assert len(step.names) - len(gradients.names) <= 60
+    assert (step.waits, gradients.waits) == (1, 0)
