@@ -128,6 +128,9 @@ class ModelConfig(Group):
     attention_backend: Literal["auto", "sdpa", "varlen", "flash_attn"] = option(
         "auto", "kernel for packed sequences; auto: the fastest on this machine", network=False
     )
+    compile: bool | None = option(
+        None, "torch.compile the layers for training; null: on a CUDA device whose layout allows it", network=False
+    )
     recompute_granularity: Literal["selective", "full"] | None = option(
         None, "recompute in the backward pass: selective (attention), full (layers), or null (nothing)", network=False
     )

@@ -19,6 +19,16 @@ def on_meta(model: ModelConfig) -> DiT:
         return network_class(model)(transformer_config(model.model_copy(update=Layout().settings)))
 
 
+def why_eager(model: ModelConfig, device: torch.device) -> str | None:
+    """Why the layers cannot be compiled for training; None if they can."""
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+        if getattr(model, name) > 1:
+            return f"model.{name} is {getattr(model, name)}"
+    if model.recompute_granularity:
+        return f"model.recompute_granularity is {model.recompute_granularity}"
+    return None if device.type == "cuda" else "there is no CUDA device"
+
+
 def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **overrides: Any) -> tuple[DiTConfig, list[DiT]]:
     """This rank's stage of the network (several with virtual stages), on its device, initialised from (seed, name).
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -248,6 +249,8 @@ class DiTLayer(TransformerLayer):
     """Self attention, text cross attention and MLP, each normalised, shifted, scaled and gated by adaLN-zero."""
 
     vectors = Network.vectors_per_layer
+    compiled: Callable | None = None
+    """`inner` for training, if it is compiled."""
 
     def __init__(self, config, *args, **kwargs):
         super().__init__(config, *args, **kwargs)
@@ -264,8 +267,10 @@ class DiTLayer(TransformerLayer):
         `attention_mask` is not a mask but cond_Rh, and packed_seq_params is the `LayerContext`.
         """
         s = packed_seq_params
+        # sampling and validation have other shapes, for which compiling would not pay
+        inner = self.compiled if self.compiled and torch.is_grad_enabled() else type(self).inner
         inputs = (s.rows, s.self_bounds, s.cross_bounds, s.rotary, s.text_cache)
-        return self.inner(hidden_states, attention_mask, context, *inputs), context
+        return inner(self, hidden_states, attention_mask, context, *inputs), context
 
     def inner(self, x_Sh, cond_Rh, text_Kh, rows, self_bounds, cross_bounds, rotary, text_cache) -> torch.Tensor:
         """The layer as a function of tensors.

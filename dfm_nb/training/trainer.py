@@ -18,11 +18,12 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
+from dfm_nb.base.log import log
 from dfm_nb.base.progress import tqdm
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints.loading import Weights
 from dfm_nb.diffusion.objective import get_objective
-from dfm_nb.model.build import build_chunks
+from dfm_nb.model.build import build_chunks, why_eager
 from dfm_nb.model.denoiser import TokenLosses, forward
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.packs.packs import Pack
@@ -98,6 +99,7 @@ class Trainer:
         self.first_pack = True
         sync = [d.no_sync for d in self.ddp]
         self.model_config.no_sync_func = sync if len(sync) > 1 else sync[0]
+        self._compile_layers()
         self.optimizer = self._build_optimizer()
         self.scheduler = self._build_scheduler()
         self.ema = PowerEMA(self.chunks, config.ema.sigma_rels)
@@ -106,6 +108,23 @@ class Trainer:
         self.teacher: Teacher | None = None
         if config.model.student:
             self.teacher = Teacher(config, self.chunks, self.objective, empty_text, *teacher)
+
+    def _compile_layers(self) -> None:
+        """As `model.compile` says: one compiled function for all layers."""
+        wanted = self.config.model.compile
+        eager = why_eager(self.config.model, self.device)
+        if wanted and eager:
+            raise ValueError(f"model.compile=true is not possible, because {eager}; leave it out")
+        if wanted is None and eager and self.device.type == "cuda" and parallel.rank() == 0:
+            log.info("The layers are not compiled, because %s", eager)
+        if wanted is False or eager:
+            return
+        # what cannot be compiled on this machine runs as it is, with a warning
+        torch._dynamo.config.suppress_errors = True
+        layers = self.chunks[0].decoder.layers
+        compiled = torch.compile(type(layers[0]).inner)
+        for layer in layers:
+            layer.compiled = compiled
 
     def _build_optimizer(self):
         """megatron-core's, which keeps float32 copies; with `optimizer=muon` our Muon replaces its inner AdamW."""

@@ -1,5 +1,6 @@
 """What a step on CUDA dispatches, counted on the meta device: DiT-XL's 28 layers and parameters' number, narrow."""
 
+import functools
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -7,12 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dfm_nb.model import dit
+from dfm_nb.model import adaln, attention, dit
 from dfm_nb.parallel import groups, megatron_cpu
-from tests.distributed.layouts import make_trainer
+from tests.distributed.layouts import make_trainer, randomise
 
+ROWS = adaln.Rows
 META = torch.device("meta")
 VIEWS = (
     "view t transpose permute expand slice select unsqueeze squeeze split split_with_sizes detach alias empty".split()
@@ -99,3 +102,36 @@ def test_a_step_of_the_large_model_is_few_operations_and_one_wait(on_meta):
     assert step.kernels <= 3_400, Counter(step.names)
     assert len(step.names) - len(gradients.names) <= 60
     assert (step.waits, gradients.waits) == (1, 0)
+
+
+def attention_by_mask(q, k, v, bounds, scale):
+    """FlashAttention's packed interface with torch's plain attention."""
+    segments = [
+        torch.bucketize(torch.arange(len(x)), cu[1:-1], right=True) for x, cu in ((q, bounds[0]), (k, bounds[1]))
+    ]
+    mask = segments[0][:, None] == segments[1]
+    heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(*heads_first, mask, scale=scale)[0].transpose(0, 1)
+
+
+def test_all_layers_are_one_compiled_graph_from_the_first_pack_on(one_rank, monkeypatch):
+    """CUDA's code on the CPU: without a break, with few graphs for packs of many shapes, and with equal gradients."""
+    gathered = lambda _, row, count, dtype: ROWS(row, (row == torch.arange(count)[:, None]).to(dtype), None)  # noqa: E731
+    monkeypatch.setattr(dit, "Rows", SimpleNamespace(of=functools.partial(gathered, None)))
+    monkeypatch.setitem(attention.BACKENDS, "varlen", attention_by_mask)
+    monkeypatch.setattr("dfm_nb.model.build.pick_backend", lambda *_: "varlen")
+    trainer, loader = make_trainer(["optimizer.use_distributed_optimizer=false", "model.num_layers=3"])
+    randomise(trainer)
+    steps = [loader.next_step() for _ in range(3)]
+
+    def gradients():
+        losses = [trainer.backward(packs) for packs in steps]
+        return [*losses, *(p.main_grad.clone() for p in trainer.chunks[0].parameters())]
+
+    eager = gradients()
+    counter = CompileCounterWithBackend("aot_eager")
+    for layer in trainer.chunks[0].decoder.layers:
+        layer.compiled = torch.compile(dit.DiTLayer.inner, fullgraph=True, backend=counter)
+    for plain, compiled in zip(eager, gradients(), strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
+    assert 1 <= counter.frame_count <= 4 < sum(map(len, steps))
