@@ -15,11 +15,15 @@ import functools
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import torch
 
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.order import PackOrder, StepOrder
 from dfm_nb.packs.packer import PackItem
-from dfm_nb.packs.packs import Pack, blank_pack, draw_sample, pack_draws
+from dfm_nb.packs.packs import Pack, blank_pack, draw_sample, pack_draws, pinned
 
 PREFETCH_STEPS = 2  # one to use next, and one being built meanwhile
 
@@ -39,8 +43,10 @@ def build_pack(order: PackOrder, items: list[PackItem]) -> Pack:
         pack = pack_draws(draws, order.settings, order.capacity)
     else:
         pack = blank_pack(order.settings, store.channels, store.empty_text, order.capacity)
-    pack.dropped = dropped
-    return pack
+    tensors: dict[str, Any] = {
+        name: pinned(value) for name, value in vars(pack).items() if isinstance(value, torch.Tensor)
+    }
+    return replace(pack, **tensors, dropped=dropped)
 
 
 class PackedLoader:

@@ -24,6 +24,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from megatron.core.transformer.module import MegatronModule
 
+from dfm_nb.packs.packs import pinned
+
 FLOAT32_BELOW = 512
 """Below this average number of queries per segment, attention is float32 on CPUs.
 
@@ -72,7 +74,7 @@ class SegmentBounds:
         """The `bounds` of `BACKENDS[backend]`."""
         if "a CUDA device" not in NEEDS.get(backend, ()):
             return self
-        q, kv = (torch.tensor(cu, dtype=torch.int32) for cu in (self.cu_q, self.cu_kv))
+        q, kv = (pinned(torch.tensor(cu, dtype=torch.int32)) for cu in (self.cu_q, self.cu_kv))
         longest = int(q.diff().max()), int(kv.diff().max())  # on the host: nothing waits for the device
         return Varlen(q.to(self.device, non_blocking=True), kv.to(self.device, non_blocking=True), *longest)
 

@@ -97,10 +97,10 @@ class Teacher:
 
         with without_lora(self.chunks) if self.chunks is self.student else contextlib.nullcontext():
             samplers.sample_unipc(denoise, states[0], self.path, lambda *of: states.append(of[2]), order=2)
-        noise = torch.zeros_like(pack.noise)
+        noise = torch.zeros_like(x0, dtype=torch.float32)
         packs = []
         for (s, s_next), (x, x_next) in zip(pairwise(self.levels.tolist()), pairwise(states[:: self.each])):
             target = x + (x_next - x) / (1 - s_next / s)
-            sigma = torch.where(own.noisy_row.cpu(), s, pack.sigma)
-            packs.append(replace(pack, x0=x.float().cpu(), noise=noise, sigma=sigma, target=target.float().cpu()))
+            sigma = torch.where(own.noisy_row, s, own.row_sigma)
+            packs.append(replace(pack, x0=x.float(), noise=noise, sigma=sigma, target=target.float()))
         return packs
