@@ -17,7 +17,7 @@
     browser.py     what a data set holds                     `DatasetBrowser`
     parameters.py  a notebook's own parameters               `check_parameters`
     place.py       where relative paths start; results       `project_folder`, `trained_or_packaged`, `publish`
-    pictures.py    one picture per idea                      `pictures.noising(...)`, ...
+    pictures.py    one picture per idea                      `pictures.packs(...)`, ...
     words.py       where in a clip attention looks at the words of its prompt
     notebook_*.py  `dfm notebook run | sweep`, on papermill
     lab.py         `dfm lab`
