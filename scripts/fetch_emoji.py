@@ -11,7 +11,7 @@ Writes the pictures and DIR/captions.csv. The caption of a picture is the Unicod
 name, or, for the two sets of Iconify's SVG (flat, noto-v1), the name there, without those of skin tones; its keywords
 are those of npm's emojilib (MIT). Those two need `pip install resvg-py`.
 
-    python scripts/fetch_emoji.py data/fluent [--set fluent] [--limit N]
+    python scripts/fetch_emoji.py data/fluent [--set fluent]
 
 Then: dfm prepare --source folder:data/fluent --output-dir data/fluent-latents
 """
@@ -22,11 +22,12 @@ import argparse
 import csv
 import json
 import re
-import subprocess
 import tarfile
 import tempfile
 import unicodedata
 from pathlib import Path
+
+from fetch_text import fetched
 
 KEYWORDS = "emojilib@4.0.3"
 SETS = {
@@ -80,43 +81,32 @@ def draw_icons(icons: dict, emojilib: dict[str, list[str]], folder: Path) -> lis
     return rows
 
 
-def pack(package: str, folder: str) -> Path:
-    """Download the package into `folder` with npm; on failure the script ends with one sentence."""
-    try:
-        done = subprocess.run(["npm", "pack", "--silent", package], cwd=folder, capture_output=True, text=True)
-    except FileNotFoundError:
-        raise SystemExit("error: npm is needed to fetch the pictures; install Node.js, then run this again") from None
-    archive = Path(folder, done.stdout.strip() or "none")
-    if done.returncode or not archive.is_file():
-        said = " ".join(done.stderr.split())[-300:]
-        raise SystemExit(f"error: npm could not fetch {package}: {said or 'no reason given'}; check the network")
-    return archive
+def pack(package: str, folder: Path) -> Path:
+    """Download the package into `folder` with npm."""
+    return fetched(["npm", "pack", "--silent", package], folder)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="output folder; created if missing")
     parser.add_argument("--set", choices=SETS, default="fluent", help="whose emoji")
-    parser.add_argument("--limit", type=int, help="only the first N pictures")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     rows, (package, pictures) = [], SETS[args.set]
     with tempfile.TemporaryDirectory() as temporary:
-        with tarfile.open(pack(KEYWORDS, temporary)) as tar:
+        with tarfile.open(pack(KEYWORDS, Path(temporary, "keywords"))) as tar:
             emojilib = json.load(tar.extractfile("package/dist/emoji-en-US.json"))
-        with tarfile.open(pack(package, temporary)) as tar:
+        with tarfile.open(pack(package, Path(temporary, "pictures"))) as tar:
             for member in tar:
                 path = Path(member.name)
                 if path.match(pictures) and path.suffix == ".json":
-                    rows = draw_icons(json.load(tar.extractfile(member)), emojilib, args.folder)[: args.limit]
+                    rows = draw_icons(json.load(tar.extractfile(member)), emojilib, args.folder)
                     break
                 caption = caption_of(path.stem) if path.match(pictures) else None
                 if not member.isfile() or caption is None:
                     continue
                 (args.folder / path.name).write_bytes(tar.extractfile(member).read())
                 rows.append((path.name, caption, keywords_of(path.stem, emojilib)))
-                if args.limit and len(rows) == args.limit:
-                    break
     with (args.folder / "captions.csv").open("w", encoding="utf-8", newline="") as f:
         writer = csv.writer(f)
         writer.writerow(("file", "caption", "keywords"))

@@ -29,17 +29,25 @@ from typing import Iterator
 MIN_CHARS = 80  # a shorter docstring is a label, not a text
 
 
-def debian_files(package: str, folder: Path) -> Path:
-    """Download a Debian package and unpack it under `folder`, installing nothing."""
+def fetched(command: list[str], folder: Path) -> Path:
+    """The archive that a program downloads into `folder`; on failure the script ends with one sentence."""
+    program, *_, package = command
     folder.mkdir(parents=True)
     try:
-        done = subprocess.run(["apt-get", "download", package], cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     except FileNotFoundError:
-        raise SystemExit(f"error: apt-get is needed to fetch {package}; use Debian, or leave it out") from None
-    archive = next(folder.glob("*.deb"), None)
-    if archive is None:
-        said = " ".join(done.stderr.split())[-300:]
-        raise SystemExit(f"error: apt-get could not download {package}: {said}; run apt-get update first")
+        raise SystemExit(f"error: {program} is needed to fetch {package}; install it, or leave this out") from None
+    archive = next(folder.iterdir(), None)
+    if done.returncode or archive is None:
+        said = " ".join(done.stderr.split())[-300:] or "no reason given"
+        advice = "check the network; for apt-get, run apt-get update first"
+        raise SystemExit(f"error: {program} could not fetch {package}: {said}; {advice}")
+    return archive
+
+
+def debian_files(package: str, folder: Path) -> Path:
+    """Download a Debian package and unpack it under `folder`, installing nothing."""
+    archive = fetched(["apt-get", "download", package], folder)
     subprocess.run(["dpkg-deb", "-x", archive.name, "."], cwd=folder, check=True)
     return folder
 
