@@ -1,6 +1,6 @@
 """The executed notebooks as HTML pages for the docs: no kernel, no network, no paths of this machine.
 
-    python scripts/executed_notebooks.py [--output build/docs/notebooks] [--only 00_tour 06_your_own_pictures]
+    python scripts/executed_notebooks.py [--output build/docs/notebooks]
 
 They run headless with their defaults, in order, in one folder, like a reader would run them: about 12 minutes on two
 cores. The times are printed and listed in index.html.
@@ -40,14 +40,13 @@ def without_places(page: str, folder: Path) -> str:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--output", type=Path, default=ROOT / "build" / "docs" / "notebooks")
-    p.add_argument("--only", nargs="+", choices=NOTEBOOKS, default=NOTEBOOKS, metavar="NAME")
     args = p.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     rows = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "butterflies"
         folder.mkdir()
-        for name in args.only:
+        for name in NOTEBOOKS:
             began = time.monotonic()
             words = ["notebook", "run", str(ROOT / "notebooks" / f"{name}.ipynb"), "--output", f"{place}/{name}.ipynb"]
             subprocess.run([sys.executable, "-m", "dfm_nb", *words, "--quiet"], cwd=folder, check=True)

@@ -1,21 +1,18 @@
 """The budget: tokens per room, compared with `[tool.dfm_nb.budget]` in pyproject.toml.
 
-    python scripts/house_figures.py [--root CHECKOUT] [--without INTEGRATION]
+    python scripts/house_figures.py
 
 Tokens are names, operators, numbers and strings of the code, without docstrings: unlike lines they do not fall when
 code is folded. Code lines are printed beside them and not held. The core is what `prepare`, `train` and `generate`
 import, with the sources `folder` and `table`, the tokenizer `cosmos_cv` and the text encoder `t5`. The exit code is 1
 if a room is above its budget or has none, or if dfm_nb has more folded statements than `[tool.dfm_nb.folding]`
-allows. `--without wan` lists what goes with dfm_nb/integrations/wan: files, and lines elsewhere that name it.
+allows.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
-import re
-import subprocess
 import sys
 import tokenize
 import tomllib
@@ -23,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 TREES = ("dfm_nb", "workbench", "tests", "benchmarks", "scripts", "examples")
 CORE_ROOTS = (
     *("dfm_nb.prepare", "dfm_nb.train", "dfm_nb.generate", "dfm_nb.data.sources.folder", "dfm_nb.data.sources.table"),
@@ -135,40 +133,10 @@ def rooms(root: Path) -> dict[str, Counter[str]]:
     return found
 
 
-def without(root: Path, name: str) -> list[str]:
-    """Files with an integration's name as a word of their path, and lines of other files that name one of its parts."""
-    files = subprocess.run(["git", "ls-files"], cwd=root, text=True, capture_output=True).stdout.splitlines()
-    word = re.compile(rf"(^|[-_/.]){name.replace('_', '[-_]')}([-_/.]|$)")
-    gone = [file for file in files if word.search(file)]
-    sources = [(root / file).read_text(encoding="utf-8") for file in gone if re.search(r"network\.py$|\.txt$", file)]
-    parts = [f"model.variant={n}" for n in re.findall(r"^(\w+) = .*network:", "\n".join(sources), re.M)]
-    parts += re.findall(r"^(\w+) = (?!.*network:)", "\n".join(sources), re.M)  # tokenizers, text encoders
-    parts += re.findall(r'"([\w.-]+)": size_row', "\n".join(sources))
-    parts += [Path(file).stem if "/recipes/" in file or file.endswith(".ipynb") else file for file in gone]
-    parts += [Path(file).name for file in gone if file.endswith(".md")] + [f"[{name}]", f"{name} = ["]
-    lines = [
-        f"{file}:{i}: {line.strip()[:100]}"
-        for file in files
-        if file not in gone
-        and Path(file).suffix in (".py", ".md", ".toml", ".ipynb", ".yaml")
-        and file != "CHANGELOG.md"
-        for i, line in enumerate((root / file).read_text(encoding="utf-8").splitlines(), 1)
-        if any(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", line) for part in parts)
-    ]
-    return [*gone, *lines]
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the checkout to count")
-    parser.add_argument("--without", metavar="INTEGRATION", help="list what to remove with it")
-    args = parser.parse_args()
-    if args.without:
-        print(*without(args.root, args.without), sep="\n")
-        return 0
-    limits = tomllib.loads((args.root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["dfm_nb"]
+    limits = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["dfm_nb"]
     budget = limits["budget"]
-    found = rooms(args.root)
+    found = rooms(ROOT)
     print(f"{'':22}{'tokens':>8}    budget    lines  tokens a line")
     over = []
     for room, figures in sorted(found.items()):

@@ -1,4 +1,4 @@
-"""A JupyterLab of our own and a headless Chromium in front of it, for `test_lab.py` and `scripts/screenshots.py`.
+"""A JupyterLab of our own and a headless Chromium in front of it, for `test_lab.py`.
 
 The server is `dfm lab` with its own configuration folders; the browser is Debian's, driven by Playwright.
 """
