@@ -51,7 +51,7 @@ def machine() -> dict[str, Any]:
     """Processor, usable cores, Python, torch, threads, load average over a minute, and the time (UTC)."""
     import torch
 
-    from dfm_nb.base.cpu import fast_bf16
+    from dfm_nb.base.machine import fast_bf16
 
     instructions = torch.backends.cpu.get_cpu_capability() + (" with bfloat16" if fast_bf16() else "")
     return {

@@ -32,7 +32,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 
 from benchmarks import report
-from dfm_nb.base.cpu import fast_bf16
+from dfm_nb.base.machine import fast_bf16
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.measure.distance import mean_estimate
 

@@ -25,7 +25,7 @@ from benchmarks import report
 from benchmarks.report import timed
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.cpu import fast_bf16
+from dfm_nb.base.machine import fast_bf16
 from dfm_nb.data.loader import build_pack
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import MockStore

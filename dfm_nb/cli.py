@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from dfm_nb.base.argv import TOLD, guard, mistake, usage
+from dfm_nb.base.argv import TOLD, guard, meant, mistake, usage
 from dfm_nb.base.installed import entry_points
 
 GROUP = "dfm_nb.verbs"
@@ -80,8 +80,6 @@ def _run(argv: list[str]) -> int:
     if argv[0] not in known:
         known = verbs()
     if argv[0] not in known:
-        from dfm_nb.base.nearest import meant
-
         raise ValueError(f"there is no verb {argv[0]!r}; {meant(argv[0], known, 'see dfm --help')}")
     return _imported(known[argv[0]][0]).main(list(argv[1:]))
 

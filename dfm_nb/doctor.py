@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dfm_nb.base import cpu, plugins
-from dfm_nb.base.memory import GIB, available_bytes
+from dfm_nb.base import plugins
+from dfm_nb.base.machine import GIB, available_bytes, fast_bf16
 from dfm_nb.base.verb import Report, Verb
 
 PACKAGES = {
@@ -75,7 +75,7 @@ def findings() -> Iterator[Finding]:
         yield "ok", f"{gpu.name}, {gpu.total_memory / GIB:.0f} GiB"
     yield from _cuda()
     if not torch.cuda.is_available():
-        bf16 = "bf16" if cpu.fast_bf16() else "fp32, as bf16 is slower here"
+        bf16 = "bf16" if fast_bf16() else "fp32, as bf16 is slower here"
         yield "note", f"no CUDA device: gloo on {os.cpu_count()} CPU cores; mixed_precision=auto is {bf16}"
     yield from _this_place()
     disk = shutil.disk_usage(".").free / GIB

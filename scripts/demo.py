@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from dfm_nb.base.cpu import fast_bf16
+from dfm_nb.base.machine import fast_bf16
 
 PROMPTS = (
     "A spotted blue swallowtail flapping its wings over a meadow, seen from above.",

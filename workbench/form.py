@@ -17,9 +17,9 @@ import psutil
 
 from dfm_nb import config as cfg
 from dfm_nb.base import options, plugins
+from dfm_nb.base.argv import nearest
+from dfm_nb.base.machine import GIB
 from dfm_nb.base.markup import fill
-from dfm_nb.base.memory import GIB
-from dfm_nb.base.nearest import nearest
 from dfm_nb.base.options import Field
 from dfm_nb.config import notation, sizes
 from dfm_nb.planner.ranking import training_cost

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Callable, Sequence
 
 from dfm_nb.base.files import MOST_BYTES, local
-from dfm_nb.base.headless import is_headless
+from dfm_nb.base.log import is_headless
 from dfm_nb.base.run import IDENTITY, Run, iteration_folders
 from dfm_nb.base.torchrun import torchrun_argv
 from dfm_nb.experiments.runs import ended_in_terminal

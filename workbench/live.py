@@ -9,7 +9,7 @@ area, too, and the widget's while it is not connected.
 import time
 from typing import Any
 
-from dfm_nb.base.headless import is_headless
+from dfm_nb.base.log import is_headless
 from dfm_nb.base.markup import Html, fill
 
 STYLE = (

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dfm_nb.base.argv import nearest
 from dfm_nb.base.files import MARK, check_free, naming, write_atomically
-from dfm_nb.base.nearest import nearest
 from workbench.parameters import KINDS, as_type
 from workbench.place import RESULT_TYPE, add_to_jupyter
 

@@ -24,8 +24,7 @@ import numpy as np
 from dfm_nb import display
 from dfm_nb.base import geometry, pretrained, video
 from dfm_nb.base.files import subfolder, write_atomically
-from dfm_nb.base.headless import is_headless
-from dfm_nb.base.log import duration
+from dfm_nb.base.log import duration, is_headless
 from dfm_nb.base.markup import fill
 from dfm_nb.base.run import MEDIA, media_in
 from dfm_nb.diffusion import samplers

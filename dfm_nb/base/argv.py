@@ -6,6 +6,7 @@ torchrun starts ends with `if __name__ == "__main__": raise SystemExit(guard(mai
 
 import argparse
 import contextlib
+import difflib
 import errno
 import json
 import os
@@ -16,19 +17,36 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable, NoReturn
 
 from dfm_nb.base.files import DISK_FULL
 from dfm_nb.base.log import legible, log
-from dfm_nb.base.nearest import meant
 from dfm_nb.base.process import PARENT, end_with_parent
 
 TOLD = "DFM_NB_ANSWER"
 """Environment variable: the file in which `dfm --json`, or a process that it started, leaves its answer or error."""
 USER_ERRORS = (ValueError, OSError)
 """OSError: a file of the user's, or a disk or system at fault."""
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name with the most similar spelling, ignoring case; None if none is close.
+
+    Parameters
+    ----------
+    cutoff : least similarity, from 0 (nothing in common) to 1 (equal).
+    """
+    by_lower = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, 1, cutoff)
+    return by_lower[near[0]] if near else None
+
+
+def meant(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+    """The end of an error about a wrong name: `did you mean 'demo'?`, or `otherwise` if no known name is close."""
+    near = nearest(name, known, cutoff)
+    return f"did you mean {near!r}?" if near else otherwise
 
 
 class ArgumentParser(argparse.ArgumentParser):

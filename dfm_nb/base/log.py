@@ -1,16 +1,17 @@
-"""Console and `log.txt`."""
+"""What a person sees of a running program: log lines and progress bars, in a console, a notebook and `log.txt`."""
 
 import contextlib
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-from dfm_nb.base.headless import message_stream
+from typing import Any, TextIO
 
 log = logging.getLogger("dfm_nb")
+LOG_S = 60.0
+"""Seconds between the lines of a bar in a log, where each update is a line; a shorter bar writes none."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -27,6 +28,38 @@ def silent(on: bool = True) -> Iterator[None]:
         yield
     finally:
         log.disabled = False
+
+
+def is_headless() -> bool:
+    """True if nobody can press a button: papermill, nbmake, nbconvert, a script, a terminal. Not in JupyterLab.
+
+    `DFM_HEADLESS=1` or `0` overrides it.
+
+    It depends on whether the client accepts input requests; `JPY_SESSION_NAME` is not enough (papermill inherits it).
+
+    Raises
+    ------
+    ValueError : `DFM_HEADLESS` is neither 0 nor 1.
+    """
+    asked = os.environ.get("DFM_HEADLESS", "")
+    if asked not in ("", "0", "1"):
+        raise ValueError(f"DFM_HEADLESS must be 0 (widgets) or 1 (text); got {asked!r}")
+    if asked:
+        return asked == "1"
+    if os.environ.get("SERVER_SOFTWARE", "").startswith("voila"):
+        return False
+    kernel = getattr(_ipython(), "kernel", None)
+    return not getattr(kernel, "_allow_stdin", False)
+
+
+def message_stream() -> TextIO:
+    """The stream of log lines and progress bars: stderr; in a kernel stdout, because notebooks show stderr in red."""
+    return sys.stdout if getattr(_ipython(), "kernel", None) else sys.stderr
+
+
+def _ipython():
+    ipython = sys.modules.get("IPython")  # loaded in a notebook's process; training must not import it
+    return ipython.get_ipython() if ipython else None
 
 
 class _Formatter(logging.Formatter):
@@ -98,3 +131,17 @@ def duration(seconds: float) -> str:
     if minutes < 2 * 24 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes / 24 / 60:,.0f} days" if minutes < 1e6 else f"{minutes / 24 / 60 / 365:,.0f} years"
+
+
+def tqdm(*args: Any, **settings: Any) -> Any:
+    """`tqdm.tqdm(...)` in the form for its environment. A headless notebook's text goes to the terminal unchanged."""
+    stream = message_stream()
+    usual: dict[str, Any] = {"file": stream}
+    if is_headless():
+        from tqdm import tqdm as bar
+
+        if not stream.isatty():
+            usual |= dict.fromkeys(("mininterval", "maxinterval", "delay"), LOG_S)
+    else:
+        from tqdm.notebook import tqdm as bar
+    return bar(*args, **usual | settings)

@@ -27,9 +27,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as PydanticField
 from pydantic_core import PydanticUndefined
 
-from dfm_nb.base.argv import ArgumentParser
+from dfm_nb.base.argv import ArgumentParser, meant
 from dfm_nb.base.files import local
-from dfm_nb.base.nearest import meant
 
 _LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length")
 

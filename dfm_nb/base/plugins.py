@@ -47,8 +47,8 @@ from typing import Any
 
 from pydantic import create_model
 
+from dfm_nb.base.argv import meant
 from dfm_nb.base.installed import entry_points
-from dfm_nb.base.nearest import meant
 from dfm_nb.base.options import Field, Options, fields
 
 PASSED: dict[str, list[str]] = {"sources": [], "tokenizers": ["device"], "text_encoders": ["device", "max_tokens"]}

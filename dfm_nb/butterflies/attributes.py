@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dfm_nb.base.progress import tqdm
+from dfm_nb.base.log import tqdm
 from dfm_nb.butterflies import synthetic
 from dfm_nb.butterflies.judge import HEADS, AttributeClassifier, wing_motion
 from dfm_nb.measure.intervals import wilson

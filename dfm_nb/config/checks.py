@@ -17,8 +17,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from dfm_nb.base import geometry
+from dfm_nb.base.argv import meant, nearest
 from dfm_nb.base.files import is_url
-from dfm_nb.base.nearest import meant, nearest
 from dfm_nb.base.options import Field, must
 from dfm_nb.base.pretrained import files, packaged
 from dfm_nb.base.run import is_iteration, written_path

@@ -17,9 +17,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from dfm_nb.base import options, plugins, pretrained, run
+from dfm_nb.base.argv import meant, nearest
 from dfm_nb.base.files import plain
 from dfm_nb.base.log import log
-from dfm_nb.base.nearest import meant, nearest
 from dfm_nb.config import networks, notation, samples, sizes
 from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
 from dfm_nb.config.schema import FIELDS, CheckpointConfig, Config, ModelConfig

@@ -35,8 +35,7 @@ from dfm_nb.base.records import Clip, Content, EncodedClip, SampleError, Source,
 from dfm_nb.data import shards
 from dfm_nb.data.captioning import MIRRORED, SIDE, caption_keys, captions_of, tag_captions
 from dfm_nb.data.edits import EDITS, LEFT_OUT, Edit
-from dfm_nb.data.growing import Stock, owner_of
-from dfm_nb.data.shard_plan import ShardPlan
+from dfm_nb.data.shard_plan import ShardPlan, Stock, owner_of
 
 # Limits of memory: see above.
 AHEAD_BYTES = 256 << 20

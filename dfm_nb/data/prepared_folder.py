@@ -29,7 +29,8 @@ from dfm_nb.base.files import (
 )
 from dfm_nb.base.run import turn
 from dfm_nb.data import shards
-from dfm_nb.data.shard_plan import SPLITS, Layout
+from dfm_nb.data.shard_plan import Layout
+from dfm_nb.data.shards import SPLITS
 
 FORMAT_VERSION = 2
 """Version of manifest, checksums and index."""

@@ -19,7 +19,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.urls import file_in, filesystem
 from dfm_nb.data.prepared_folder import CHECKSUMS
-from dfm_nb.data.sources._fetch import fetch
+from dfm_nb.data.sources._location import fetch
 
 DEFAULT_CACHE = "~/.cache/dfm_nb"
 CACHE_GIB = 64.0

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dfm_nb.base import files, geometry, progress
+from dfm_nb.base import files, geometry
+from dfm_nb.base.log import tqdm
 from dfm_nb.base.records import SampleError
 from dfm_nb.data import prepared_folder
 from dfm_nb.data.captioning import LEAST_WEIGHT, MOST_WEIGHT, weight_of
-from dfm_nb.data.shard_plan import SPLITS
-from dfm_nb.data.shards import SampleEntry, how_to_adopt, samples_of, splits_of
+from dfm_nb.data.shards import SPLITS, SampleEntry, how_to_adopt, samples_of, splits_of
 
 SCHEMA = pa.schema(
     [("key", pa.large_string()), ("shard", pa.uint32()), ("t", pa.uint16()), ("h", pa.uint16()), ("w", pa.uint16())]
@@ -73,7 +73,7 @@ def write_indexes(folder: Path, splits: dict[str, list[str]], measure: Measure =
     for split in SPLITS:
         if not splits.get(split):
             index_path(folder, split).unlink(missing_ok=True)
-    with progress.tqdm(total=sum(map(len, splits.values())), desc="index", unit="shard", delay=3) as bar:
+    with tqdm(total=sum(map(len, splits.values())), desc="index", unit="shard", delay=3) as bar:
         for split, names in splits.items():
             if names:
                 _index_split(folder, split, names, measure, bar)

@@ -50,7 +50,7 @@ from dfm_nb.base.files import (
 )
 from dfm_nb.base.limits import MOST_SHARDS, MOST_TEXT
 from dfm_nb.base.records import EncodedClip, SampleError
-from dfm_nb.data import shard_plan, tensor_bytes
+from dfm_nb.data import tensor_bytes
 
 PARTS = ("pth", "pickle", "json")
 """Of a sample, in the order in which they are written. `_crc32` covers them, `MORE` and `GIVEN`; no other is read."""
@@ -58,6 +58,7 @@ MORE = "more.pickle"
 """The part with further captions, if a sample has any: readers that support one caption skip it."""
 GIVEN = "given.pickle"
 """The part with given pictures, likewise."""
+SPLITS = ("train", "val", "test")
 RECORDS = ".dfm"
 NV_META = [f".nv-meta/{n}" for n in ".info.json index.sqlite index.uuid info.yaml split.yaml dataset.yaml".split()]
 """What `write_energon_metadata` makes."""
@@ -383,10 +384,7 @@ def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
         ".info.json": json.dumps({"energon_version": __version__, "shard_counts": counts}),
         "index.uuid": str(uuid.uuid4()),
         "info.yaml": {"sample_type": {"__module__": "megatron.energon", "__class__": "CrudeSample"}},
-        "split.yaml": {
-            "exclude": [],
-            "split_parts": {part: sorted(splits.get(part, [])) for part in shard_plan.SPLITS},
-        },
+        "split.yaml": {"exclude": [], "split_parts": {part: sorted(splits.get(part, [])) for part in SPLITS}},
         # last: `has_energon_metadata` asks for it
         "dataset.yaml": {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"},
     }
@@ -417,7 +415,7 @@ def splits_of(folder: Path) -> dict[str, list[str]]:
     try:
         about = load_yaml(plain(meta / "split.yaml", folder).read_bytes())
         excluded = _expanded(about.get("exclude", ()))
-        splits = {split: _expanded(about["split_parts"].get(split, ())) for split in shard_plan.SPLITS}
+        splits = {split: _expanded(about["split_parts"].get(split, ())) for split in SPLITS}
     except Exception as error:  # of YAML and of its types
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(f"{meta} is missing or damaged ({why}); {how_to_adopt(folder)}") from None

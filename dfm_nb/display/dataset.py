@@ -15,15 +15,15 @@ import torch
 
 from dfm_nb import display
 from dfm_nb.base import files, geometry, plugins
-from dfm_nb.base.progress import tqdm
+from dfm_nb.base.log import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError, Tokenizer
 from dfm_nb.data import shards
 from dfm_nb.data.captioning import captions_of
 from dfm_nb.data.encoding import to_frames
 from dfm_nb.data.prepared_folder import CHECKSUMS, MEND, read_checksums, read_empty_text, read_manifest
 from dfm_nb.data.sample_index import SampleIndex, index_path
-from dfm_nb.data.shard_plan import SPLITS, evenly
-from dfm_nb.data.shards import Fits, SampleEntry
+from dfm_nb.data.shard_plan import evenly
+from dfm_nb.data.shards import SPLITS, Fits, SampleEntry
 
 NAMED = 10
 """Keys that are spelled out."""

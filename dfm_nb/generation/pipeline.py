@@ -17,12 +17,11 @@ from torch import Tensor
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base import cpu, geometry, plugins, pretrained, video
+from dfm_nb.base import geometry, plugins, pretrained, video
 from dfm_nb.base.argv import quietly
-from dfm_nb.base.log import log
-from dfm_nb.base.memory import GIB, available_bytes
+from dfm_nb.base.log import log, tqdm
+from dfm_nb.base.machine import GIB, available_bytes, fast_bf16
 from dfm_nb.base.options import Options, option
-from dfm_nb.base.progress import tqdm
 from dfm_nb.base.records import TextEncoder, Tokenizer
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.base.version import __version__
@@ -161,7 +160,7 @@ class Pipeline:
         config = source.config
         if mixed_precision:
             config.mixed_precision = mixed_precision
-        elif parallel.device().type == "cpu" and not cpu.fast_bf16():
+        elif parallel.device().type == "cpu" and not fast_bf16():
             config.mixed_precision = "fp32"  # faster there
         layout = layout or Layout()
         config.model = config.model.model_copy(update={**layout.settings, "recompute_granularity": None})

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from dfm_nb.base.progress import tqdm
+from dfm_nb.base.log import tqdm
 
 NAME = "efficientnet_lite0"
 SIZE_PX = 224

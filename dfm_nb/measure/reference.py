@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from dfm_nb.base import geometry, plugins, video
-from dfm_nb.base.progress import tqdm
+from dfm_nb.base.log import tqdm
 from dfm_nb.base.records import EncodedClip, SampleError, Source
-from dfm_nb.data.growing import owner_of
+from dfm_nb.data.shard_plan import owner_of
 from dfm_nb.data.shards import how_to_adopt, read_record
 from dfm_nb.data.stores import ShardStore, has_split
 from dfm_nb.measure.diversity import SAME, thumbnails

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dfm_nb.base.progress import tqdm
+from dfm_nb.base.log import tqdm
 
 if TYPE_CHECKING:
     from dfm_nb.offline.residual import ResidualTokenizer

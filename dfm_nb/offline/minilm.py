@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dfm_nb.base.files import sha256
 from dfm_nb.base.hub import tokenizer_of
-from dfm_nb.data.text_encoders._states import Words
+from dfm_nb.data.text_encoders.t5 import Words
 
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"

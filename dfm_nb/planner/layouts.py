@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from dfm_nb.base.cpu import precision
+from dfm_nb.base.machine import precision
 from dfm_nb.config.checks import divisors
 from dfm_nb.config.schema import Config
 

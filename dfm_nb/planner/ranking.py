@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from dfm_nb import config as cfg
+from dfm_nb.base.machine import GIB
 from dfm_nb.base.markup import Html, fill
-from dfm_nb.base.memory import GIB
 from dfm_nb.config import checks, counts, sizes
 from dfm_nb.planner.layouts import GpuLayout, Load, layouts
 from dfm_nb.planner.step_time import Machine, step_seconds

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dfm_nb.base.progress import tqdm
+from dfm_nb.base.log import tqdm
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.indexed import VERSION, Index, bin_path, idx_path, meta_path, read_meta
 from dfm_nb.text.input import expand_inputs, open_input

@@ -19,8 +19,7 @@ from typing import Any, Iterator
 
 import numpy as np
 
-from dfm_nb.base.log import log
-from dfm_nb.base.progress import tqdm
+from dfm_nb.base.log import log, tqdm
 from dfm_nb.text import encode as text_encode
 from dfm_nb.text import input as text_input
 from dfm_nb.text import tokenizer as text_tokenizer

@@ -19,12 +19,11 @@ import torch.distributed as dist
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.cpu import precision
 from dfm_nb.base.files import write_atomically
-from dfm_nb.base.log import log, start_logging
+from dfm_nb.base.log import log, start_logging, tqdm
+from dfm_nb.base.machine import precision
 from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss
 from dfm_nb.base.process import stops
-from dfm_nb.base.progress import tqdm
 from dfm_nb.base.run import Run
 from dfm_nb.checkpoints import folders, loading, saving
 from dfm_nb.config import counts, samples

@@ -12,7 +12,7 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base.files import appending
 from dfm_nb.base.log import log
-from dfm_nb.base.memory import GIB
+from dfm_nb.base.machine import GIB
 from dfm_nb.base.metrics import Metrics, read_metrics
 from dfm_nb.base.plots import plot_loss
 from dfm_nb.base.run import Run

@@ -18,8 +18,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.log import log
-from dfm_nb.base.progress import tqdm
+from dfm_nb.base.log import log, tqdm
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints.loading import Weights
 from dfm_nb.diffusion.objective import get_objective

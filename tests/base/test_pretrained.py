@@ -82,7 +82,7 @@ def test_each_packaged_model_is_its_cards_and_generates(name, prompt, one_rank):
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_weights_of_bf16_are_computed_in_fp32_where_bf16_is_slow(moths, one_rank, monkeypatch, fast):
-    monkeypatch.setattr("dfm_nb.base.cpu.fast_bf16", lambda: fast)
+    monkeypatch.setattr("dfm_nb.generation.pipeline.fast_bf16", lambda: fast)
     source = loading.find_weights("moths")
     source.config.mixed_precision = "bf16"
     assert Pipeline.from_checkpoint(source).config.mixed_precision == ("bf16" if fast else "fp32")

@@ -56,7 +56,7 @@ def place(shards_of_four, tmp_path):
 
 @pytest.fixture
 def server(place, monkeypatch):
-    monkeypatch.setattr("dfm_nb.data.sources._fetch.PAUSES_S", [0.01] * 4)
+    monkeypatch.setattr("dfm_nb.data.sources._location.PAUSES_S", [0.01] * 4)
     monkeypatch.setattr(ShardStore, "cache_bytes", 0)
     own = {"faults": [], "pending": {}, "sent": {}, "lock": threading.Lock(), "down": False, "shards_before_down": 1000}
     with serving(partial(Handler, directory=str(place)), **own) as httpd:

@@ -5,7 +5,7 @@ import pytest
 
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import guard
-from dfm_nb.base.memory import GIB
+from dfm_nb.base.machine import GIB
 from dfm_nb.config import counts
 from dfm_nb.planner import plan
 from dfm_nb.planner.layouts import GpuLayout, Load, layouts

@@ -49,8 +49,7 @@ from dfm_nb.base.options import option
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.base.urls import HTTP, reported, uses_fsspec
 from dfm_nb.data.captioning import TAG_COLUMNS, WEIGHT_COLUMNS, check_length, tags_of, texts_of
-from dfm_nb.data.sources._fetch import fetched
-from dfm_nb.data.sources._location import COMPARED_BYTES, Location, RowSource, parent
+from dfm_nb.data.sources._location import COMPARED_BYTES, Location, RowSource, fetched, parent
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, MediaOptions, key_of, listing_sha256
 
 if TYPE_CHECKING:

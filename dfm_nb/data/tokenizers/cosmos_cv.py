@@ -20,7 +20,7 @@ from pydantic import AfterValidator
 from dfm_nb.base import geometry, hub
 from dfm_nb.base.files import sha256
 from dfm_nb.base.log import log
-from dfm_nb.base.memory import GIB, available_bytes
+from dfm_nb.base.machine import GIB, available_bytes
 from dfm_nb.base.options import Options, option
 
 

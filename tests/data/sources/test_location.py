@@ -14,7 +14,8 @@ from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.sources import _fetch, folder, table
+from dfm_nb.data.sources import _location, folder, table
+from dfm_nb.data.sources._location import fetched
 from tests.data.sources.test_folder import counting_clip, fault, picture, pictures
 from tests.data.sources.test_table import png
 from tests.json_files import write_lines
@@ -147,7 +148,7 @@ def test_what_cannot_be_had_is_said_with_its_url(photos, monkeypatch):
     source = folder.build("memory://in/photos")
     damaged = fault(source)
     assert damaged.reason == "unreadable_image" and "memory://in/photos/train/b.png" in damaged.detail
-    monkeypatch.setattr(_fetch, "MOST_BYTES", 5)
+    monkeypatch.setattr(_location, "MOST_BYTES", 5)
     assert fault(source, source.files.index("train/red fox.png")).reason == "too_large"
 
 
@@ -202,3 +203,33 @@ def test_tables_of_other_columns_are_not_joined(tmp_path):
     pq.write_table(pa.table({"image": [b"x"], "caption": ["x"]}), tmp_path / "b.parquet")
     with pytest.raises(ValueError, match="caption"):
         table.build(str(tmp_path))
+
+
+class Recording(Quiet):
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        if self.path.startswith("/moved"):
+            self.send_response(302)
+            self.send_header("Location", self.path.replace("/moved", "/there"))
+            return self.end_headers()
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@pytest.mark.parametrize(
+    "written, asked",
+    [
+        ("/a.png?sig=a%2Fb%2bc+d%3D&t=%20", None),
+        ("/a%2Fb.png", None),
+        ("/a b/\u00e9 100%.png", "/a%20b/%C3%A9%20100%25.png"),
+    ],
+)
+def test_a_url_is_asked_for_as_it_is_written(written, asked):
+    with serving(Recording, asked=[]) as server:
+        for place in ("", "/moved"):
+            with fetched(f"{server.url}{place}{written}"):
+                pass
+    assert [path for path in server.asked if not path.startswith("/moved")] == [
+        f"{place}{asked or written}" for place in ("", "/there")
+    ]

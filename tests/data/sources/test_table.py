@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from dfm_nb.base import urls, video
-from dfm_nb.data.sources import _fetch, folder, table
+from dfm_nb.data.sources import _location, folder, table
 from tests.data.sources.test_folder import fault, read
 from tests.json_files import write_lines
 from tests.servers import Quiet, serving
@@ -95,7 +95,7 @@ class Handler(Quiet):
 @pytest.fixture
 def server(monkeypatch):
     """Its client waits 2 s and asks twice."""
-    monkeypatch.setattr(_fetch, "PAUSES_S", [0.01])
+    monkeypatch.setattr(_location, "PAUSES_S", [0.01])
     monkeypatch.setattr(urls, "SILENCE_S", 2)
     monkeypatch.setattr(urls, "_client", functools.cache(urls._client.__wrapped__))
     with serving(Handler, seen={}, released=threading.Event(), hung_up=threading.Event()) as httpd:
@@ -167,7 +167,7 @@ def test_a_fault_of_the_server_is_named_and_retried_when_it_may_pass(name, reaso
 
 
 def test_a_body_without_length_is_cut_at_the_bound(tmp_path, server, monkeypatch):
-    monkeypatch.setattr(_fetch, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(_location, "MOST_BYTES", 1 << 20)
     assert fault(served(tmp_path, server, "endless.png")).reason == "too_large"
     assert server.hung_up.wait(5)
 
