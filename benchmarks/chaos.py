@@ -457,7 +457,7 @@ def read_samples(data: Path) -> tuple[Any, list[str]]:
     """What training takes from a folder: samples, statistics, the empty caption, and what goes into checkpoints."""
     from dfm_nb.base.records import SampleError
     from dfm_nb.checkpoints.folders import read_assets
-    from dfm_nb.data.prepared_folder import STATISTICS
+    from dfm_nb.data.prepared_folder import Encoded
     from dfm_nb.data.stores import ShardStore
 
     found: dict[str, Any] = {}
@@ -475,7 +475,7 @@ def read_samples(data: Path) -> tuple[Any, list[str]]:
     assets: dict[str, Any] = {f" {name}": content for name, content in read_assets(data).items()}
     if " manifest.json" in assets:
         said_of_it = json.loads(assets[" manifest.json"])
-        assets[" manifest.json"] = {name: said_of_it[name] for name in (*STATISTICS, "tokenizer", "text_encoder")}
+        assets[" manifest.json"] = {name: said_of_it[name] for name in Encoded.model_fields}
     return found | assets, said
 
 

@@ -25,7 +25,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints.tensor_files import INDEX, CheckpointError, TensorIndex
 from dfm_nb.config import samples
-from dfm_nb.data import prepared_folder
+from dfm_nb.data.prepared_folder import Encoded, Form, Statistics
 from dfm_nb.packs.packs import LatentStatistics
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -48,14 +48,14 @@ def whole_checkpoints(root: Path) -> list[Path]:
     return [p for _, p in iteration_folders(root) if (p / CHECKSUMS).is_file()]
 
 
-def read_object(path: Path, wanted: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON object in a file; `CheckpointError` names the file and what of `wanted` it lacks."""
+def read_object(path: Path, form: type[Form] = Form) -> dict[str, Any]:
+    """The JSON object in a file; `CheckpointError` names the file and what is not of the form."""
     value = read_json(path)
     if not value:
         raise CheckpointError(f"{path} must be a JSON object; it is missing or damaged: use another copy")
-    missing = prepared_folder.lacking(value, wanted or {})
-    if missing:
-        raise CheckpointError(f"{path} is damaged ({', '.join(missing)}); use another checkpoint")
+    fault = form.fault(value)
+    if fault:
+        raise CheckpointError(f"{path} is damaged ({fault}); use another checkpoint")
     return value
 
 
@@ -158,7 +158,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             "the weights come without manifest.json, so their tokenizer and text encoder are unknown; take some that "
             "were trained on a data set, not with dataset.mock"
         )
-    return read_object(path, prepared_folder.STATISTICS | {kind: {"name": str} for kind in ENCODERS})
+    return read_object(path, Encoded)
 
 
 def source_of(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -187,5 +187,5 @@ def read_config(folder: Path) -> cfg.Config:
 def read_statistics(folder: Path) -> LatentStatistics:
     """The statistics that a checkpoint was trained with; imports and data sets have them in the manifest."""
     own = folder / STATISTICS
-    manifest = read_object(own, prepared_folder.STATISTICS) if own.is_file() else read_manifest(folder)
+    manifest = read_object(own, Statistics) if own.is_file() else read_manifest(folder)
     return LatentStatistics.from_manifest(manifest)

@@ -27,7 +27,7 @@ from dfm_nb.checkpoints.state import EMA, OPTIMIZER
 from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy, TensorIndex
 from dfm_nb.config import counts
 from dfm_nb.config.schema import marked
-from dfm_nb.data import prepared_folder
+from dfm_nb.data.prepared_folder import Form, of_latents
 from dfm_nb.model.ema import PowerEMA, combine_weights, rebuildable
 from dfm_nb.model.linear import is_lora
 from dfm_nb.packs.packs import LatentStatistics
@@ -36,6 +36,14 @@ from dfm_nb.parallel.groups import global_name, own_part, rank
 LORA = "model.lora."  # prefix of the settings of LoRA weights
 MAX_ERROR = 0.1
 """Largest relative error of the profile of a rebuilt average."""
+
+
+class Base(Form):
+    """The record of the weights that a run began with."""
+
+    path: str
+    sha256: str
+    guidance: float
 
 
 @dataclass
@@ -64,7 +72,7 @@ class Weights:
     def base(self) -> dict | None:
         """The record of the weights that the checkpoint's run began with; an export has none."""
         record = None if self.file else folders.read_state(self.folder).get("base")
-        if record is not None and not prepared_folder.fits(record, {"path": str, "sha256": str, "guidance": float}):
+        if record is not None and Base.fault(record):
             raise CheckpointError(f"{self.folder}: state.json is damaged (base); use another checkpoint")
         return record
 
@@ -304,8 +312,8 @@ def different_encoders(source: Path, dataset: Path | None) -> list[str]:
         return []
     different = []
     for kind in folders.ENCODERS:
-        theirs = prepared_folder.of_latents(folders.read_manifest(source)[kind])
-        ours = prepared_folder.of_latents(folders.read_manifest(dataset)[kind])
+        theirs = of_latents(folders.read_manifest(source)[kind])
+        ours = of_latents(folders.read_manifest(dataset)[kind])
         if any(theirs[key] != ours[key] for key in {"name", "sha256"} & theirs.keys() & ours.keys()):
             different.append(kind.replace("_", " "))
     return different

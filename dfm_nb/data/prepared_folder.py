@@ -9,9 +9,10 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import torch
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
@@ -51,19 +52,76 @@ ALSO_LISTED = ("manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, ".nv-meta/spli
 
 MEND = "restore it; if you changed it on purpose, run `dfm adopt {} --reindex`"
 
-STATISTICS: dict[str, Any] = {"latent_mean": [float], "latent_std": [float]}
-REASONS = {...: int}
-DROPS = [{"key": str, "reason": str}]
-MANIFEST: dict[str, Any] = {
-    **STATISTICS,
-    **{key: {"name": str} for key in ("source", "tokenizer", "text_encoder")},
-    "counts": {**dict.fromkeys((*SPLITS, "dropped"), int), "dropped_by_reason": REASONS},
-    "psnr_db": {},
-    "drops": DROPS,
-}
-"""The keys of a manifest that are read, with their types."""
-SHARDS: dict[str, Any] = {"shards": [{"name": str, "split": str}]}
-"""The same of those that preparation writes."""
+Finite = Annotated[float, Field(gt=-1e38, lt=1e38)]
+
+
+class Form(BaseModel, strict=True):
+    """The keys of a stored JSON object that are read, with their types; others are not looked at."""
+
+    @classmethod
+    def fault(cls, value: object) -> str:
+        """The first key of an object that is missing or of another type, `drops.0.key`; "" if there is none."""
+        try:
+            cls.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            return ".".join(map(str, first["loc"])) or first["msg"]
+        return ""
+
+
+class Statistics(Form):
+    """Of the latents, by channel."""
+
+    latent_mean: Annotated[list[Finite], Field(min_length=1)]
+    latent_std: list[Annotated[Finite, Field(ge=0)]]
+
+    @model_validator(mode="after")
+    def _are_of_one_length(self) -> Self:
+        if len(self.latent_mean) != len(self.latent_std):
+            raise ValueError("latent_mean and latent_std must have one length")
+        return self
+
+
+class Named(Form):
+    name: str
+
+
+class Encoded(Statistics):
+    """A manifest beside weights."""
+
+    tokenizer: Named
+    text_encoder: Named
+
+
+class Drop(Form):
+    key: str
+    reason: str
+
+
+class Counts(Form):
+    train: int
+    val: int
+    test: int
+    dropped: int
+    dropped_by_reason: dict[str, int]
+    lost_by_reason: dict[str, int] = {}
+
+
+class Shard(Named):
+    split: str
+
+
+class Manifest(Encoded):
+    """A manifest beside shards."""
+
+    source: Named
+    counts: Counts
+    psnr_db: dict
+    drops: list[Drop]
+    lost: list[Drop] = []
+    captions_from: list[str] = []
+    shards: list[Shard] = []
+
 
 _SHARD = re.compile(r"rank\d+-\d{6,}\.tar")
 
@@ -147,31 +205,10 @@ def read_manifest(folder: Path, checked: bool = True) -> dict[str, Any] | None:
         names |= {name for name in listed if not name.endswith((".tar", INDEX))}
         files.check(folder, listed, sorted(names), MEND.format(folder))
     manifest = read_json(path)
-    wanted = MANIFEST | (SHARDS if "shards" in manifest else {})
-    missing = lacking(manifest, wanted) if here else []
-    if missing:
-        raise ValueError(f"{path} is damaged ({', '.join(missing)}); prepare or adopt the data again")
+    fault = Manifest.fault(manifest) if here else ""
+    if fault:
+        raise ValueError(f"{path} is damaged ({fault}); prepare or adopt the data again")
     return manifest or None
-
-
-def lacking(value: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """The keys of `wanted` that are missing or of another type; statistics must be finite and of one length."""
-    missing = [name for name, kind in wanted.items() if not fits(value.get(name), kind)]
-    if not missing and STATISTICS.keys() <= wanted.keys():
-        mean, std = value["latent_mean"], value["latent_std"]
-        if len(mean) != len(std) or not mean or not all(abs(n) < 1e38 for n in (*mean, *std)) or min(std) < 0:
-            return list(STATISTICS)
-    return missing
-
-
-def fits(value: object, kind: Any) -> bool:
-    """Whether a value has a type, or is a list of it, or an object with such values (of `...`: all of them)."""
-    if isinstance(kind, dict):
-        named = dict.fromkeys(value, kind[...]) if isinstance(value, dict) and ... in kind else kind
-        return isinstance(value, dict) and all(fits(value.get(k), v) for k, v in named.items())
-    if isinstance(kind, list):
-        return isinstance(value, list) and all(fits(v, kind[0]) for v in value)
-    return type(value) is kind or (kind is float and type(value) is int)
 
 
 class PreparedFolder:
@@ -272,8 +309,8 @@ class PreparedFolder:
         records = list(self.records.glob("*.json"))
         listed = {path.name.removesuffix(".json") for path in records}
         manifest = read_json(self.manifest)
-        if fits(manifest, SHARDS):  # the folder was copied without its records
-            listed |= {shard["name"] for shard in manifest["shards"]}
+        if not Manifest.fault(manifest):  # the folder was copied without its records
+            listed |= {shard["name"] for shard in manifest.get("shards", ())}
         names = [name for name in listed if _SHARD.fullmatch(name)]
         for name in (*OWN_FILES, *names, *(f"{name}.idx" for name in names)):
             (self.path / name).unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from dfm_nb.checkpoints.folders import read_object
 from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy
 from dfm_nb.config.schema import Config, ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS
-from dfm_nb.data.prepared_folder import STATISTICS, lacking
+from dfm_nb.data.prepared_folder import Statistics
 from dfm_nb.integrations.wan.names import Place, places
 from dfm_nb.model.build import on_meta
 from dfm_nb.model.linear import A, B
@@ -115,7 +115,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     path = folder / "vae" / "config.json"
     about = read_object(path)
     statistics: dict[str, Any] = {f"latent_{k}": about.get(f"latents_{k}") for k in ("mean", "std")}
-    std = [] if lacking(statistics, STATISTICS) else statistics["latent_std"]
+    std = [] if Statistics.fault(statistics) else statistics["latent_std"]
     if len(std) != LATENT_CHANNELS or min(std) <= 0:
         raise CheckpointError(f"{path} must have {LATENT_CHANNELS} latents_mean and positive ones as latents_std")
     return {"tokenizer": {"name": "wan_vae"}, "text_encoder": {"name": "umt5"}, **statistics}
