@@ -6,7 +6,7 @@ Nothing else is passed between stages.
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Iterator, NamedTuple, Protocol
+from typing import Iterator, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -133,12 +133,12 @@ class Source(Protocol):
     Inherit from it: then what has a default here can be left out.
 
     tagged : whether some clips have tags, as `--tag-captions` requires.
-    captions_from : {where captions come from: {"files": count, "examples": [...]}}, where the source can tell.
+    captions_from : {where captions come from: how many, with examples}, where the source can tell.
     """
 
     name: str
     tagged: bool = False
-    captions_from: dict[str, dict[str, Any]] = {}
+    captions_from: dict[str, str] = {}
 
     def __len__(self) -> int: ...
 

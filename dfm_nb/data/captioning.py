@@ -12,6 +12,9 @@ from dfm_nb.base.limits import MOST_TEXT
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.base.seeds import generator_for
 
+Said = tuple[list[str], list[str]]
+"""Captions and tags."""
+
 TAG_COLUMNS = ("tags", "keywords")
 TAG_DROPPED = 0.3
 """Share of the tags that a caption omits: training then sees each tag with and without the others."""
@@ -79,17 +82,6 @@ def weight_of(value: Any, where: object) -> float:
             return weight
     said = f"the weight of {where} must be a number from {LEAST_WEIGHT} to {MOST_WEIGHT}; it is {str(value)[:80]!r}"
     raise SampleError("bad_weight", f"{said}; correct it, or remove the row to leave it out")
-
-
-def origin_lines(captions_from: dict[str, Any]) -> list[str]:
-    """`8 from metadata.csv, such as a.png`: where captions came from, a text for each place.
-
-    captions_from : of a `Source`.
-    """
-    return [
-        f"{about['files']} from {origin}, such as {', '.join(about['examples'])}"
-        for origin, about in captions_from.items()
-    ]
 
 
 def check_length(texts: list[str], where: object) -> None:

@@ -33,7 +33,6 @@ from dfm_nb.base.options import fields, option
 from dfm_nb.base.records import Clip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.data import prepared_folder, shards
-from dfm_nb.data.captioning import origin_lines
 from dfm_nb.data.edits import edits_sha256, read_edits
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, other_captions, rewrite_shard, to_pixels
 from dfm_nb.data.prepared_folder import PreparedFolder
@@ -531,7 +530,7 @@ class Preparation:
         arguments = self.config.model_dump(exclude={"options", "table", "as_json"}, exclude_none=True)
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
         own["arguments"] = arguments | {"tokenizer": self.config.tokenizer_name} | self.config.options
-        origins = origin_lines(self.source.captions_from)
+        origins = list(self.source.captions_from.values())
         about = {"source": self.plan["source"], "captions_from": origins, **self.identities()}
         if isinstance(self.plans, GrownPlans):  # a run's statistics stay, and so does the tokenizer
             before = read_json(self.folder.manifest)

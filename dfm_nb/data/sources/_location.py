@@ -30,7 +30,7 @@ from dfm_nb.base.limits import MOST_GIVEN
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, Content, SampleError, Source
 from dfm_nb.base.urls import HTTP, file_in, filesystem, is_public, reported, uses_fsspec, web
-from dfm_nb.data.captioning import weight_of
+from dfm_nb.data.captioning import Said, check_length, weight_of
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, MediaOptions, listing_sha256
 
 PAUSES_S = (1.0, 2.0, 4.0)  # before each further attempt
@@ -305,8 +305,16 @@ class RowSource(Source, Protocol):
     def weight(self, index: int) -> Any:
         """How often an epoch uses it; None: once."""
 
-    def captions(self, index: int) -> tuple[list[str], list[str]]:
-        """Its captions, at least one, and its tags; SampleError if what should hold them does not."""
+    def said(self, index: int) -> Said:
+        """What is written of it; SampleError if what should hold it does not."""
+
+    def unsaid(self, index: int) -> str:
+        """Its caption where neither caption nor tags are written; SampleError if it has none."""
+
+    def captions(self, index: int) -> Said:
+        texts, tags = self.said(index)
+        check_length([*texts, *tags], self.item_key(index))
+        return texts or [", ".join(tags) or self.unsaid(index)], tags
 
     def item_split(self, index: int) -> str | None:
         return self.splits[index] if self.splits else None

@@ -46,7 +46,7 @@ from dfm_nb.base.limits import MOST_TEXT
 from dfm_nb.base.log import legible, log
 from dfm_nb.base.options import option
 from dfm_nb.base.records import SampleError
-from dfm_nb.data import captioning
+from dfm_nb.data.captioning import Said, texts_of
 from dfm_nb.data.sources import table
 from dfm_nb.data.sources._location import Location, RowSource, matched
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, UNREAD, key_of, listing_sha256
@@ -84,8 +84,6 @@ EXAMPLES = 3
 OF_FOLDERS = "names of their folders"
 OF_FILES = "names of files"
 """Where captions come from that nobody wrote."""
-Said = tuple[list[str], list[str]]
-"""Captions and tags."""
 
 
 @dataclass
@@ -129,7 +127,11 @@ class Folder(RowSource):
         self.files = sorted(files, key=lambda name: (bool(split[name]), name))
         self.splits = table.with_train(list(map(split.get, self.files)))
         self.tagged = any(row.tags for row in self.rows.values())
-        self._json_captions = {name: self._json_caption(name) for name in self.files if self._needs_json(name)}
+        self.in_json: dict[str, list[str]] = {}
+        for name in self.files:
+            file = self._beside(self.records, name)
+            if file and not (self._row(name).texts or self._beside(self.texts, name)):
+                self.in_json[name] = self._json_captions(file)
         self._lines_told = False
         self._report(names)
 
@@ -153,7 +155,7 @@ class Folder(RowSource):
                 below = [name for name in namesakes if name.startswith(folder and f"{folder}/")]
                 if len(below) != 1 or below[0] in rows:
                     continue
-                if not (rows[file].texts and self._text_file(below[0])):
+                if not (rows[file].texts and self._beside(self.texts, below[0])):
                     rows[below[0]] = rows.pop(file)
             for file, row in rows.items():
                 row.list_name = leaf if row.texts else ""
@@ -215,29 +217,30 @@ class Folder(RowSource):
         other = ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES)
         if other:
             log.info("%s also has files that are neither images nor videos: %s", root, other)
+        origins = list(map(self._origin, self.files))
         idle = []
-        for name in sorted(set(names).difference(map(self._caption_file_of, self.files))):
+        for name in sorted(set(names).difference(file for _, file in origins)):
             known = posixpath.basename(name).lower() in LISTS | {"readme.txt", "license.txt"}
             if not known and _suffix(name) in (*TEXT_SUFFIXES, *table.SUFFIXES):
                 idle.append(name)
         if idle and self.files:
             said = "%s has %d texts or tables that are not used, such as %s; rename a list to metadata.csv or the like"
             log.warning(f"{said}, or pass it as --source table:FILE", root, len(idle), ", ".join(idle[:EXAMPLES]))
-        origins: dict[str, list[str]] = defaultdict(list)
-        for name in self.files:
-            origins[self._origin(name)].append(name)
+        by_origin: dict[str, list[str]] = defaultdict(list)
+        for name, (origin, _) in zip(self.files, origins):
+            by_origin[origin].append(name)
         self.captions_from = {}
-        for origin, files in sorted(origins.items()):
+        for origin, files in sorted(by_origin.items()):
             examples = files[:EXAMPLES]
             if origin in (OF_FOLDERS, OF_FILES):
                 words = Counter(self._words(name)[1] for name in files)
                 examples = [f"{word!r} ({n})" for word, n in words.most_common(EXAMPLES)]
-            self.captions_from[origin] = {"files": len(files), "examples": examples}
-        lines = captioning.origin_lines(self.captions_from)
-        named = bool({OF_FOLDERS, OF_FILES} & origins.keys())
-        if lines:
+            self.captions_from[origin] = f"{len(files)} from {origin}, such as {', '.join(examples)}"
+        if self.captions_from:
+            named = bool({OF_FOLDERS, OF_FILES} & by_origin.keys())
             fix = "; add captions.csv or a .txt for each" if named else ""
-            log.log(WARNING if named else INFO, "captions of %s: %s%s", root, "; ".join(lines), fix)
+            said = "; ".join(self.captions_from.values())
+            log.log(WARNING if named else INFO, "captions of %s: %s%s", root, said, fix)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -266,9 +269,15 @@ class Folder(RowSource):
 
     def identity(self) -> dict:
         sizes = map(self.location.size, self.files)
-        texts = (None if self._row(name).texts else self._caption_file_of(name) for name in self.files)
-        said = zip(map(self._listed, self.files), self.location.states(texts))
-        of_folders = [(name, self._words(name)[1]) for name in self.files if self._origin(name) == OF_FOLDERS]
+        texts = list[str | None]()
+        said, of_folders = list[Said](), list[tuple[str, str]]()
+        for name in self.files:
+            row = self._row(name)
+            origin, file = self._origin(name)
+            said.append((row.texts, row.tags))
+            texts.append(None if row.texts else file)
+            if origin == OF_FOLDERS:
+                of_folders.append((name, self._words(name)[1]))
         weights = [*map(self.weight, range(len(self)))]
         given = self._given_states()
         identity = {
@@ -277,7 +286,7 @@ class Folder(RowSource):
             "files": len(self.files),
             "listing_sha256": listing_sha256(zip(self.files, sizes)),
             "contents_sha256": listing_sha256(self.location.states(self.files)),
-            "captions_sha256": listing_sha256(itertools.chain(said, of_folders)),
+            "captions_sha256": listing_sha256(itertools.chain(zip(said, self.location.states(texts)), of_folders)),
         }
         if self.flags.caption_lines == "each":
             identity["caption_lines"] = "each"
@@ -300,10 +309,6 @@ class Folder(RowSource):
     def _row(self, name: str) -> Row:
         return self.rows.get(name) or Row()
 
-    def _listed(self, name: str) -> Said:
-        row = self._row(name)
-        return row.texts, row.tags
-
     def _named(self, folder: str, stems: Mapping[str, list[str]], path: str) -> str:
         """The file that a row of a list in `folder` means, by its name in the location: `/me/set/a.png` is `a.png`.
 
@@ -325,44 +330,28 @@ class Folder(RowSource):
         """`sub/a.txt`, else `sub/a.png.txt`, for `sub/a.png`."""
         return by_stem.get(_stem(name)) or by_stem.get(matched(name))
 
-    def _text_file(self, name: str) -> str | None:
-        return self._beside(self.texts, name)
-
-    def _caption_file_of(self, name: str) -> str | None:
-        """The file with its caption; None: that is in a list, or made of names."""
-        if self._json_captions.get(name):
-            return self._beside(self.records, name)
-        return self._text_file(name)
-
-    def _needs_json(self, name: str) -> bool:
-        return not (self._row(name).texts or self._text_file(name)) and self._beside(self.records, name) is not None
-
-    def _json_caption(self, name: str) -> list[str]:
+    def _json_captions(self, file: str) -> list[str]:
         """The captions in a file's own .json; [] if it has none, as any tool may write such a file of anything."""
-        file = self._beside(self.records, name)
-        assert file is not None
         try:
             with self.location.local(file) as path:
                 record = parsed(read_text(plain(path, most_bytes=MOST_TEXT)))
             values = [record.get(key) for key in ("caption", "text", "prompt")] if isinstance(record, dict) else []
             texts = [value for value in values if isinstance(value, (str, list))]
-            return captioning.texts_of(texts[0], file) if texts else []
+            return texts_of(texts[0], file) if texts else []
         except (ValueError, OSError):  # SampleError too: the file is reported as not used
             return []
 
-    def _origin(self, name: str) -> str:
-        """Where a file's caption comes from, in words."""
+    def _origin(self, name: str) -> tuple[str, str | None]:
+        """Where a file's caption comes from, in words, and the file that it is read from beside those of lists."""
         row = self._row(name)
-        text_file = self._text_file(name)
+        file = self._beside(self.texts, name)
         if row.texts:
-            return row.list_name
-        if text_file:
-            return f"{_suffix(text_file)} files"
-        if self._json_captions.get(name):
-            return ".json files"
-        if row.tags:
-            return "tags"
-        return self._words(name)[0]
+            return row.list_name, file
+        if file:
+            return f"{_suffix(file)} files", file
+        if self.in_json.get(name):
+            return ".json files", self._beside(self.records, name)
+        return "tags" if row.tags else self._words(name)[0], None
 
     def _words(self, name: str) -> tuple[str, str]:
         """Where a caption of names is from, and its words: a folder's, or the file's where that says something."""
@@ -375,21 +364,22 @@ class Folder(RowSource):
             return OF_FOLDERS, _spaced(above[-1])
         return OF_FILES, _spaced(path.stem)
 
-    def captions(self, index: int) -> Said:
-        """The captions of a file and its tags; SampleError when what should hold them does not."""
+    def said(self, index: int) -> Said:
         name = self.files[index]
-        texts, tags = self._listed(name)
-        text_file = self._text_file(name)
-        if not texts and text_file:
+        row = self._row(name)
+        text_file = self._beside(self.texts, name)
+        if text_file and not row.texts:
             with self.location.local(text_file) as file:
-                texts = self._text_captions(file)
-        texts = texts or self._json_captions.get(name, [])
-        captioning.check_length([*texts, *tags], name)
-        words = ", ".join(tags) or self._words(name)[1]
-        if not (texts or words):
+                return self._text_captions(file), row.tags
+        return row.texts or self.in_json.get(name, []), row.tags
+
+    def unsaid(self, index: int) -> str:
+        name = self.files[index]
+        words = self._words(name)[1]
+        if not words:
             stem = PurePosixPath(name).stem
             raise SampleError("no_caption", f"{name} has no caption and no usable name; add {stem}.txt")
-        return texts or [words], tags
+        return words
 
     def _text_captions(self, path: Path) -> list[str]:
         """The captions in a .txt: all of it in one line, or each of its lines."""
@@ -459,27 +449,22 @@ def _read_list(path: Path, flags: Flags, named: Callable[[str], str], files: Con
     rows = table.read_rows(plain(path))
     columns = table.columns_of(rows, str(path), flags, exists=lambda said: named(said) in files, needs_caption=False)
     splits = table.held_out(rows["split"], path) if "split" in rows else itertools.repeat(None)
+    places = [rows[name] for name in columns.media if not isinstance(rows[name], table.StoredPictures)]
     by_file: dict[str, Row] = {}
     nameless = 0
-    texts = {n: values for n, values in rows.items() if not isinstance(values, table.StoredPictures)}
     for number, split in zip(range(len(next(iter(rows.values())))), splits):
-        cells = {name: values[number] for name, values in texts.items()}
-        file = next((cells[name] for name in columns.media if isinstance(cells.get(name), str)), None)
+        file = next((cells[number] for cells in places if isinstance(cells[number], str)), None)
         if file is None:
             nameless += 1
             continue
         row = by_file.setdefault(named(file), Row())
-        if columns.caption and columns.caption != columns.tags:
-            row.texts += captioning.texts_of(cells[columns.caption], f"the caption of {file} in {path}")
-        if columns.tags:
-            row.tags += captioning.tags_of(cells[columns.tags])
-        if columns.weight and cells[columns.weight] is not None:
-            row.weight = cells[columns.weight]
+        texts, tags = columns.said(number, f"the caption of {file} in {path}")
+        row.texts += texts
+        row.tags += tags
+        weight = columns.weight_in(number)
+        row.weight = row.weight if weight is None else weight
         row.split = row.split or split
-        given = list[str]()
-        for name in columns.given:
-            given += [named(str(one)) for one in table.pictures_of(rows[name][number])]
-        row.given = given or row.given
+        row.given = [named(str(one)) for one in columns.given_in(number)] or row.given
     if nameless:
         log.warning("%d rows of %s are not used, because they name no file", nameless, path)
     return by_file

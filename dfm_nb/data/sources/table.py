@@ -48,7 +48,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.options import option
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.base.urls import HTTP, reported, uses_fsspec
-from dfm_nb.data.captioning import TAG_COLUMNS, WEIGHT_COLUMNS, check_length, tags_of, texts_of
+from dfm_nb.data.captioning import TAG_COLUMNS, WEIGHT_COLUMNS, Said, tags_of, texts_of
 from dfm_nb.data.sources._location import COMPARED_BYTES, Location, RowSource, fetched, parent
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, MediaOptions, key_of, listing_sha256
 
@@ -350,36 +350,32 @@ class Table(RowSource):
     label : the table's name in keys, messages and the identity.
     location : what relative paths in the table refer to. With `allow_outside` paths may leave it, and URLs may name
         this machine's network.
-    media_columns : with images or videos, in order of preference.
     splits : of each row, where the names of the table's files or its column `split` say it.
-    given_columns : what is given with the row's picture.
     """
 
     name: str
-    rows: Rows
     label: str
     location: Location
-    media_columns: Sequence[str]
-    caption_column: str
+    columns: Columns
     splits: Sequence[str | None] = ()
-    tag_column: str | None = None
-    weight_column: str | None = None
-    given_columns: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        self.tagged = self.tag_column is not None
+        self.tagged = self.columns.tags is not None
 
     def __len__(self) -> int:
-        return len(self.rows[self.caption_column])
+        return len(self.columns.rows[self.columns.media[0]])
 
     def item_key(self, index: int) -> str:
         return f"{key_of(Path(self.label).name)}-{index:07d}"
 
     def identity(self) -> dict:
         """Captions, paths, URLs and pictures are hashed: see `Location.states` and `StoredPictures.state`."""
+        rows = self.columns.rows
+        media_columns = self.columns.media
+        given = self.columns.given
         listing, media, states, captions = list[Any](), list[Any](), list[object](), list[Any]()
-        for name in dict.fromkeys((*self.media_columns, *self.given_columns)):
-            values = self.rows[name]
+        for name in dict.fromkeys((*media_columns, *given)):
+            values = rows[name]
             if isinstance(values, StoredPictures):
                 states.append(values.state)
                 continue
@@ -388,23 +384,23 @@ class Table(RowSource):
             for value in values:
                 for picture in pictures_of(value) or [None]:
                     media.append(_path(picture) if isinstance(picture, str) else picture)
-        for column in (self.caption_column, self.tag_column):
-            if column and not _holds_pictures(self.rows[column]):
-                captions += self.rows[column]
+        for column in (self.columns.caption, self.columns.tags):
+            if column and not _holds_pictures(rows[column]):
+                captions += rows[column]
         identity = {
             "name": self.name,
             "table": self.label,
             "rows": len(self),
-            "media_columns": list(self.media_columns),
-            "caption_column": self.caption_column,
+            "media_columns": media_columns,
+            "caption_column": self.columns.caption,
             "listing_sha256": listing_sha256([*listing, *self.splits]),
             "contents_sha256": listing_sha256([*self.location.states(media), *states]),
             "captions_sha256": listing_sha256(captions),
         }
-        if self.weight_column:
-            identity["weights_sha256"] = listing_sha256(self.rows[self.weight_column])
-        if self.given_columns:
-            identity["given_columns"] = list(self.given_columns)
+        if self.columns.weight:
+            identity["weights_sha256"] = listing_sha256(rows[self.columns.weight])
+        if given:
+            identity["given_columns"] = given
         return identity | self.location.reading.identity()
 
     def read(self, index: int) -> Iterator[Clip]:
@@ -417,34 +413,29 @@ class Table(RowSource):
         except SampleError as error:
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
 
-    def captions(self, index: int) -> tuple[list[str], list[str]]:
-        """The captions of a row and its tags; without a caption, the tags are one."""
-        column = self.caption_column
-        tags = tags_of(self.rows[self.tag_column][index]) if self.tag_column else []
-        texts = [] if column == self.tag_column else texts_of(self.rows[column][index], repr(column))
-        check_length([*texts, *tags], repr(column))
-        if not (texts or tags):
-            raise SampleError("no_caption", f"{column!r} must be text; it is empty; write a caption there")
-        return texts or [", ".join(tags)], tags
+    def said(self, index: int) -> Said:
+        return self.columns.said(index, repr(self.columns.caption))
+
+    def unsaid(self, index: int) -> str:
+        said = f"{self.columns.caption!r} must be text; it is empty; write a caption there"
+        raise SampleError("no_caption", said)
 
     def media(self, index: int) -> Any:
-        for column in self.media_columns:
-            value = next(iter(pictures_of(self.rows[column][index])), None)
+        for column in self.columns.media:
+            value = next(iter(pictures_of(self.columns.rows[column][index])), None)
             if isinstance(value, (str, bytes, Image.Image, np.ndarray)):
                 return _reference(value)
             if value is not None:
                 kind = type(value).__name__
                 raise SampleError("no_media", f"{column!r} must hold a picture, a path or a URL; it holds a {kind}")
-        raise SampleError("no_media", f"it has neither bytes, a path nor a URL in {' or '.join(self.media_columns)}")
+        said = f"it has neither bytes, a path nor a URL in {' or '.join(self.columns.media)}"
+        raise SampleError("no_media", said)
 
     def given_with(self, index: int) -> list[Any]:
-        given = list[Any]()
-        for name in self.given_columns:
-            given += map(_reference, pictures_of(self.rows[name][index]))
-        return given
+        return list(map(_reference, self.columns.given_in(index)))
 
     def weight(self, index: int) -> Any:
-        return self.rows[self.weight_column][index] if self.weight_column else None
+        return self.columns.weight_in(index)
 
 
 def _reference(value: Any) -> Any:
@@ -487,13 +478,30 @@ def pictures_of(value: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table or list that are used. media : in order of preference."""
+    """The columns of a table or list that are used, and what a row has in them. media : in order of preference."""
 
+    rows: Rows
     media: list[str]
     caption: str | None
     tags: str | None
     weight: str | None
     given: list[str]
+
+    def said(self, row: int, where: object) -> Said:
+        """`where` names its caption in a SampleError."""
+        tags = tags_of(self.rows[self.tags][row]) if self.tags else []
+        if self.caption in (None, self.tags):
+            return [], tags
+        return texts_of(self.rows[self.caption][row], where), tags
+
+    def weight_in(self, row: int) -> Any:
+        return self.rows[self.weight][row] if self.weight else None
+
+    def given_in(self, row: int) -> list[Any]:
+        given = list[Any]()
+        for name in self.given:
+            given += pictures_of(self.rows[name][row])
+        return given
 
 
 def columns_of(
@@ -539,7 +547,7 @@ def columns_of(
     if unused:
         said = "%s has pictures or paths in %s, not used; --given-column gives them to the model, --image-column makes"
         log.warning(f"{said} them what is trained on", label, ", ".join(unused))
-    return Columns(media, caption, tags, weight, given)
+    return Columns(rows, media, caption, tags, weight, given)
 
 
 def _has_media(values: Sequence[Any], exists: Callable[[str], bool] | None = None) -> bool:
@@ -699,15 +707,4 @@ def build(spec: str | pd.DataFrame | None = None, **options: Any) -> Table:
             log.warning(said, label, name)
     if "split" in rows and not any(splits):
         splits = with_train(held_out(rows["split"], label))
-    return Table(
-        "table",
-        rows,
-        label,
-        location,
-        columns.media,
-        str(columns.caption),
-        splits,
-        columns.tags,
-        columns.weight,
-        columns.given,
-    )
+    return Table("table", label, location, columns, splits)

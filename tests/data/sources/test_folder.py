@@ -115,7 +115,7 @@ def test_a_file_may_have_several_captions_and_tags(build, tmp_path, caplog):
     write_lines(tmp_path / "metadata.jsonl", rows)
     (tmp_path / "b.txt").write_text("from\ntxt")
     source = build()
-    assert source.captions_from["names of files"] == {"files": 1, "examples": ["'d' (1)"]}
+    assert source.captions_from["names of files"] == "1 from names of files, such as 'd' (1)"
     assert source.tagged and [source.captions(i) for i in range(4)] == [
         (["one", "two"], ["x", "y"]),
         (["from txt"], ["p", "q"]),
@@ -276,7 +276,7 @@ def test_captions_come_from_where_other_trainers_write_them(build, tmp_path):
         "train/images/0001.png": "0001",
         "k/f.png": "of captions.json",
     }
-    assert {origin: about["files"] for origin, about in source.captions_from.items()} == {
+    assert {origin: int(said.split()[0]) for origin, said in source.captions_from.items()} == {
         ".txt files": 2,
         ".caption files": 1,
         ".json files": 1,
