@@ -16,6 +16,8 @@ from typing import IO, Any
 from dfm_nb.base.limits import MOST_BYTES, MOST_DEPTH
 from dfm_nb.base.log import log
 
+Json = dict[str, Any]
+"""A JSON object: a manifest, a plan, a record."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Of a folder that is another user's or read-only."""
@@ -251,12 +253,12 @@ def sha256(path: Path) -> str:
 # ---- integrity: one listing of files with their checksums, and one of itself --------------------------------------
 
 
-def listed_as(path: Path) -> dict[str, Any]:
+def listed_as(path: Path) -> Json:
     """A listing's entry of a file."""
     return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
-def seal(path: Path, files: Mapping[str, dict[str, Any]]) -> None:
+def seal(path: Path, files: Mapping[str, Json]) -> None:
     """Write a listing: by file name the entry of `listed_as`, and an entry of the listing itself.
 
     {"a.tar": {"bytes": 10240, "sha256": "5f..."}, "checksums.json": {"bytes": 97, "sha256": "0c..."}}
@@ -264,13 +266,13 @@ def seal(path: Path, files: Mapping[str, dict[str, Any]]) -> None:
     write_atomically(path, _listing(path.name, files))
 
 
-def _listing(name: str, files: Mapping[str, dict[str, Any]]) -> bytes:
+def _listing(name: str, files: Mapping[str, Json]) -> bytes:
     listed = json.dumps(files, indent=1).encode()
     own = {"bytes": len(listed), "sha256": hashlib.sha256(listed).hexdigest()}
     return json.dumps({**files, name: own}, indent=1).encode()
 
 
-def read_listing(path: Path) -> dict[str, dict[str, Any]]:
+def read_listing(path: Path) -> dict[str, Json]:
     """The listing that `seal` wrote; ValueError if it is damaged or names files outside of its folder."""
     files = read_json(path, ANYWHERE)
     files.pop(path.name, None)
@@ -284,7 +286,7 @@ def read_listing(path: Path) -> dict[str, dict[str, Any]]:
     return files
 
 
-def check(folder: Path, listing: Mapping[str, dict[str, Any]], names: Iterable[str], fix: str) -> None:
+def check(folder: Path, listing: Mapping[str, Json], names: Iterable[str], fix: str) -> None:
     """ValueError for the first of the names whose file differs from the listing, with the `fix`."""
     for name in names:
         path = folder / name
@@ -313,7 +315,7 @@ def weights_sha256(config: Path, weights: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def read_json(path: Path, inside: Path | None = None) -> dict[str, Any]:
+def read_json(path: Path, inside: Path | None = None) -> Json:
     """The JSON object in a file; {} if there is none, or it is not `plain` (a pipe might never end)."""
     try:
         value = parsed(path.read_bytes()) if is_plain(path, inside) else {}

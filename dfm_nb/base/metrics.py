@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 import orjson
 
-from dfm_nb.base.files import UNLIMITED, appending, plain, write_atomically
+from dfm_nb.base.files import UNLIMITED, Json, appending, plain, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +28,7 @@ class DamagedMetrics(ValueError):
     `offset` bytes.
     """
 
-    def __init__(self, path: Path, line: int, text: bytes, records: list[dict[str, Any]], offset: int):
+    def __init__(self, path: Path, line: int, text: bytes, records: list[Json], offset: int):
         rule = "must be a JSON object, without NaN, with a whole iteration below 2^31"
         super().__init__(f"{path}, line {line} {rule}; got {text[:60]!r}; remove the line")
         self.line = line
@@ -49,7 +49,7 @@ class Metrics:
         self._file = appending(self.path, buffering=0)
         self._file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def write(self, record: Json) -> None:
         """Append one record as one line; floats are written so that they read back bit for bit, NaN and Inf as null.
 
         Parameters
@@ -76,7 +76,7 @@ class Metrics:
         self._file.close()
 
 
-def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
+def read_metrics(path: str | os.PathLike) -> list[Json]:
     """The complete records of `metrics.jsonl` or of a run folder, also while it is written; [] if it does not exist."""
     return tail_metrics(path)[0]
 
@@ -98,7 +98,7 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> tuple[list[dict[str, Any]], int]:
+def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> tuple[list[Json], int]:
     """Records after `offset` bytes, and the offset for the next call.
 
     limit : maximum number of bytes to read; -1 reads all.
@@ -111,7 +111,7 @@ def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> t
     path = path / "metrics.jsonl" if path.is_dir() else path
     if not path.exists():
         return [], 0
-    records: list[dict[str, Any]] = []
+    records: list[Json] = []
     with plain(path, None, MOST_METRICS if limit < 0 else UNLIMITED).open("rb") as file:
         file.seek(offset)
         data = file.read(limit)
@@ -129,7 +129,7 @@ def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> t
     return records, offset
 
 
-def damage_of(path: str | os.PathLike) -> tuple[list[dict[str, Any]], str]:
+def damage_of(path: str | os.PathLike) -> tuple[list[Json], str]:
     """The records before the first damaged line, and `damaged: line 7`; all of them, and "", if none is damaged."""
     try:
         return read_metrics(path), ""
@@ -149,7 +149,7 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], l
     return iterations, values
 
 
-def rounds_by_sigma(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def rounds_by_sigma(records: Iterable[Json]) -> list[Json]:
     """The records that have validation by noise level: as many losses, which may be null, as levels."""
 
     def is_curve(values: object) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from dfm_nb.base.files import appending
+from dfm_nb.base.files import Json, appending
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -43,7 +43,7 @@ def python_module(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
 
 
-def identity() -> dict[str, Any]:
+def identity() -> Json:
     """The record of this process."""
     own = psutil.Process()
     return {

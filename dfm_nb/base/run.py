@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from dfm_nb.base import process
 from dfm_nb.base.files import (
+    Json,
     check_free,
     is_foreign,
     is_plain,
@@ -247,7 +248,7 @@ class Run:
         """The live process of this host that has claimed the folder, or None."""
         return process.find(read_json(self.pid_file))
 
-    def figures(self, train_iters: Any) -> dict[str, Any]:
+    def figures(self, train_iters: Any) -> Json:
         """Its progress and losses, as `dfm_nb.compare` and `dfm pretrain --json` show them."""
         records, damage = damage_of(self.path)
         compared = compared_loss(set().union(*records))

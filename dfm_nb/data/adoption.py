@@ -16,7 +16,7 @@ import torch
 from pydantic import model_validator
 
 from dfm_nb.base import plugins
-from dfm_nb.base.files import check_free, listed_as
+from dfm_nb.base.files import Json, check_free, listed_as
 from dfm_nb.base.geometry import LATENT_CHANNELS, PX_PER_LATENT, SIDE_MULTIPLE
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
@@ -54,7 +54,7 @@ class AdoptOptions(Verb):
             raise ValueError("--tokenizer and --text-encoder must name what encoded the shards; give both")
         return self
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Json:
         """The manifest."""
         if not self.reindex:
             return adopt(self)
@@ -62,11 +62,11 @@ class AdoptOptions(Verb):
         log.info("The indexes and checksums of %s are written again", self.folder)
         return manifest
 
-    def report(self, result: dict[str, Any]) -> Report:
+    def report(self, result: Json) -> Report:
         return Report(prepared_folder.summary(self.folder))
 
 
-def adopt(options: AdoptOptions) -> dict[str, Any]:
+def adopt(options: AdoptOptions) -> Json:
     """Add to a folder of WebDataset shards the other files that training and generation need.
 
     Its tars hold samples `.pth` [1, 16, T, H, W], `.pickle` [1, L, D] and `.json`. Without paths of encoders nothing is
@@ -175,7 +175,7 @@ class _Survey:
 
     def __init__(self, folder: Path, splits: dict[str, list[str]]):
         self.text_dim = 0
-        self.records = dict[Path, dict[str, Any]]()
+        self.records = dict[Path, Json]()
         for split, names in splits.items():
             for name in names:
                 record = {"name": name, "split": split, "samples": 0, "drops": [], "latent_sums": 0}

@@ -2,12 +2,12 @@
 
 import contextlib
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from dfm_nb.base.files import Json
 from dfm_nb.base.limits import MOST_TEXT
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.base.seeds import generator_for
@@ -34,12 +34,12 @@ SIDE = re.compile(
 """Words that would be wrong for the mirrored picture."""
 
 
-def captions_of(meta: Mapping[str, Any]) -> list[Any]:
+def captions_of(meta: Json) -> list[Any]:
     """All captions of a sample, by its .json; those of other writers may have none, which is None."""
     return [meta.get("caption"), *(meta.get("more_captions") or ())]
 
 
-def caption_keys(clip: Clip) -> dict[str, Any]:
+def caption_keys(clip: Clip) -> Json:
     """The captions of a clip, as its `.json` has them."""
     more = {"more_captions": clip.more_captions} if clip.more_captions else {}
     return {"caption": clip.caption, **more}

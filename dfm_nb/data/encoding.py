@@ -22,14 +22,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from dfm_nb.base import video
-from dfm_nb.base.files import read_json, sha256, write_json
+from dfm_nb.base.files import Json, read_json, sha256, write_json
 from dfm_nb.base.geometry import LATENT_CHANNELS, floor_frames, latent_size
 from dfm_nb.base.records import Clip, Content, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
@@ -138,7 +137,7 @@ class Stored:
 
     sample: EncodedClip
     key: str
-    captions: Mapping[str, Any]
+    captions: Json
 
 
 Result = Clip | Stored | SampleError

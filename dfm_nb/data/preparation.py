@@ -27,7 +27,7 @@ from pydantic import model_validator
 
 from dfm_nb.base import plugins, version
 from dfm_nb.base.argv import NPROC, ArgumentParser
-from dfm_nb.base.files import read_json
+from dfm_nb.base.files import Json, read_json
 from dfm_nb.base.log import log, silent, tqdm
 from dfm_nb.base.options import fields, option
 from dfm_nb.base.records import Clip, SampleError, Source, TextEncoder, Tokenizer
@@ -159,11 +159,11 @@ class PrepareConfig(Verb):
         with silent():
             check(self, num_processes)
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Json:
         """The manifest."""
         return prepare(self)
 
-    def report(self, result: Mapping[str, Any]) -> Report:
+    def report(self, result: Json) -> Report:
         return Report(prepared_folder.summary(self.output_dir))
 
     def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
@@ -216,7 +216,7 @@ class PrepareConfig(Verb):
         small = VAL_FROM_ITEMS <= drawn < SMALL_BELOW_ITEMS
         return SMALL_VAL_FRACTION if small and self.test_fraction + SMALL_VAL_FRACTION < 1 else VAL_FRACTION
 
-    def plan(self, source: Source, world: int) -> dict[str, Any]:
+    def plan(self, source: Source, world: int) -> Json:
         """The settings that must be equal for a folder to belong to this preparation."""
         settings = fields(PrepareConfig).items()
         of_encoders = (*plugins.flags("tokenizers"), *plugins.flags("text_encoders"))
@@ -261,14 +261,14 @@ def check_unique(source: Source, limit: int | None) -> None:
 # ---- the work ------------------------------------------------------------------------------------
 
 
-def prepare(config: PrepareConfig) -> dict[str, Any]:
+def prepare(config: PrepareConfig) -> Json:
     """This process's part of a preparation, as torchrun numbers it; returns the manifest when all ranks are done."""
     folder = PreparedFolder(config.output_dir)
     # the folder's lock is released last: after the process group, when every rank has stopped
     # writing
     with contextlib.ExitStack() as turn, Ranks.from_env() as ranks:
 
-        def claim(plan: dict[str, Any]) -> bool:
+        def claim(plan: Json) -> bool:
             turn.enter_context(folder.turn())
             grown = partial(grow, folder.path, preparation.source, preparation.keys, plan)
             return folder.claim(plan, config.resume, config.overwrite, config.texts_only, grown)
@@ -290,7 +290,7 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
         return ranks.first(lambda: json.loads(folder.manifest.read_text()))
 
 
-def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None = None) -> dict[str, Any] | None:
+def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None = None) -> Json | None:
     """The plan for `world` processes, before any work; None if the folder already has the finished data set.
 
     With other paths of encoders the plan is always returned, because the encoders must be loaded and compared.
@@ -318,9 +318,8 @@ def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None
         plan["texts"] = texts  # a shard whose record has a smaller number has older captions
     finished = folder.check(plan, config.resume, config.overwrite, config.texts_only)
     made = read_json(folder.manifest).get("arguments", {})
-    same_tokenizer = config.tokenizer_path == made.get("tokenizer_path")
-    same_text_encoder = config.text_encoder_path == made.get("text_encoder_path")
-    return None if finished and same_tokenizer and same_text_encoder else plan
+    same = all(getattr(config, path) == made.get(path) for path in ("tokenizer_path", "text_encoder_path"))
+    return None if finished and same else plan
 
 
 class Preparation:
@@ -553,12 +552,12 @@ class Preparation:
             log.info(line)
         log.info("Webdataset shards saved to %s/", self.folder.path)
 
-    def _record(self, plan: ShardPlan) -> dict[str, Any] | None:
+    def _record(self, plan: ShardPlan) -> Json | None:
         """The record of a shard; None if it is unfinished, or its samples are not those of the plan."""
         record = shards.read_record(self.folder.path, plan.name)
         return record if record and plan.has(record) else None
 
-    def _records(self) -> Iterator[dict[str, Any]]:
+    def _records(self) -> Iterator[Json]:
         """The records of all ranks' shards, one at a time."""
         for plan in self.plans.all():
             record = self._record(plan._replace(texts=self.plan.get("texts", 0)))
@@ -567,7 +566,7 @@ class Preparation:
             yield record
 
     @torch.no_grad()
-    def _psnr(self, tokenizer: Tokenizer) -> dict[str, Any]:
+    def _psnr(self, tokenizer: Tokenizer) -> Json:
         """Mean PSNR in dB (peak 255) of held-out images and clips through a small tokenizer, and the worst keys.
 
         The worst also come from training items if few are held out. Not for large tokenizers, which may have to fetch a
@@ -596,8 +595,8 @@ class ShardTotals:
         missing parts of kept samples.
     """
 
-    def __init__(self, records: Iterable[dict[str, Any]]):
-        self.full = list[dict[str, Any]]()
+    def __init__(self, records: Iterable[Json]):
+        self.full = list[Json]()
         self.names: dict[str, list[str]] = {split: [] for split in SPLITS}
         self.samples = dict.fromkeys(SPLITS, 0)
         self.drops = list[dict[str, str]]()
@@ -615,7 +614,7 @@ class ShardTotals:
                 self.names[record["split"]].append(record["name"])
                 self.samples[record["split"]] += record["samples"]
 
-    def manifest(self, about: dict[str, Any], items: int, psnr_db: dict, own: dict[str, Any]) -> dict[str, Any]:
+    def manifest(self, about: Json, items: int, psnr_db: dict, own: Json) -> Json:
         """The manifest. items : of the source. about : source and encoders. own : the caller's further keys."""
         train = [r for r in self.full if r["split"] == "train"] or self.full
         # [3, channels]; exact sums, so that the order of the shards does not matter

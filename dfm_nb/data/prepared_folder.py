@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import torch
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save
 from dfm_nb.base import files
 from dfm_nb.base.files import (
     CHECKSUMS,
+    Json,
     local,
     plain,
     read_json,
@@ -126,7 +127,7 @@ class Manifest(Encoded):
 _SHARD = re.compile(r"rank\d+-\d{6,}\.tar")
 
 
-def write_manifest(folder: Path, manifest: dict[str, Any], tars: Mapping[str, dict[str, Any]]) -> None:
+def write_manifest(folder: Path, manifest: Json, tars: Mapping[str, Json]) -> None:
     """Write `manifest.json`, then the checksums, which mark the folder as finished. tars : see `seal_folder`."""
     # the name of a folder may be no UTF-8: JSON then has its bytes as \udcXX
     text = json.dumps({"format_version": FORMAT_VERSION, **manifest}, indent=1, ensure_ascii=False)
@@ -134,13 +135,13 @@ def write_manifest(folder: Path, manifest: dict[str, Any], tars: Mapping[str, di
     seal_folder(folder, tars)
 
 
-def seal_folder(folder: Path, tars: Mapping[str, dict[str, Any]]) -> None:
+def seal_folder(folder: Path, tars: Mapping[str, Json]) -> None:
     """Write the checksums of the shards and the files next to them. tars : `files.listed_as` of each."""
     own = {name: files.listed_as(folder / name) for name in ALSO_LISTED if (folder / name).is_file()}
     files.seal(folder / CHECKSUMS, {**own, **tars})
 
 
-def read_checksums(folder: Path) -> dict[str, dict[str, Any]]:
+def read_checksums(folder: Path) -> dict[str, Json]:
     """The checksums that `seal_folder` wrote; FileNotFoundError if there are none."""
     if (folder / CHECKSUMS).is_file():
         return files.read_listing(folder / CHECKSUMS)
@@ -150,14 +151,14 @@ def read_checksums(folder: Path) -> dict[str, dict[str, Any]]:
     )
 
 
-def summary(folder: str | os.PathLike) -> dict[str, Any]:
+def summary(folder: str | os.PathLike) -> Json:
     """The folder, its number of samples, and the dropped ones with reasons."""
     place = Path(folder).expanduser()
     manifest = read_manifest(place, checked=False) or {}
     return {"folder": str(place), "counts": manifest.get("counts"), "drops": manifest.get("drops")}
 
 
-def psnr_lines(psnr_db: Mapping[str, Any]) -> list[str]:
+def psnr_lines(psnr_db: Json) -> list[str]:
     """A line with the tokenizer's PSNR on held-out samples, and one with the worst samples; [] if none was measured."""
     lines = list[str]()
     parts = {f"tokenizer PSNR on {psnr_db.get('split')}": psnr_db}
@@ -186,7 +187,7 @@ def kinds_line(sizes: Mapping[str, int]) -> str:
     return f"{images:,} images, {clips:,} clips"
 
 
-def read_manifest(folder: Path, checked: bool = True) -> dict[str, Any] | None:
+def read_manifest(folder: Path, checked: bool = True) -> Json | None:
     """`manifest.json`; None if there is none.
 
     Parameters
@@ -220,7 +221,7 @@ class PreparedFolder:
         self.manifest = self.path / "manifest.json"
         self.tokenizer = self.path / TOKENIZER
 
-    def held_plan(self) -> dict[str, Any] | None:
+    def held_plan(self) -> Json | None:
         """The plan of the folder's preparation, finished or not."""
         return self._held()[0]
 
@@ -228,12 +229,12 @@ class PreparedFolder:
         """The shards of a folder that grew."""
         return self._held()[1]
 
-    def _held(self) -> tuple[dict[str, Any] | None, Layout | None]:
+    def _held(self) -> tuple[Json | None, Layout | None]:
         held = read_json(self.records / "plan.json")
         layout = held.pop("layout", None)
         return held or read_json(self.manifest).get("plan"), layout
 
-    def grows(self, plan: dict[str, Any]) -> bool:
+    def grows(self, plan: Json) -> bool:
         """Whether the source of the finished preparation has other items, and all else is equal."""
         held = self.held_plan()
         if held is None or _listed(held) == _listed(plan) or _but_listed(held) != _but_listed(plan):
@@ -241,7 +242,7 @@ class PreparedFolder:
         # not the checksums, which are removed before a kill may come
         return read_json(self.manifest).get("plan") == held
 
-    def check(self, plan: dict[str, Any], resume: bool, overwrite: bool, texts_only: bool = False) -> bool:
+    def check(self, plan: Json, resume: bool, overwrite: bool, texts_only: bool = False) -> bool:
         """Whether the folder already has the finished preparation; raises if it must not be written into.
 
         texts_only : captions may differ, and are always encoded.
@@ -280,7 +281,7 @@ class PreparedFolder:
 
     def claim(
         self,
-        plan: dict[str, Any],
+        plan: Json,
         resume: bool,
         overwrite: bool,
         texts_only: bool = False,
@@ -345,7 +346,7 @@ LISTED = (
 """What a source's identity says of its items."""
 
 
-def _listed(plan: dict[str, Any]) -> dict[str, Any]:
+def _listed(plan: Json) -> Json:
     """What the plan says of items, without their captions."""
     return {k: v for k, v in plan.get("source", {}).items() if k in LISTED and k != "captions_sha256"}
 
@@ -354,21 +355,21 @@ OF_SAMPLES = "format short_side fit upscale max_text_tokens pad_text_tokens back
 """Settings, of the plan and of its source, that latents and embeddings depend on, besides the encoders."""
 
 
-def of_latents(encoder: Mapping[str, Any]) -> dict[str, Any]:
+def of_latents(encoder: Json) -> Json:
     """An encoder's identity; that of a tokenizer with a tuned decoder is that of the one with the same latents."""
     own = {**encoder}
     latents = own.pop("latents", None)
     return own | {"sha256": latents} if latents else own
 
 
-def check_reuse(folder: PreparedFolder, plan: dict[str, Any], encoders: Mapping[str, Any]) -> None:
+def check_reuse(folder: PreparedFolder, plan: Json, encoders: Json) -> None:
     """ValueError if the samples of a folder are not those that this plan and these encoders would give."""
     made = folder.held_plan()
     about = read_json(folder.manifest)
     if not (made and about and (folder.path / CHECKSUMS).is_file()):
         raise ValueError(f"--reuse {folder.path} must be a finished data set; pass an --output-dir of dfm prepare")
 
-    def settings(of: dict[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
+    def settings(of: Json, by: Json) -> Json:
         said = of["source"] | of
         own = {name: said.get(name) for name in OF_SAMPLES}
         return own | {kind: of_latents(by.get(kind) or {}) for kind in encoders}
@@ -378,19 +379,19 @@ def check_reuse(folder: PreparedFolder, plan: dict[str, Any], encoders: Mapping[
         raise ValueError(f"--reuse {folder.path} must have equal settings ({differ}); omit --reuse or pass the same")
 
 
-def _but_listed(plan: dict[str, Any]) -> dict[str, Any]:
+def _but_listed(plan: Json) -> Json:
     """A plan without its source's items."""
     source = {k: v for k, v in plan.get("source", {}).items() if k not in LISTED}
     return {k: v for k, v in plan.items() if k not in ("copies", "edits")} | {"source": source}
 
 
-def _but_captions(plan: dict[str, Any]) -> dict[str, Any]:
+def _but_captions(plan: Json) -> Json:
     """A plan without the settings that only change captions."""
     source = {name: value for name, value in plan.get("source", {}).items() if not name.startswith("caption")}
     return plan | {"source": source, "edits": None, "tag_captions": None, "texts": None}
 
 
-def _differences(held: dict[str, Any], now: dict[str, Any], inside: str = "") -> str:
+def _differences(held: Json, now: Json, inside: str = "") -> str:
     """The first four settings that differ, those of an object by `name.setting`."""
     differ = list[str]()
     for name in sorted(now.keys() | held.keys()):

@@ -116,12 +116,10 @@ class RemoteFolder:
             raise ValueError(f"{error.detail}; run the same command again to resume") from None
 
 
-@functools.cache
-def remote_folder(url: str, cache_dir: str | None = None, cache_gib: float = CACHE_GIB) -> RemoteFolder:
-    """This process's `RemoteFolder` for these arguments."""
-    return RemoteFolder(url, cache_dir, cache_gib)
+remote_folder = functools.cache(RemoteFolder)
+"""This process's folder for these arguments."""
 
 
-def local_folder(path: str, cache_dir: str | None = None, cache_gib: float = CACHE_GIB) -> Path:
+def local_folder(path: str, cache_dir: str | None, cache_gib: float) -> Path:
     """`path`, or the folder that mirrors a server's."""
     return remote_folder(path, cache_dir, cache_gib).folder if is_url(path) else Path(path)

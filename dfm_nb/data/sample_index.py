@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from dfm_nb.base import files, geometry
+from dfm_nb.base.files import Json
 from dfm_nb.base.log import tqdm
 from dfm_nb.base.records import SampleError
 from dfm_nb.data import prepared_folder
@@ -129,7 +130,7 @@ def write_index(path: Path, tables: list[pa.Table], shards: list[Shard], dropped
         writer.write_batch(batch)
 
 
-def index_dataset(folder: str | Path) -> dict[str, Any]:
+def index_dataset(folder: str | Path) -> Json:
     """Write the indexes and checksums of a prepared or adopted folder that was changed on purpose.
 
     Returns

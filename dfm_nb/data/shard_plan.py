@@ -20,7 +20,7 @@ import hashlib
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import lru_cache
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dfm_nb.base.files import read_json
+from dfm_nb.base.files import Json, read_json
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Content, EncodedClip, Source
 from dfm_nb.data import shards
@@ -41,7 +41,7 @@ UNKNOWN = "are encoded again, as it is not known whether their content has chang
 OTHER_SPLIT = "keep the split that they were prepared in, where the source now gives another (--overwrite moves them)"
 GONE = "are gone from the source and kept, as a folder may only be unmounted (--overwrite leaves them out)"
 
-Layout = list[dict[str, Any]]
+Layout = list[Json]
 """Of each shard its name, split, keys of items, and those that are leaving it."""
 
 
@@ -58,7 +58,7 @@ class ShardPlan(NamedTuple):
     texts: int = 0
     leaving: Sequence[str] = ()
 
-    def has(self, record: Mapping[str, Any]) -> bool:
+    def has(self, record: Json) -> bool:
         """Whether a shard's record is of this plan: it has the newest captions, and nothing that leaves."""
         return record["texts"] >= self.texts and record.get("contents", {}).keys().isdisjoint(self.leaving)
 
@@ -169,7 +169,7 @@ def evenly(items: Sequence[int] | np.ndarray, count: int) -> list[int]:
 # ---- a source that grew ---------------------------------------------------------------------------
 
 
-def owner_of(key: str, items: Mapping[str, Any]) -> str:
+def owner_of(key: str, items: Container[str]) -> str:
     """The item whose key begins a clip's."""
     return next((key[:n] for n in range(len(key), 0, -1) if key[:n] in items), key)
 
@@ -185,7 +185,7 @@ def find_copies(source: Source, count: int) -> list[tuple[int, int]]:
     return copies
 
 
-def warn_of_copies(records: Iterable[Mapping[str, Any]]) -> None:
+def warn_of_copies(records: Iterable[Json]) -> None:
     """Count the items that have the content of an earlier one, and those that are in another split than that."""
     firsts = dict[bytes, tuple[str, str]]()
     copies = list[tuple[str, str]]()
@@ -202,7 +202,7 @@ def warn_of_copies(records: Iterable[Mapping[str, Any]]) -> None:
         log.warning(said, len(copies), apart, *copies[0])
 
 
-def _records(folder: Path) -> Iterator[dict[str, Any]]:
+def _records(folder: Path) -> Iterator[Json]:
     """The records of all shards; those of a manifest's shards must be there and say what the samples were made of."""
     names = {path.name.removesuffix(".json") for path in (folder / shards.RECORDS).glob("*.tar.json")}
     made = {shard["name"] for shard in read_json(folder / "manifest.json").get("shards", ())}
@@ -216,7 +216,7 @@ def _records(folder: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def grow(folder: Path, source: Source, keys: Iterable[str], plan: Mapping[str, Any]) -> Layout:
+def grow(folder: Path, source: Source, keys: Iterable[str], plan: Json) -> Layout:
     """The shards of a finished folder after its source grew; what is gone, changed or unknown is logged.
 
     Raises
@@ -224,7 +224,7 @@ def grow(folder: Path, source: Source, keys: Iterable[str], plan: Mapping[str, A
     ValueError : the records do not say what the samples were made of.
     """
     records = list(_records(folder))
-    held = dict[str, tuple[Content | None, dict[str, Any]]]()
+    held = dict[str, tuple[Content | None, Json]]()
     dropped = set[str]()
     for record in records:
         dropped.update(drop["key"] for drop in record["drops"])
@@ -268,7 +268,7 @@ def grow(folder: Path, source: Source, keys: Iterable[str], plan: Mapping[str, A
     for what, whose in told.items():
         if whose:
             log.warning("%d items %s; for example %s", len(whose), what, whose[0])
-    layout = list[dict[str, Any]]()
+    layout = list[Json]()
     for record in records:
         those = leaving[record["name"]]
         stay = sorted(record["contents"].keys() - those)
