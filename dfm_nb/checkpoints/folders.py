@@ -25,7 +25,8 @@ from dfm_nb.base.log import log
 from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints.tensor_files import INDEX, CheckpointError, TensorIndex
 from dfm_nb.config import samples
-from dfm_nb.data.prepared_folder import Encoded, Form, Statistics
+from dfm_nb.data.prepared_folder import Encoded, Statistics
+from dfm_nb.data.shards import Form
 from dfm_nb.packs.packs import LatentStatistics
 
 TRACKER = "latest_checkpointed_iteration.txt"

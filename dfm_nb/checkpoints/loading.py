@@ -27,7 +27,8 @@ from dfm_nb.checkpoints.state import EMA, OPTIMIZER
 from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy, TensorIndex
 from dfm_nb.config import counts
 from dfm_nb.config.schema import marked
-from dfm_nb.data.prepared_folder import Form, of_latents
+from dfm_nb.data.prepared_folder import of_latents
+from dfm_nb.data.shards import Form
 from dfm_nb.model.ema import PowerEMA, combine_weights, rebuildable
 from dfm_nb.model.linear import is_lora
 from dfm_nb.packs.packs import LatentStatistics

@@ -109,8 +109,8 @@ def adopt(options: AdoptOptions) -> Json:
         survey = _Survey(place.path, splits)
         sample_index.write_indexes(place.path, splits, survey)
         for record in survey.records.values():
-            odd = next((drop["detail"] for drop in record["drops"] if drop["reason"] == "other_text_width"), None)
-            if odd and not record["samples"]:
+            odd = next((drop["detail"] for drop in record.drops if drop["reason"] == "other_text_width"), None)
+            if odd and not record.samples:
                 what = f"{odd} as in the shards before it"
                 raise ValueError(f"{place.path}: text embeddings must have one width; {what}; move such shards away")
         totals = preparation.ShardTotals(survey.records.values())
@@ -175,11 +175,10 @@ class _Survey:
 
     def __init__(self, folder: Path, splits: dict[str, list[str]]):
         self.text_dim = 0
-        self.records = dict[Path, Json]()
+        self.records = dict[Path, shards.ShardRecord]()
         for split, names in splits.items():
             for name in names:
-                record = {"name": name, "split": split, "samples": 0, "drops": [], "latent_sums": 0}
-                self.records[folder / name] = {**record, "text_tokens": 0}
+                self.records[folder / name] = shards.ShardRecord(name=name, split=split)
 
     def __call__(self, entry: shards.SampleEntry) -> list[int] | None:
         """Latent T, H, W and text tokens; None if it cannot be used."""
@@ -189,15 +188,13 @@ class _Survey:
             if any(side % (SIDE_MULTIPLE // PX_PER_LATENT) for side in clip.latent.shape[3:]):
                 raise SampleError("odd_size", f"sample {clip.key}: latent {list(clip.latent.shape[2:])} has odd sides")
         except SampleError as error:
-            detail = f"{record['name']}: {error.detail}"
-            record["drops"].append(
-                {"key": entry.key, "shard": record["name"], "reason": error.reason, "detail": detail}
-            )
+            detail = f"{record.name}: {error.detail}"
+            record.drops.append({"key": entry.key, "shard": record.name, "reason": error.reason, "detail": detail})
             return None
         _, tokens, self.text_dim = clip.text_emb.shape
-        record["samples"] += 1
-        record["text_tokens"] += tokens
-        record["latent_sums"] += latent_sums(clip.latent)
+        record.samples += 1
+        record.text_tokens += tokens
+        record.latent_sums += latent_sums(clip.latent)
         return [*clip.latent.shape[2:], tokens]
 
 

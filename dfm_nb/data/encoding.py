@@ -18,7 +18,7 @@ import itertools
 import math
 import threading
 from collections import ChainMap, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 
 from dfm_nb.base import video
-from dfm_nb.base.files import Json, read_json, sha256, write_json
+from dfm_nb.base.files import Json, sha256, write_json
 from dfm_nb.base.geometry import LATENT_CHANNELS, floor_frames, latent_size
 from dfm_nb.base.records import Clip, Content, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
@@ -433,12 +433,9 @@ class OpenShard:
 
     def __init__(self, folder: Path, plan: ShardPlan, encoders: Encoders):
         self.folder = folder
-        self.plan = plan
         self.encoders = encoders
         self.writer = shards.ShardWriter(folder / plan.name)
-        self.text_tokens = 0
-        self.drops: list[dict] = []
-        self.lost: list[dict] = []
+        self.record = shards.ShardRecord(name=plan.name, split=plan.split, texts=plan.texts)
         self.sums = np.zeros((3, LATENT_CHANNELS))  # count, sum and sum of squares of each channel
         # of this shard alone: what a caption is batched with must not depend on where a run was
         # resumed
@@ -460,7 +457,9 @@ class OpenShard:
             meta |= {"latent_shape": list(latent.shape[1:]), "text_tokens": len(text)}
             texts = (lost_text(self.encoders.text_encoder, caption) for caption in captions_of(meta))
             lost = dict(ChainMap(meta.get("lost", {}), *texts))
-            self.lost += [{"key": meta["key"], "reason": reason, "detail": said} for reason, said in lost.items()]
+            self.record.lost += [
+                {"key": meta["key"], "reason": reason, "detail": said} for reason, said in lost.items()
+            ]
             if more:
                 meta["more_text_tokens"] = [len(t) for t in more]
             padding = max(0, (self.encoders.pad_text_tokens or 0) - len(text))
@@ -468,28 +467,19 @@ class OpenShard:
             padded = F.pad(text, (0, 0, 0, padding))[None]
             self.writer.add(EncodedClip(meta["key"], latent, padded, meta, [t[None] for t in more], given))
             self.sums[:, : latent.shape[1]] += latent_sums(latent)
-            self.text_tokens += sum(map(len, (text, *more)))
-        self.drops += part.drops
+            self.record.text_tokens += sum(map(len, (text, *more)))
+        self.record.drops += part.drops
 
-    def finish(self, contents: Mapping[str, Sequence | None]) -> None:
+    def finish(self, contents: dict[str, Content | None]) -> None:
         """Close the shard and write its record; contents : of its items, by key."""
-        digest, size = self.writer.close()
-        record = {
-            "name": self.plan.name,
-            "split": self.plan.split,
-            "samples": self.writer.samples,
-            "bytes": size,
-            "sha256": digest,
-            "drops": self.drops,
-            "lost": self.lost,
-            "latent_sums": self.sums.tolist(),
-            "text_tokens": self.text_tokens,
-            "texts": self.plan.texts,
-            "contents": contents,
-        }
-        path = shards.record_path(self.folder, self.plan.name)
+        record = self.record
+        record.sha256, record.bytes = self.writer.close()
+        record.samples = self.writer.samples
+        record.latent_sums = self.sums.tolist()
+        record.contents = contents
+        path = shards.record_path(self.folder, record.name)
         path.parent.mkdir(exist_ok=True)
-        write_json(path, record)
+        write_json(path, record.model_dump())
 
 
 def encode_shards(
@@ -543,15 +533,15 @@ def rewrite_shard(
     """
     path = shards.record_path(folder, plan.name)
     tar = folder / plan.name
-    record = read_json(path)
-    if not record or plan.has(record):
+    record = shards.read_record(folder, plan.name, whole=False)
+    if record is None or plan.has(record):
         return False
     indices = _indices(plan, reading)
-    contents = record.get("contents") or dict.fromkeys(indices)
+    contents = record.contents or dict.fromkeys(indices)
     entries = shards.samples_of(tar) if tar.is_file() else []
-    rewords = record["texts"] < plan.texts
+    rewords = record.texts < plan.texts
     # a kill came before its record
-    if len(entries) != record["samples"] and (rewords or not plan.leaving):
+    if len(entries) != record.samples and (rewords or not plan.leaving):
         return False
     leaving = set(plan.leaving)
     staying = list[tuple[shards.SampleEntry, Result | None]]()
@@ -561,13 +551,14 @@ def rewrite_shard(
             # None: its captions stay, as those of what is gone from the source
             known = rewords and owner in indices
             staying.append((entry, reading.reworded(entry.key, indices[owner]) if known else None))
-    drops = [drop for drop in record["drops"] if owner_of(drop["key"], contents) not in leaving]
+    drops = [drop for drop in record.drops if owner_of(drop["key"], contents) not in leaving]
     same = [result is None or _says(result, entry) for entry, result in staying]
     unchanged = len(staying) == len(entries) and all(same)
     contents = {key: content for key, content in contents.items() if key not in leaving}
     # after a kill the record may be of the older tar
-    if unchanged and record["sha256"] == (sha256(tar) if entries else None):
-        write_json(path, record | {"texts": plan.texts, "contents": contents, "drops": drops})
+    if unchanged and record.sha256 == (sha256(tar) if entries else None):
+        now = {"texts": plan.texts, "contents": contents, "drops": drops}
+        write_json(path, record.model_dump() | now)
         on_items(len(plan.items))
         return True
 
@@ -585,7 +576,7 @@ def rewrite_shard(
     shard = OpenShard(folder, plan, encoders)
     encode = LatentEncoder(encoders.tokenizer, encoders.device)
     try:
-        shard.drops = list(drops)
+        shard.record.drops = list(drops)
         for part in slices_of(stored(), encode):
             shard.write(part)
         shard.finish(contents)

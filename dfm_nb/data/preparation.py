@@ -537,7 +537,7 @@ class Preparation:
             manifest = totals.manifest(about, self.plans.num_items, kept["psnr_db"], own | kept)
         else:
             manifest = totals.manifest(about, self.plans.num_items, self._psnr(self.tokenizer), own)
-        tars = {r["name"]: {"bytes": r["bytes"], "sha256": r["sha256"]} for r in totals.full}
+        tars = {r.name: {"bytes": r.bytes, "sha256": r.sha256} for r in totals.full}
         prepared_folder.write_manifest(self.folder.path, manifest, tars)
         totals.warn_of_drops()
         warn_of_copies(self._records())
@@ -552,12 +552,12 @@ class Preparation:
             log.info(line)
         log.info("Webdataset shards saved to %s/", self.folder.path)
 
-    def _record(self, plan: ShardPlan) -> Json | None:
+    def _record(self, plan: ShardPlan) -> shards.ShardRecord | None:
         """The record of a shard; None if it is unfinished, or its samples are not those of the plan."""
         record = shards.read_record(self.folder.path, plan.name)
         return record if record and plan.has(record) else None
 
-    def _records(self) -> Iterator[Json]:
+    def _records(self) -> Iterator[shards.ShardRecord]:
         """The records of all ranks' shards, one at a time."""
         for plan in self.plans.all():
             record = self._record(plan._replace(texts=self.plan.get("texts", 0)))
@@ -595,8 +595,8 @@ class ShardTotals:
         missing parts of kept samples.
     """
 
-    def __init__(self, records: Iterable[Json]):
-        self.full = list[Json]()
+    def __init__(self, records: Iterable[shards.ShardRecord]):
+        self.full = list[shards.ShardRecord]()
         self.names: dict[str, list[str]] = {split: [] for split in SPLITS}
         self.samples = dict.fromkeys(SPLITS, 0)
         self.drops = list[dict[str, str]]()
@@ -604,21 +604,25 @@ class ShardTotals:
         self.lost = list[dict[str, str]]()
         self.lost_reasons = Counter[str]()
         for record in records:
-            for kind, named, reasons in (("drops", self.drops, self.reasons), ("lost", self.lost, self.lost_reasons)):
-                for drop in record.pop(kind, ()):  # `lost` of an adopted shard is unknown
+            for drops, named, reasons in (
+                (record.drops, self.drops, self.reasons),
+                (record.lost, self.lost, self.lost_reasons),
+            ):
+                for drop in drops:
                     if len(named) < NAMED_DROPS or drop["reason"] not in reasons:
                         named.append(drop)
                     reasons[drop["reason"]] += 1
-            if record["samples"]:
-                self.full.append(record | {"latent_sums": np.array(record["latent_sums"])})
-                self.names[record["split"]].append(record["name"])
-                self.samples[record["split"]] += record["samples"]
+            if record.samples:
+                # the rest takes memory
+                self.full.append(record.model_copy(update={"drops": [], "lost": [], "contents": {}}))
+                self.names[record.split].append(record.name)
+                self.samples[record.split] += record.samples
 
     def manifest(self, about: Json, items: int, psnr_db: dict, own: Json) -> Json:
         """The manifest. items : of the source. about : source and encoders. own : the caller's further keys."""
-        train = [r for r in self.full if r["split"] == "train"] or self.full
+        train = [r for r in self.full if r.split == "train"] or self.full
         # [3, channels]; exact sums, so that the order of the shards does not matter
-        count, total, squares = np.apply_along_axis(math.fsum, 0, np.array([r["latent_sums"] for r in train]))
+        count, total, squares = np.apply_along_axis(math.fsum, 0, np.array([r.latent_sums for r in train]))
         mean = total / count
         return {
             "dfm_nb": version.__version__,
@@ -632,13 +636,13 @@ class ShardTotals:
                 **self.samples,
                 "dropped_by_reason": dict(self.reasons.most_common()),
                 "lost_by_reason": dict(self.lost_reasons.most_common()),
-                "text_tokens": sum(r["text_tokens"] for r in self.full),
+                "text_tokens": sum(r.text_tokens for r in self.full),
             },
             "psnr_db": psnr_db,
             "drops": self.drops,
             "lost": self.lost,
             **own,
-            "shards": [{"name": r["name"], "split": r["split"], "samples": r["samples"]} for r in self.full],
+            "shards": [{"name": r.name, "split": r.split, "samples": r.samples} for r in self.full],
         }
 
     def warn_of_drops(self) -> None:

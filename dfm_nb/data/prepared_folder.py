@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import torch
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
@@ -32,7 +32,7 @@ from dfm_nb.base.files import (
 from dfm_nb.base.run import turn
 from dfm_nb.data import shards
 from dfm_nb.data.shard_plan import Layout
-from dfm_nb.data.shards import SPLITS
+from dfm_nb.data.shards import SPLITS, Form
 
 FORMAT_VERSION = 2
 """Version of manifest, checksums and index."""
@@ -54,20 +54,6 @@ ALSO_LISTED = ("manifest.json", TOKENIZER, EMPTY_TEXT, *_INDEXES, ".nv-meta/spli
 MEND = "restore it; if you changed it on purpose, run `dfm adopt {} --reindex`"
 
 Finite = Annotated[float, Field(gt=-1e38, lt=1e38)]
-
-
-class Form(BaseModel, strict=True):
-    """The keys of a stored JSON object that are read, with their types; others are not looked at."""
-
-    @classmethod
-    def fault(cls, value: object) -> str:
-        """The first key of an object that is missing or of another type, `drops.0.key`; "" if there is none."""
-        try:
-            cls.model_validate(value)
-        except ValidationError as error:
-            first = error.errors()[0]
-            return ".".join(map(str, first["loc"])) or first["msg"]
-        return ""
 
 
 class Statistics(Form):

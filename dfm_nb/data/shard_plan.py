@@ -58,9 +58,9 @@ class ShardPlan(NamedTuple):
     texts: int = 0
     leaving: Sequence[str] = ()
 
-    def has(self, record: Json) -> bool:
+    def has(self, record: shards.ShardRecord) -> bool:
         """Whether a shard's record is of this plan: it has the newest captions, and nothing that leaves."""
-        return record["texts"] >= self.texts and record.get("contents", {}).keys().isdisjoint(self.leaving)
+        return record.texts >= self.texts and record.contents.keys().isdisjoint(self.leaving)
 
 
 def drawn_split(key: str, val_fraction: float, test_fraction: float) -> str:
@@ -185,16 +185,16 @@ def find_copies(source: Source, count: int) -> list[tuple[int, int]]:
     return copies
 
 
-def warn_of_copies(records: Iterable[Json]) -> None:
+def warn_of_copies(records: Iterable[shards.ShardRecord]) -> None:
     """Count the items that have the content of an earlier one, and those that are in another split than that."""
     firsts = dict[bytes, tuple[str, str]]()
     copies = list[tuple[str, str]]()
     apart = 0
     for record in records:
-        for key, content in record.get("contents", {}).items():
+        for key, content in record.contents.items():
             if content:
-                split, first = firsts.setdefault(bytes.fromhex(content[0]), (record["split"], key))
-                apart += split != record["split"]
+                split, first = firsts.setdefault(bytes.fromhex(content.sha256), (record.split, key))
+                apart += split != record.split
                 if first != key:
                     copies.append((key, first))
     if copies:
@@ -202,13 +202,13 @@ def warn_of_copies(records: Iterable[Json]) -> None:
         log.warning(said, len(copies), apart, *copies[0])
 
 
-def _records(folder: Path) -> Iterator[Json]:
+def _records(folder: Path) -> Iterator[shards.ShardRecord]:
     """The records of all shards; those of a manifest's shards must be there and say what the samples were made of."""
     names = {path.name.removesuffix(".json") for path in (folder / shards.RECORDS).glob("*.tar.json")}
     made = {shard["name"] for shard in read_json(folder / "manifest.json").get("shards", ())}
     for name in sorted(names | made):
         record = shards.read_record(folder, name)
-        if record is None or "contents" not in record:
+        if record is None or (record.samples and not record.contents):
             raise ValueError(
                 f"{folder} must have in .dfm what its samples were made of, and does not say it of {name}: an older "
                 "version made it, or it was copied without; prepare it again with --overwrite, or another --output-dir"
@@ -224,13 +224,12 @@ def grow(folder: Path, source: Source, keys: Iterable[str], plan: Json) -> Layou
     ValueError : the records do not say what the samples were made of.
     """
     records = list(_records(folder))
-    held = dict[str, tuple[Content | None, Json]]()
+    held = dict[str, tuple[Content | None, shards.ShardRecord]]()
     dropped = set[str]()
     for record in records:
-        dropped.update(drop["key"] for drop in record["drops"])
-        for key, content in record["contents"].items():
-            held[key] = content and Content(*content), record
-    split_of = {content.sha256: record["split"] for content, record in held.values() if content}
+        dropped.update(drop["key"] for drop in record.drops)
+        held |= {key: (content, record) for key, content in record.contents.items()}
+    split_of = {content.sha256: record.split for content, record in held.values() if content}
     leaving = defaultdict[str, list[str]](list)
     new = defaultdict[str, list[str]](list)
     told = defaultdict[str, list[str]](list)
@@ -247,7 +246,7 @@ def grow(folder: Path, source: Source, keys: Iterable[str], plan: Json) -> Layou
             split = None
             if key in held:
                 before, record = held[key]
-                split = record["split"]
+                split = record.split
                 if content and before:
                     unchanged = content.same(before)
                 else:
@@ -256,7 +255,7 @@ def grow(folder: Path, source: Source, keys: Iterable[str], plan: Json) -> Layou
                     if given not in (None, split):
                         told[OTHER_SPLIT].append(key)
                     continue
-                leaving[record["name"]].append(key)
+                leaving[record.name].append(key)
                 told[CHANGED if content and before else UNKNOWN].append(key)
             split = given or (content and split_of.get(content.sha256)) or split
             split = split or drawn_split(key, plan["val_fraction"], plan["test_fraction"])
@@ -270,9 +269,9 @@ def grow(folder: Path, source: Source, keys: Iterable[str], plan: Json) -> Layou
             log.warning("%d items %s; for example %s", len(whose), what, whose[0])
     layout = list[Json]()
     for record in records:
-        those = leaving[record["name"]]
-        stay = sorted(record["contents"].keys() - those)
-        layout.append({"name": record["name"], "split": record["split"], "keys": stay, "leaving": those})
+        those = leaving[record.name]
+        stay = sorted(record.contents.keys() - those)
+        layout.append({"name": record.name, "split": record.split, "keys": stay, "leaving": those})
     # after the last shard, so that samples keep their positions
     rank, number = max(tuple(map(int, re.findall(r"\d+", shard["name"]))) for shard in layout)
     for split in SPLITS:
@@ -318,11 +317,13 @@ class Stock:
         self._places = dict[Any, tuple[Path, str]]()  # by hash and weight
         for folder in folders:
             for shard in read_json(folder / "manifest.json").get("shards", ()):
-                record = shards.read_record(folder, shard["name"]) or {}
-                dropped = {drop["key"] for drop in record.get("drops", ())}
-                for key, content in record.get("contents", {}).items():
+                record = shards.read_record(folder, shard["name"])
+                if record is None:
+                    continue
+                dropped = {drop["key"] for drop in record.drops}
+                for key, content in record.contents.items():
                     if content and key not in dropped:
-                        self._places[content[0], content[2]] = folder / shard["name"], key
+                        self._places[content[::2]] = folder / record.name, key
 
     def samples(self, content: Content | None) -> list[tuple[str, EncodedClip]]:
         """Of an item with this content: what follows the item's key in the key of each sample, and the sample."""
@@ -336,8 +337,9 @@ class Stock:
 @lru_cache(4)
 def _items_of(tar: Path) -> dict[str, list[shards.SampleEntry]]:
     """The samples of a shard by the item that they are of."""
-    record = shards.read_record(tar.parent, tar.name) or {"contents": {}}
+    record = shards.read_record(tar.parent, tar.name)
+    items = record.contents if record else {}
     entries = defaultdict[str, list[shards.SampleEntry]](list)
     for entry in shards.samples_of(tar):
-        entries[owner_of(entry.key, record["contents"])].append(entry)
+        entries[owner_of(entry.key, items)].append(entry)
     return dict(entries)

@@ -49,7 +49,7 @@ from dfm_nb.base.files import (
     write_atomically,
 )
 from dfm_nb.base.limits import MOST_SHARDS, MOST_TEXT
-from dfm_nb.base.records import EncodedClip, SampleError
+from dfm_nb.base.records import Content, EncodedClip, SampleError
 from dfm_nb.data import tensor_bytes
 
 PARTS = ("pth", "pickle", "json")
@@ -206,10 +206,22 @@ TEXT_LIMIT = 1e5
 """A damaged exponent is beyond it; no encoder's states come near."""
 
 
-class Meta(pydantic.BaseModel):
-    """The keys of a .json that are read; each may be missing or null."""
+class Form(pydantic.BaseModel, strict=True):
+    """The keys of a stored JSON object that are read, with their types; others are not looked at."""
 
-    model_config = pydantic.ConfigDict(strict=True)
+    @classmethod
+    def fault(cls, value: object) -> str:
+        """The first key of an object that is missing or of another type, `drops.0.key`; "" if there is none."""
+        try:
+            cls.model_validate(value)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            return ".".join(map(str, first["loc"])) or first["msg"]
+        return ""
+
+
+class Meta(Form):
+    """The keys of a .json that are read; each may be missing or null."""
 
     caption: str | None = None
     more_captions: list[str] | None = None
@@ -561,17 +573,35 @@ def find_shards(place: Path, allow_outside: bool = False) -> list[Path]:
 # ---- records -------------------------------------------------------------------------------------
 
 
+class ShardRecord(Form, strict=False):
+    """`.dfm/<shard>.json`, which is written when the tar has got its name.
+
+    latent_sums : see `encoding.latent_sums`. texts : see `shard_plan.ShardPlan`. contents : of its items, by key.
+    """
+
+    name: str
+    split: str
+    samples: int = 0
+    bytes: int = 0
+    sha256: str | None = None
+    drops: list[dict[str, str]] = []
+    lost: list[dict[str, str]] = []
+    latent_sums: Any = 0
+    text_tokens: int = 0
+    texts: int = 0
+    contents: dict[str, Content | None] = {}
+
+
 def record_path(folder: Path, name: str) -> Path:
     return folder / RECORDS / f"{name}.json"
 
 
-def read_record(folder: Path, name: str) -> dict | None:
-    """The record of a shard; None if it is unfinished. ValueError : an older version made it."""
-    record = read_json(record_path(folder, name))
-    if not {"samples", "bytes"} <= record.keys():
+def read_record(folder: Path, name: str, whole: bool = True) -> ShardRecord | None:
+    """The record of a shard; None if it is unfinished. whole : the tar must be the one that it is of."""
+    stored = read_json(record_path(folder, name))
+    if not stored or ShardRecord.fault(stored):
         return None
-    if "lost" not in record:
-        raise ValueError(f"{folder} is of an older version of dfm_nb, and commit fa46f34c reads it")
+    record = ShardRecord(**stored)
     tar = folder / name
-    whole = record["samples"] == 0 or (tar.is_file() and tar.stat().st_size == record["bytes"])
-    return record if whole else None
+    fits = not record.samples or (tar.is_file() and tar.stat().st_size == record.bytes)
+    return record if fits or not whole else None

@@ -91,14 +91,14 @@ class Originals:
         """A sample's, uint8 [T, H, W, 3] with the T of `like`; None where the file is not here or has other content."""
         entry = self.store.entry(index)
         owner = owner_of(entry.key, self.items)
-        record = self.record(entry.shard.name) or {}
-        stored = record.get("contents", {}).get(owner)
+        record = self.record(entry.shard.name)
+        stored = record and record.contents.get(owner)
         if not stored or owner not in self.items:
             return None
         item = self.items[owner]
         with contextlib.suppress(SampleError, OSError):
             content = self.source.content(item)
-            if content and content.sha256 == stored[0]:
+            if content and content.sha256 == stored.sha256:
                 for clip in self.source.read(item):
                     if clip.key == entry.key:
                         return _uncropped(clip.video, like)

@@ -77,7 +77,7 @@ def plans_of(count, size):
 def test_samples_are_the_items_in_order_with_their_own_latents(tmp_path):
     source, ticks = Source([1] * 20, wide=(3, 4, 11), slow_first=True), []
     records = encode(tmp_path, source, plans_of(20, 7), workers=3, on_item=lambda: ticks.append(1))
-    entries = [e for r in records for e in shards.samples_of(tmp_path / r["name"])]
+    entries = [e for r in records for e in shards.samples_of(tmp_path / r.name)]
     assert [e.key for e in entries] == [f"item-{i}-0" for i in range(20)] and len(ticks) == 20
     for i, e in enumerate(entries):
         clip = e.read()
@@ -119,7 +119,7 @@ def test_all_captions_of_a_sample_are_encoded_and_of_equal_ones_one(tmp_path):
     alone = shards.samples_of(tmp_path / "one" / plan.name)[0]
     with_more = shards.samples_of(tmp_path / plan.name)[0].parts()
     assert all(with_more[part] == content for part, content in alone.parts().items() if part != "json")
-    assert "more_captions" not in alone.meta and record["text_tokens"] == 4
+    assert "more_captions" not in alone.meta and record.text_tokens == 4
 
 
 class Lacking(Source):
@@ -136,14 +136,14 @@ class ShortWords(Length):
 def test_what_a_sample_lacks_is_noted_with_its_key_also_when_captions_change(tmp_path):
     (plan,), source = plans_of(3, 3), Lacking([1, 1, 1])
     (record,) = encode(tmp_path, source, [plan], text=ShortWords())
-    assert [(lost["key"], lost["reason"]) for lost in record["lost"]] == [
+    assert [(lost["key"], lost["reason"]) for lost in record.lost] == [
         ("item-1-0", "cut_short"),
         ("item-2-0", "text_cut"),
     ]
     edits = {"item-2-0": Edit(key="item-2-0", caption="brief")}
     encoders, reading = encoding.Encoders(Mean(), ShortWords()), encoding.Reading(source, edits=edits)
     assert encoding.rewrite_shard(plan._replace(texts=1), reading, encoders, tmp_path, lambda n: None)
-    assert [lost["reason"] for lost in shards.read_record(tmp_path, plan.name)["lost"]] == ["cut_short"]
+    assert [lost["reason"] for lost in shards.read_record(tmp_path, plan.name).lost] == ["cut_short"]
 
 
 class Gradient(Source):
@@ -167,7 +167,7 @@ def test_mirrored_training_samples_follow_theirs_unless_a_caption_names_a_side(t
     plans = [ShardPlan("train.tar", "train", range(5)), ShardPlan("val.tar", "val", [5])]
     encoding.encode_shards(plans, reading, encoding.Encoders(Mean(), Length()), tmp_path)
     record = shards.read_record(tmp_path, "train.tar")
-    dropped = [(drop["key"], drop["reason"]) for drop in record["drops"]]
+    dropped = [(drop["key"], drop["reason"]) for drop in record.drops]
     assert dropped == [("item-1-0-flip", "not_mirrored"), ("item-3-0-flip", "left_out"), ("item-4", "left_out")]
     found = {entry.key: entry.read() for plan in plans for entry in shards.samples_of(tmp_path / plan.name)}
     assert [*found] == [f"item-{k}" for k in ("0-0", "0-0-flip", "1-0", "2-0", "2-0-flip", "3-0", "5-0")]
@@ -195,13 +195,13 @@ def test_bytes_do_not_depend_on_threads_or_on_what_was_done_before(tmp_path):
     source, plans = Source([1, 2, 0, 1, -1, 1, 3, 1]), plans_of(8, 3)
     first = encode(whole, source, plans, workers=4)
     last = encode(part, source, plans[1:], workers=1)
-    assert [r["sha256"] for r in first[1:]] == [r["sha256"] for r in last]
+    assert [r.sha256 for r in first[1:]] == [r.sha256 for r in last]
 
 
 def test_faults_are_drops_with_key_and_reason_and_clips_before_them_stay(tmp_path):
     (record,) = encode(tmp_path, Source([2, -1, 0, 1]), plans_of(4, 4))
-    assert record["samples"] == 4
-    assert [(d["key"], d["reason"]) for d in record["drops"]] == [("item-1", "bad_end"), ("item-2", "no_clips")]
+    assert record.samples == 4
+    assert [(d["key"], d["reason"]) for d in record.drops] == [("item-1", "bad_end"), ("item-2", "no_clips")]
 
 
 def test_unexpected_faults_and_repeated_keys_are_drops_and_an_empty_shard_has_no_tar(tmp_path):
@@ -215,8 +215,8 @@ def test_unexpected_faults_and_repeated_keys_are_drops_and_an_empty_shard_has_no
 
     source.read = broken
     first, second = encode(tmp_path, source, plans_of(4, 2)[:1] + [ShardPlan("rank0-000001.tar", "train", (2,))])
-    assert first["samples"] == 1 and [d["reason"] for d in first["drops"]] == ["duplicate_key"]
-    assert second["samples"] == 0 and second["drops"][0]["key"] == "item-2" and "disk" in second["drops"][0]["detail"]
+    assert first.samples == 1 and [d["reason"] for d in first.drops] == ["duplicate_key"]
+    assert second.samples == 0 and second.drops[0]["key"] == "item-2" and "disk" in second.drops[0]["detail"]
     assert [p.name for p in tmp_path.glob("*.tar")] == ["rank0-000000.tar"]
 
 
@@ -224,10 +224,10 @@ def test_long_shards_are_written_in_slices_with_the_same_content(tmp_path, monke
     monkeypatch.setattr(encoding, "SLICE_SAMPLES", 4)
     text = Length()
     (record,) = encode(tmp_path, Source([1] * 11), plans_of(11, 11), text=text)
-    entries = shards.samples_of(tmp_path / record["name"])
+    entries = shards.samples_of(tmp_path / record.name)
     assert [e.key for e in entries] == [f"item-{i}-0" for i in range(11)]
     assert text.calls == [["caption 0", "caption 1", "caption 2"]]
-    sums = np.array(record["latent_sums"])
+    sums = np.array(record.latent_sums)
     values = np.array([e.read().latent.double().numpy() for e in entries])
     np.testing.assert_allclose(sums[:, 0], [values[:, 0, 0].size, values[:, 0, 0].sum(), (values[:, 0, 0] ** 2).sum()])
 
@@ -268,7 +268,7 @@ def test_batch_that_does_not_fit_the_device_is_halved(tmp_path):
             return super().encode(video)
 
     (record,) = encode(tmp_path, Source([1] * 10), plans_of(10, 10), Small())
-    values = [e.read().latent[0, 0, 0, 0, 0].item() for e in shards.samples_of(tmp_path / record["name"])]
+    values = [e.read().latent[0, 0, 0, 0, 0].item() for e in shards.samples_of(tmp_path / record.name)]
     np.testing.assert_allclose(values, [i / 127.5 - 1 for i in range(10)], atol=4e-3)
 
 
