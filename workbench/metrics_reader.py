@@ -6,19 +6,35 @@ read later, when it is complete. A damaged line is reported, not raised, after t
 
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dfm_nb.base.files import UNLIMITED, is_plain
-from dfm_nb.base.metrics import DamagedMetrics, rounds_by_sigma, series, tail_metrics
+from dfm_nb.base.metrics import LARGEST, DamagedMetrics, series, tail_metrics
 
 CHUNK_BYTES = 16 << 20
 """How much of the file is in memory at a time."""
 RECENT = 60
 """Complete records kept: the monitor computes the pace from the last fifty steps, with validations in between."""
+
+
+def rounds_by_sigma(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records that have validation by noise level: as many losses, which may be null, as levels."""
+
+    def is_curve(values: object) -> bool:
+        numbers = [v for v in values if v is not None] if isinstance(values, list) else []
+        return bool(numbers) and all(isinstance(v, (int, float)) and abs(v) < LARGEST for v in numbers)
+
+    rounds = []
+    for record in records:
+        sigmas: Any = record.get("val_sigmas")
+        losses: Any = record.get("val_loss_by_sigma")
+        if is_curve(sigmas) and is_curve(losses) and len(sigmas) == len(losses):
+            rounds.append(record)
+    return rounds
 
 
 class MetricsReader:

@@ -22,8 +22,8 @@ from dfm_nb import display
 from dfm_nb.base import video
 from dfm_nb.base.files import replacing
 from dfm_nb.base.geometry import FRAMES_PER_LATENT
-from dfm_nb.base.metrics import read_metrics, rounds_by_sigma
-from dfm_nb.base.plots import PALETTE, blank, literal, plain, plain_ticks, png
+from dfm_nb.base.metrics import read_metrics
+from dfm_nb.base.plots import PALETTE, blank, literal, plain, png
 from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run
 from dfm_nb.base.seeds import generator_for
@@ -34,6 +34,8 @@ from dfm_nb.diffusion import edm, samplers
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
 from dfm_nb.packs.packs import PackSettings
+from workbench.metrics_reader import rounds_by_sigma
+from workbench.plot import plain_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,10 +17,19 @@ import numpy as np
 import traitlets
 
 from dfm_nb.base.metrics import smooth
-from dfm_nb.base.plots import PALETTE, blank, plain, plain_ticks, png
+from dfm_nb.base.plots import PALETTE, blank, plain, png
 
 MAX_POINTS = 500
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 4", "10 4")
+
+
+def plain_ticks(axis: Any) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 of each decade, as plain numbers."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:g}")
 
 
 @dataclass

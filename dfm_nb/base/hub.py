@@ -1,22 +1,7 @@
 """Files of the Hugging Face hub: from the cache on this machine, otherwise downloaded."""
 
-import contextlib
-import socket
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
-
-
-def hub_is_known() -> bool:
-    """False if the hub's host name cannot be resolved; its client would retry for a minute."""
-    from huggingface_hub import constants
-
-    if getproxies().keys() & {"https", "all"}:
-        return True
-    with contextlib.suppress(OSError):
-        return bool(socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443))
-    return False
 
 
 def hub_file(repository: str, name: str, fix: str, **where: Any) -> Path:

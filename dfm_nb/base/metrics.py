@@ -149,22 +149,6 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], l
     return iterations, values
 
 
-def rounds_by_sigma(records: Iterable[Json]) -> list[Json]:
-    """The records that have validation by noise level: as many losses, which may be null, as levels."""
-
-    def is_curve(values: object) -> bool:
-        numbers = [v for v in values if v is not None] if isinstance(values, list) else []
-        return bool(numbers) and all(isinstance(v, (int, float)) and abs(v) < LARGEST for v in numbers)
-
-    rounds = []
-    for record in records:
-        sigmas: Any = record.get("val_sigmas")
-        losses: Any = record.get("val_loss_by_sigma")
-        if is_curve(sigmas) and is_curve(losses) and len(sigmas) == len(losses):
-            rounds.append(record)
-    return rounds
-
-
 def generated_with(lengths: Iterable[float]) -> float | None:
     """The stored average that generates and is judged: the shortest; None if there is none.
 

@@ -16,7 +16,6 @@ from dfm_nb.base.metrics import series, smooth
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -67,15 +66,6 @@ def plain(axes: Axes) -> None:
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
 
 
-def plain_ticks(axis: Axis) -> None:
-    """Ticks of a logarithmic axis at 1, 2 and 5 of each decade, as plain numbers."""
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter("{x:g}")
-
-
 def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: str = "") -> None:
     """Draw loss against iteration as a PNG: every record faintly, a running mean, and validation points.
 
@@ -99,13 +89,3 @@ def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: s
     plain(axes)
     axes.legend(frameon=False)
     save(drawn, output)
-
-
-def curve_png(iterations: Sequence[float], losses: Sequence[float], title: str) -> bytes:
-    """Losses of a run as a PNG; of many a running mean."""
-    drawn = blank(8.4, 3.4)
-    axes = drawn.add_subplot()
-    axes.plot(iterations, smooth(losses, max(1, len(losses) // 40)), color=PALETTE[0])
-    axes.set(xlabel="iteration", ylabel="loss", title=title)
-    plain(axes)
-    return png(drawn)

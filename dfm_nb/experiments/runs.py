@@ -16,7 +16,7 @@ from dfm_nb.base import plots
 from dfm_nb.base.files import MARK, UNLIMITED, plain, read_json
 from dfm_nb.base.log import legible
 from dfm_nb.base.markup import Html, fill
-from dfm_nb.base.metrics import damage_of, series
+from dfm_nb.base.metrics import damage_of, series, smooth
 from dfm_nb.base.run import MEDIA, Run, ended, media_in
 from dfm_nb.config import notation
 
@@ -166,7 +166,7 @@ def run_page(run: StrPath) -> Html:
     for key, name in CURVES.items():
         x, y = series(records, key)
         if x:
-            picture = display.data_url("image/png", plots.curve_png(x, y, name))
+            picture = display.data_url("image/png", curve_png(x, y, name))
             parts.append(fill('<p><img src="{}" alt="{}"></p>', picture, f"{name}: {y[-1]:.4g} at {x[-1]}"))
     for iteration, samples in rounds[:: -max(1, len(rounds) // ROUNDS_SHOWN)]:  # the newest first
         figures = list(map(_figure, media_in(samples)[:SAMPLES_SHOWN]))
@@ -204,3 +204,13 @@ def _figure(path: Path) -> Html:
     text = clip_settings(path).get("prompt") or path.stem
     media = display.media_html(MEDIA[path.suffix], path.read_bytes(), text, SAMPLE_PX)
     return fill("<figure>{}{}</figure>", media, text)
+
+
+def curve_png(iterations: Sequence[float], losses: Sequence[float], title: str) -> bytes:
+    """Losses of a run as a PNG; of many a running mean."""
+    drawn = plots.blank(8.4, 3.4)
+    axes = drawn.add_subplot()
+    axes.plot(iterations, smooth(losses, max(1, len(losses) // 40)), color=plots.PALETTE[0])
+    axes.set(xlabel="iteration", ylabel="loss", title=title)
+    plots.plain(axes)
+    return plots.png(drawn)

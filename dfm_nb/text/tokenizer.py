@@ -8,9 +8,12 @@ added, so no BOS either; sep replaces a missing eos.
 
 import contextlib
 import hashlib
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 import orjson
@@ -18,13 +21,24 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from dfm_nb.base.files import ANYWHERE, plain
-from dfm_nb.base.hub import hub_is_known, tokenizer_of
+from dfm_nb.base.hub import tokenizer_of
 
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes without an EOD of their own."""
 SETTINGS = {"fast_tokenizer_files", "split_special_tokens", "fix_mistral_regex", "add_bos_token", "add_eos_token"}
 """Of tokenizer_config.json, with an effect on ids or, in the case of the last two, on the hash."""
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+
+
+def hub_is_known() -> bool:
+    """False if the hub's host name cannot be resolved; its client would retry for a minute."""
+    from huggingface_hub import constants
+
+    if getproxies().keys() & {"https", "all"}:
+        return True
+    with contextlib.suppress(OSError):
+        return bool(socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443))
+    return False
 
 
 @dataclass(frozen=True)
