@@ -127,6 +127,10 @@ class Content(NamedTuple):
         return (self.sha256, self.weight) == (other.sha256, other.weight)
 
 
+Said = tuple[list[str], list[str]]
+"""Captions and tags."""
+
+
 class Source(Protocol):
     """A list of items (an image, a video file, a table row); an item yields zero, one or many clips.
 
@@ -154,7 +158,7 @@ class Source(Protocol):
         """`train`, `val`, `test`, or None to use the fractions."""
         return None
 
-    def captions(self, index: int) -> tuple[list[str], list[str]] | None:
+    def captions(self, index: int) -> Said | None:
         """Captions and tags of an item without its pixels, for `--texts-only`; None: they come from `read`."""
         return None
 

@@ -22,9 +22,10 @@ from dfm_nb.base.log import log
 from dfm_nb.base.options import option
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.verb import Report, Verb
-from dfm_nb.data import preparation, prepared_folder, sample_index, shards
+from dfm_nb.data import preparation, prepared_folder, shards
 from dfm_nb.data.encoding import latent_sums
 from dfm_nb.data.prepared_folder import CHECKSUMS, EMPTY_TEXT, PreparedFolder, write_manifest
+from dfm_nb.data.sample_index import described, write_indexes
 
 
 class AdoptOptions(Verb):
@@ -58,7 +59,7 @@ class AdoptOptions(Verb):
         """The manifest."""
         if not self.reindex:
             return adopt(self)
-        manifest = sample_index.index_dataset(self.folder)
+        manifest = index_dataset(self.folder)
         log.info("The indexes and checksums of %s are written again", self.folder)
         return manifest
 
@@ -107,7 +108,7 @@ def adopt(options: AdoptOptions) -> Json:
     with place.turn():
         splits = _splits(place.path, tars, options.val_fraction)
         survey = _Survey(place.path, splits)
-        sample_index.write_indexes(place.path, splits, survey)
+        write_indexes(place.path, splits, survey)
         for record in survey.records.values():
             odd = next((drop["detail"] for drop in record.drops if drop["reason"] == "other_text_width"), None)
             if odd and not record.samples:
@@ -132,6 +133,32 @@ def adopt(options: AdoptOptions) -> Json:
     log.info("%d samples in %s; the empty caption is %s", manifest["counts"]["samples"], place.path, said)
     own = "" if manifest["counts"]["val"] else " dataset.use_train_split_for_val=true"
     log.info("Next: dfm pretrain --dataset-path %s%s", shlex.quote(str(place.path)), own)
+    return manifest
+
+
+def index_dataset(folder: str | Path) -> Json:
+    """Write the indexes and checksums of a prepared or adopted folder that was changed on purpose.
+
+    Returns
+    -------
+    The manifest.
+
+    Raises
+    ------
+    ValueError : wrong input; the message has the fix.
+    """
+    place = PreparedFolder(folder)
+    manifest = prepared_folder.read_manifest(place.path, checked=False)
+    if manifest is None or not (place.path / CHECKSUMS).is_file():
+        fix = f"dfm prepare with --resume, or {shards.how_to_adopt(place.path)}"
+        raise ValueError(f"{place.path} lacks manifest.json or checksums.json, so it is not finished; {fix}")
+    # those that `dfm adopt` reported; a preparation puts no dropped sample into a tar
+    unusable = {drop["key"] for drop in manifest["drops"]}
+    with place.turn():
+        splits = shards.splits_of(place.path)
+        write_indexes(place.path, splits, lambda e: None if e.key in unusable else described(e))
+        names = itertools.chain(*splits.values())
+        prepared_folder.seal_folder(place.path, {n: listed_as(place.path / n) for n in names})
     return manifest
 
 
@@ -173,7 +200,7 @@ def _write_empty_caption(folder: Path, encoder: Any, text_dim: int) -> None:
 class _Survey:
     """Read every sample once, when the index needs its size, and record what a preparation records of its shards."""
 
-    def __init__(self, folder: Path, splits: dict[str, list[str]]):
+    def __init__(self, folder: Path, splits: shards.Splits):
         self.text_dim = 0
         self.records = dict[Path, shards.ShardRecord]()
         for split, names in splits.items():
@@ -201,7 +228,7 @@ class _Survey:
 # ---- splits --------------------------------------------------------------------------------------
 
 
-def _splits(folder: Path, tars: list[Path], val_fraction: float) -> dict[str, list[str]]:
+def _splits(folder: Path, tars: list[Path], val_fraction: float) -> shards.Splits:
     """The shards of each split: those of `.nv-meta`; without it, the smallest ones for validation."""
     names = [tar.relative_to(folder).as_posix() for tar in tars]
     if shards.has_energon_metadata(folder):

@@ -12,9 +12,6 @@ from dfm_nb.base.limits import MOST_TEXT
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.base.seeds import generator_for
 
-Said = tuple[list[str], list[str]]
-"""Captions and tags."""
-
 TAG_COLUMNS = ("tags", "keywords")
 TAG_DROPPED = 0.3
 """Share of the tags that a caption omits: training then sees each tag with and without the others."""

@@ -597,7 +597,7 @@ class ShardTotals:
 
     def __init__(self, records: Iterable[shards.ShardRecord]):
         self.full = list[shards.ShardRecord]()
-        self.names: dict[str, list[str]] = {split: [] for split in SPLITS}
+        self.names: shards.Splits = {split: [] for split in SPLITS}
         self.samples = dict.fromkeys(SPLITS, 0)
         self.drops = list[dict[str, str]]()
         self.reasons = Counter[str]()

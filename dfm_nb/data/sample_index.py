@@ -11,7 +11,6 @@ The folder's listing (`prepared_folder`) has its checksum, which is compared onc
 
 import functools
 import hashlib
-import itertools
 import json
 import math
 from collections import Counter
@@ -23,12 +22,11 @@ import numpy as np
 import pyarrow as pa
 
 from dfm_nb.base import files, geometry
-from dfm_nb.base.files import Json
 from dfm_nb.base.log import tqdm
 from dfm_nb.base.records import SampleError
 from dfm_nb.data import prepared_folder
 from dfm_nb.data.captioning import LEAST_WEIGHT, MOST_WEIGHT, weight_of
-from dfm_nb.data.shards import SPLITS, SampleEntry, how_to_adopt, samples_of, splits_of
+from dfm_nb.data.shards import SPLITS, SampleEntry, Splits, samples_of
 
 SCHEMA = pa.schema(
     [("key", pa.large_string()), ("shard", pa.uint32()), ("t", pa.uint16()), ("h", pa.uint16()), ("w", pa.uint16())]
@@ -69,7 +67,7 @@ def described(entry: SampleEntry) -> list[int]:
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def write_indexes(folder: Path, splits: dict[str, list[str]], measure: Measure = described) -> None:
+def write_indexes(folder: Path, splits: Splits, measure: Measure = described) -> None:
     """The index of each split, next to its shards, from headers and .json parts; a split without shards has none."""
     for split in SPLITS:
         if not splits.get(split):
@@ -128,32 +126,6 @@ def write_index(path: Path, tables: list[pa.Table], shards: list[Shard], dropped
     schema = batch.schema.with_metadata(about)
     with files.replacing(path) as temporary, pa.ipc.new_file(str(temporary), schema) as writer:
         writer.write_batch(batch)
-
-
-def index_dataset(folder: str | Path) -> Json:
-    """Write the indexes and checksums of a prepared or adopted folder that was changed on purpose.
-
-    Returns
-    -------
-    The manifest.
-
-    Raises
-    ------
-    ValueError : wrong input; the message has the fix.
-    """
-    place = prepared_folder.PreparedFolder(folder)
-    manifest = prepared_folder.read_manifest(place.path, checked=False)
-    if manifest is None or not (place.path / prepared_folder.CHECKSUMS).is_file():
-        fix = f"dfm prepare with --resume, or {how_to_adopt(place.path)}"
-        raise ValueError(f"{place.path} lacks manifest.json or checksums.json, so it is not finished; {fix}")
-    # those that `dfm adopt` reported; a preparation puts no dropped sample into a tar
-    unusable = {drop["key"] for drop in manifest["drops"]}
-    with place.turn():
-        splits = splits_of(place.path)
-        write_indexes(place.path, splits, lambda e: None if e.key in unusable else described(e))
-        names = itertools.chain(*splits.values())
-        prepared_folder.seal_folder(place.path, {n: files.listed_as(place.path / n) for n in names})
-    return manifest
 
 
 # ---- reading -------------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ MORE = "more.pickle"
 GIVEN = "given.pickle"
 """The part with given pictures, likewise."""
 SPLITS = ("train", "val", "test")
+Splits = dict[str, list[str]]
+"""The names of each split's shards."""
 RECORDS = ".dfm"
 NV_META = [f".nv-meta/{n}" for n in ".info.json index.sqlite index.uuid info.yaml split.yaml dataset.yaml".split()]
 """What `write_energon_metadata` makes."""
@@ -347,7 +349,7 @@ class ShardWriter:
         self.temporary.unlink(missing_ok=True)
 
 
-def write_energon_metadata(folder: Path, splits: dict[str, list[str]]) -> None:
+def write_energon_metadata(folder: Path, splits: Splits) -> None:
     """`.nv-meta` and the index of each tar, as `energon prepare` writes them; `splits`: shards of train, val and test.
 
     Raises
@@ -415,7 +417,7 @@ def how_to_adopt(path: str | Path) -> str:
     return f"`dfm adopt {path} --tokenizer NAME --text-encoder NAME` completes it"
 
 
-def splits_of(folder: Path) -> dict[str, list[str]]:
+def splits_of(folder: Path) -> Splits:
     """The shards of each split, in Energon's order; ValueError if there is no `.nv-meta`, or it is damaged.
 
     Energon would open pipes there, and what a pattern such as `a-{0..999999999}.tar` stands for.
@@ -599,7 +601,7 @@ def record_path(folder: Path, name: str) -> Path:
 def read_record(folder: Path, name: str, whole: bool = True) -> ShardRecord | None:
     """The record of a shard; None if it is unfinished. whole : the tar must be the one that it is of."""
     stored = read_json(record_path(folder, name))
-    if not stored or ShardRecord.fault(stored):
+    if ShardRecord.fault(stored):
         return None
     record = ShardRecord(**stored)
     tar = folder / name

@@ -14,8 +14,8 @@ import torch
 
 from dfm_nb.base.files import listed_as
 from dfm_nb.data import shards
+from dfm_nb.data.adoption import index_dataset
 from dfm_nb.data.prepared_folder import seal_folder
-from dfm_nb.data.sample_index import index_dataset
 from tests.attacks.checkpoint_files import Evil
 from tests.conftest import STORED
 

@@ -12,7 +12,7 @@ from dfm_nb.base import files
 from dfm_nb.base.files import CHECKSUMS
 from dfm_nb.base.records import SampleError
 from dfm_nb.checkpoints import folders
-from dfm_nb.data.sample_index import index_dataset
+from dfm_nb.data.adoption import index_dataset
 from dfm_nb.data.shards import find_shards
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.training.loop import BadSamples

@@ -8,7 +8,7 @@ import torch
 
 from dfm_nb import inspect
 from dfm_nb.base.argv import guard
-from dfm_nb.data.sample_index import index_dataset
+from dfm_nb.data.adoption import index_dataset
 from dfm_nb.generation.pipeline import Pipeline
 from tests.attacks.checkpoint_files import copy_run, reseal
 from tests.attacks.sample_files import seal_as_it_is

@@ -11,8 +11,9 @@ from dfm_nb import adopt, prepare_dataset
 from dfm_nb.base.argv import guard
 from dfm_nb.config import Config
 from dfm_nb.data import sample_index
+from dfm_nb.data.adoption import index_dataset
 from dfm_nb.data.order import PackOrder
-from dfm_nb.data.sample_index import SampleIndex, index_dataset
+from dfm_nb.data.sample_index import SampleIndex
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.inspect import inspect_dataset
 from dfm_nb.packs.packs import PackSettings

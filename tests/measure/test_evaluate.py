@@ -15,7 +15,7 @@ from dfm_nb.base.video import read_image
 from dfm_nb.butterflies import synthetic, wordings
 from dfm_nb.butterflies.attributes import MEASURED, TOGETHER
 from dfm_nb.checkpoints import folders
-from dfm_nb.data.sample_index import index_dataset
+from dfm_nb.data.adoption import index_dataset
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.measure import evaluate, reference, run_verdict
 from tests import tiny_run

@@ -16,7 +16,7 @@ from dfm_nb.base import process
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.run import Run
 from dfm_nb.checkpoints.folders import read_state
-from dfm_nb.data.sample_index import index_dataset
+from dfm_nb.data.adoption import index_dataset
 from dfm_nb.data.shards import splits_of
 from dfm_nb.training import loop
 from dfm_nb.training.loop import OUT_OF_TIME, StopRequest

@@ -8,7 +8,7 @@ import pytest
 
 from dfm_nb import parallel
 from dfm_nb.base import video
-from dfm_nb.data.sample_index import index_dataset
+from dfm_nb.data.adoption import index_dataset
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
 from dfm_nb.training.validation import CAPTIONS

@@ -28,9 +28,9 @@ from fsspec.implementations.local import LocalFileSystem
 from dfm_nb.base.files import lies_inside, sha256
 from dfm_nb.base.limits import MOST_GIVEN
 from dfm_nb.base.log import log
-from dfm_nb.base.records import Clip, Content, SampleError, Source
+from dfm_nb.base.records import Clip, Content, Said, SampleError, Source
 from dfm_nb.base.urls import HTTP, file_in, filesystem, is_public, reported, uses_fsspec, web
-from dfm_nb.data.captioning import Said, check_length, weight_of
+from dfm_nb.data.captioning import check_length, weight_of
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, MediaOptions, listing_sha256
 
 PAUSES_S = (1.0, 2.0, 4.0)  # before each further attempt

@@ -45,8 +45,8 @@ from dfm_nb.base.files import parsed, plain, read_text
 from dfm_nb.base.limits import MOST_TEXT
 from dfm_nb.base.log import legible, log
 from dfm_nb.base.options import option
-from dfm_nb.base.records import SampleError
-from dfm_nb.data.captioning import Said, texts_of
+from dfm_nb.base.records import Said, SampleError
+from dfm_nb.data.captioning import texts_of
 from dfm_nb.data.sources import table
 from dfm_nb.data.sources._location import Location, RowSource, matched
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, UNREAD, key_of, listing_sha256
@@ -136,8 +136,8 @@ class Folder(RowSource):
         self._report(names)
 
     def _read_lists(self, names: list[str], media: set[str]) -> None:
-        by_leaf: dict[str, list[str]] = defaultdict(list)
-        stems: dict[str, list[str]] = defaultdict(list)
+        by_leaf = defaultdict[str, list[str]](list)
+        stems = defaultdict[str, list[str]](list)
         for name in media:
             by_leaf[matched(posixpath.basename(name))].append(name)
             stems[_stem(name)].append(name)
@@ -164,7 +164,7 @@ class Folder(RowSource):
 
     def _pair(self, media: set[str]) -> set[str]:
         """Find what is given by its name; returns all files that are given or masks, thus no items of their own."""
-        targets: dict[str, list[str]] = defaultdict(list)
+        targets = defaultdict[str, list[str]](list)
         sources: list[tuple[str, int, str]] = []
         masks: set[str] = set()
         has_targets = set[str]()
@@ -226,7 +226,7 @@ class Folder(RowSource):
         if idle and self.files:
             said = "%s has %d texts or tables that are not used, such as %s; rename a list to metadata.csv or the like"
             log.warning(f"{said}, or pass it as --source table:FILE", root, len(idle), ", ".join(idle[:EXAMPLES]))
-        by_origin: dict[str, list[str]] = defaultdict(list)
+        by_origin = defaultdict[str, list[str]](list)
         for name, (origin, _) in zip(self.files, origins):
             by_origin[origin].append(name)
         self.captions_from = {}
@@ -269,15 +269,12 @@ class Folder(RowSource):
 
     def identity(self) -> dict:
         sizes = map(self.location.size, self.files)
-        texts = list[str | None]()
-        said, of_folders = list[Said](), list[tuple[str, str]]()
-        for name in self.files:
-            row = self._row(name)
-            origin, file = self._origin(name)
-            said.append((row.texts, row.tags))
-            texts.append(None if row.texts else file)
-            if origin == OF_FOLDERS:
-                of_folders.append((name, self._words(name)[1]))
+        rows = list(map(self._row, self.files))
+        origins = list(map(self._origin, self.files))
+        texts = (None if row.texts else file for row, (_, file) in zip(rows, origins))
+        said = zip(((row.texts, row.tags) for row in rows), self.location.states(texts))
+        by_folder = (name for name, (origin, _) in zip(self.files, origins) if origin == OF_FOLDERS)
+        of_folders = ((name, self._words(name)[1]) for name in by_folder)
         weights = [*map(self.weight, range(len(self)))]
         given = self._given_states()
         identity = {
@@ -286,7 +283,7 @@ class Folder(RowSource):
             "files": len(self.files),
             "listing_sha256": listing_sha256(zip(self.files, sizes)),
             "contents_sha256": listing_sha256(self.location.states(self.files)),
-            "captions_sha256": listing_sha256(itertools.chain(zip(said, self.location.states(texts)), of_folders)),
+            "captions_sha256": listing_sha256(itertools.chain(said, of_folders)),
         }
         if self.flags.caption_lines == "each":
             identity["caption_lines"] = "each"

@@ -46,9 +46,9 @@ from dfm_nb.base.files import parsed, read_text
 from dfm_nb.base.limits import MOST_BYTES, MOST_CELLS, MOST_ROWS
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
-from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.base.records import Clip, Said, SampleError
 from dfm_nb.base.urls import HTTP, reported, uses_fsspec
-from dfm_nb.data.captioning import TAG_COLUMNS, WEIGHT_COLUMNS, Said, tags_of, texts_of
+from dfm_nb.data.captioning import TAG_COLUMNS, WEIGHT_COLUMNS, tags_of, texts_of
 from dfm_nb.data.sources._location import COMPARED_BYTES, Location, RowSource, fetched, parent
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, MediaOptions, key_of, listing_sha256
 

@@ -44,6 +44,8 @@ VALUES_PER_PAIR = 3
 workspace of convolutions a process grew by up to 91. Spatial attention holds pairs of latent pixels."""
 WINDOW_FRAMES = 49  # of a clip that does not fit whole
 OVERLAP_LATENTS = 3  # of a window, seen again by the next
+Half = tuple[torch.jit.ScriptModule, torch.dtype]
+"""The encoder or the decoder, and the dtype that it takes."""
 _checksum = functools.cache(sha256)
 
 
@@ -88,7 +90,7 @@ class CosmosCV:
         self.path = path
         self.device = torch.device(device)
         self.window = tokenizer_window
-        self._halves: dict[str, tuple[torch.jit.ScriptModule, torch.dtype]] = {}
+        self._halves: dict[str, Half] = {}
         # clips of one size are coded alike
         self._fits: dict[tuple[str, tuple[int, int, int]], bool] = {}
 
@@ -99,7 +101,7 @@ class CosmosCV:
             return folder / f"{name}.jit"
         return hub.hub_file(HUB_ID, f"{name}.jit", HOW_TO_FETCH, cache_dir=folder)
 
-    def _half(self, name: str) -> tuple[torch.jit.ScriptModule, torch.dtype]:
+    def _half(self, name: str) -> Half:
         """The module and the dtype that it takes; ValueError when a probe of 5 frames does not come out right."""
         if name not in self._halves:
             path = self._file(name)
@@ -124,7 +126,7 @@ class CosmosCV:
         return self._halves[name]
 
     @torch.no_grad()
-    def _run(self, half: tuple[torch.jit.ScriptModule, torch.dtype], x: torch.Tensor) -> torch.Tensor:
+    def _run(self, half: Half, x: torch.Tensor) -> torch.Tensor:
         """What a half makes of x, float32."""
         module, dtype = half
         out = module(x.to(self.device, dtype))
