@@ -189,19 +189,19 @@ class Location:
         def state(numbered: tuple[int, Any]) -> object:
             number, media = numbered
             if not isinstance(media, (str, Path)) or self.server:
-                return self._stamp(media)
+                return self.stamp(media)
             with contextlib.suppress(OSError, ValueError):
                 path = self.found(media)
                 # a pipe might never end
                 if path.stat().st_size <= COMPARED_BYTES and number < COMPARED_FILES and path.is_file():
                     self.hashes[str(media)] = sha256(path)
                     return self.hashes[str(media)]
-            return self._stamp(media)
+            return self.stamp(media)
 
         with ThreadPool() as pool:
             yield from pool.imap(state, enumerate(media), 64)
 
-    def _stamp(self, media: Any) -> object:
+    def stamp(self, media: Any) -> object:
         """Size and time of change of a file, the hash of a picture in memory; None where nothing is known."""
         with contextlib.suppress(OSError, ValueError):  # also a name that no path can have
             if not isinstance(media, (str, Path)):
@@ -214,26 +214,15 @@ class Location:
             return about.st_size, about.st_mtime_ns
         return None
 
-    def content(self, media: Sequence[Any], weight: object, held: Content | None, hashed: bool) -> Content | None:
-        """`Source.content` of an item that is read from these files and pictures in memory."""
-        stamps = [self._stamp(one) if self._dated(one) else None for one in media]
-        stamp = repr(stamps)
-        hashes = [self._hash(one, True) for one in media]
-        if None in hashes:
-            if held and held.stamp == stamp and None not in stamps:
-                return Content(held.sha256, stamp, str(weight))
-            hashes = [self._hash(one, hashed) for one in media]
-        return None if None in hashes else Content(listing_sha256(hashes), stamp, str(weight))
-
-    def _dated(self, media: Any) -> bool:
+    def is_dated(self, media: Any) -> bool:
         """Whether its state tells a change: a web server's listing says neither time nor version."""
         info = self.infos.get(str(media), {}) if self.server else {"mtime": 0}
         return any(value is not None for name, value in info.items() if name not in ("name", "type", "size"))
 
-    def _hash(self, media: Any, hashed: bool) -> object:
+    def hash(self, media: Any, hashed: bool) -> object:
         """Of a file's or picture's content; of a file on a server, and with `hashed`, if it was hashed before."""
         if not isinstance(media, (str, Path)):
-            return self._stamp(media)
+            return self.stamp(media)
         if self.server or hashed or str(media) in self.hashes:
             return self.hashes.get(str(media))
         with contextlib.suppress(OSError, ValueError):
@@ -324,7 +313,15 @@ class RowSource(Source, Protocol):
             media = [self.media(index), *self.given_with(index)]
         except SampleError:  # `read` reports it
             return None
-        return self.location.content(media, self.weight(index), held, hashed)
+        location = self.location
+        stamps = [location.stamp(one) if location.is_dated(one) else None for one in media]
+        stamp = repr(stamps)
+        hashes = [location.hash(one, True) for one in media]
+        if None in hashes:
+            if held and held.stamp == stamp and None not in stamps:
+                return held._replace(weight=str(self.weight(index)))
+            hashes = [location.hash(one, hashed) for one in media]
+        return None if None in hashes else Content(listing_sha256(hashes), stamp, str(self.weight(index)))
 
     def read(self, index: int) -> Iterator[Clip]:
         (caption, *more), tags = self.captions(index)
