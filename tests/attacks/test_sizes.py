@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from dfm_nb.base import files, limits, video
 from dfm_nb.base.records import SampleError
-from dfm_nb.checkpoints import pickles
+from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.config.schema import GenerationConfig, TrainConfig, ValidationConfig
 from dfm_nb.data import shards
@@ -232,7 +232,7 @@ def pairs(depth: int) -> bytes:
 @pytest.mark.parametrize("key", [(), ("b", 1)], ids=str)
 def test_no_tuple_is_a_key_in_a_pickle(key):
     with pytest.raises(ValueError, match="key"):
-        pickles.read_pickle(pickle.dumps({key: 1}))
+        exported.read_pickle(pickle.dumps({key: 1}))
 
 
 # ---- Energon's list of shards -------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ ALLOCATING = {
 def test_a_pickle_of_a_few_bytes_takes_no_memory_and_no_time(data):
     tracemalloc.start()
     try:
-        pickles.read_pickle(data)
+        exported.read_pickle(data)
     except Exception as error:
         assert not isinstance(error, MemoryError)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
@@ -292,7 +292,7 @@ def test_a_pickle_of_a_few_bytes_takes_no_memory_and_no_time(data):
 
 def test_plain_values_are_read_from_a_pickle():
     value = {"a": (1, (2.5, "b"), [None, True]), 1: b"c", "d": {}}
-    assert pickles.read_pickle(pickle.dumps(value)) == value
+    assert exported.read_pickle(pickle.dumps(value)) == value
 
 
 ODD = {
@@ -310,14 +310,14 @@ ODD = {
 def test_only_plain_tensors_are_read_from_a_pth(tensor, tmp_path):
     torch.save({"w": tensor}, tmp_path / "a.pth")
     with pytest.raises(CheckpointError, match=r"a\.pth"):
-        pickles.read_saved(tmp_path / "a.pth")
+        exported.read_saved(tmp_path / "a.pth")
 
 
 def test_one_storage_under_many_names_is_refused(tmp_path):
     numbers = torch.zeros(1 << 12)
     torch.save({str(i): numbers for i in range(20)}, tmp_path / "a.pth")
     with pytest.raises(CheckpointError, match="views"):
-        pickles.read_saved(tmp_path / "a.pth")
+        exported.read_saved(tmp_path / "a.pth")
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
@@ -327,11 +327,11 @@ def test_a_pth_with_a_key_that_is_hashed_for_ever_is_refused(compression, tmp_pa
         for name in good.namelist():
             bad.writestr(name, pairs(60) if name.endswith("data.pkl") else good.read(name))
     with pytest.raises(CheckpointError, match=r"b\.pth"):
-        pickles.read_saved(tmp_path / "b.pth")
+        exported.read_saved(tmp_path / "b.pth")
 
 
 def test_weights_of_a_module_are_read_from_a_pth(tmp_path):
     layer = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2)).bfloat16()
     torch.save(layer.state_dict(), tmp_path / "a.pth")
-    found = pickles.read_saved(tmp_path / "a.pth")
+    found = exported.read_saved(tmp_path / "a.pth")
     assert all(torch.equal(found[name], value) for name, value in layer.state_dict().items())

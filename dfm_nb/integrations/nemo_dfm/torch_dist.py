@@ -1,6 +1,6 @@
 """Tensors of the `torch_dist` folders that megatron-core writes, for `dfm import`; runs no code from them.
 
-The index, `.metadata`, is a pickle. It is read by `checkpoints.pickles`, and only what has the form of an index of
+The index, `.metadata`, is a pickle. It is read by `checkpoints.exported`, and only what has the form of an index of
 tensors is used. The tensors are those of `data.tensor_bytes`.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from dfm_nb.base.files import UNLIMITED, plain
-from dfm_nb.checkpoints.pickles import Record, read_pickle
+from dfm_nb.checkpoints.exported import Record, read_pickle
 from dfm_nb.checkpoints.tensor_files import CheckpointError, assembled, reason
 from dfm_nb.data.tensor_bytes import read_saved
 

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
-from dfm_nb.checkpoints import pickles
+from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.integrations.nemo_dfm.torch_dist import load_foreign
 from tests.attacks.checkpoint_files import Evil
@@ -78,7 +78,7 @@ def test_index_of_more_than_tensors_is_one_sentence(folder, change):
     with pytest.raises(CheckpointError, match=r"\.metadata") as error:
         load_foreign(folder)
     assert "\n" not in str(error.value) and not RAN.exists()
-    assert not hasattr(pickles.Record, "poison")
+    assert not hasattr(exported.Record, "poison")
 
 
 def test_weight_declared_as_bytes_is_not_read(folder):
