@@ -23,8 +23,7 @@ from dfm_nb.base.metrics import generated_with
 from dfm_nb.base.pretrained import weights_path
 from dfm_nb.checkpoints import exported, folders
 from dfm_nb.checkpoints.folders import checkpoints_of
-from dfm_nb.checkpoints.state import EMA, OPTIMIZER
-from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy, TensorIndex
+from dfm_nb.checkpoints.tensor_files import EMA, OPTIMIZER, CheckpointError, Lazy, TensorIndex
 from dfm_nb.config import counts
 from dfm_nb.config.schema import marked
 from dfm_nb.data.prepared_folder import of_latents

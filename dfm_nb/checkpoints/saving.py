@@ -12,26 +12,159 @@ import shutil
 import signal
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from torch import Tensor
 
 from dfm_nb.base.files import listed_as, remove_temporaries, seal, sync, write_atomically, write_json
 from dfm_nb.base.log import log
 from dfm_nb.base.process import end_with_parent
 from dfm_nb.base.run import iteration_name
-from dfm_nb.checkpoints import tensor_files
 from dfm_nb.checkpoints.folders import CHECKSUMS, TRACKER, iteration_of, read_state, whole_checkpoints
-from dfm_nb.checkpoints.state import LocalPart, Pieces, load_into, local_parts, step_counts
-from dfm_nb.parallel.groups import everyones
+from dfm_nb.checkpoints.tensor_files import EMA, INDEX, NAMES, OPTIMIZER, TensorIndex, write
+from dfm_nb.model.ema import PowerEMA
+from dfm_nb.parallel.groups import everyones, global_name, mpu, shard_dim
 
 FILE, NOTE = "rank-{:05d}.safetensors", "rank-{:05d}.json"
 """A rank's tensors, and its note that they are on disk, with their index."""
 POLL_S = 0.005
 """Interval of looking for the files of other processes."""
+
+
+# ---- what is saved of a run: weights, optimizer state and averages, each a part of a named tensor ------------------
+
+
+@dataclass
+class Pieces:
+    """What a checkpoint is made of: this rank's unwrapped chunks, megatron-core's optimizer and scheduler, averages."""
+
+    chunks: Sequence[Any]
+    optimizer: Any
+    scheduler: Any
+    ema: PowerEMA
+
+
+@dataclass
+class LocalPart:
+    """Elements first .. last of the box at `offset` that this rank has of the whole tensor `name`.
+
+    Say tensor parallelism gives this rank rows 3 to 5 of a weight [6, 4]: a box [3, 4] at [3, 0]. Of the averages the
+    rank has all 12 elements of the box; of the moments the distributed optimizer may leave it elements 7 .. 12.
+
+    values : [last - first] elements in any shape, to write or to load into.
+    written : whether this rank writes them; of ranks with equal elements, one does.
+    """
+
+    name: str
+    whole: list[int]
+    offset: list[int]
+    shape: list[int]
+    first: int
+    last: int
+    values: Tensor
+    written: bool
+
+
+def box_of(p: torch.nn.Parameter) -> tuple[list[int], list[int], list[int]]:
+    """Shape of the whole tensor that a parameter is part of, where in it the part begins, and the part's shape."""
+    whole = list(p.shape)
+    offset = [0] * p.dim()
+    dim = shard_dim(p)
+    if dim is not None:
+        offset[dim] = mpu.get_tensor_model_parallel_rank() * whole[dim]
+        whole[dim] *= mpu.get_tensor_model_parallel_world_size()
+    return whole, offset, list(p.shape)
+
+
+def make_optimizer_state(optimizer: Any) -> None:
+    """Create the state that AdamW makes at its first step, unless it exists."""
+    for part in optimizer.chained_optimizers:
+        inner = part.optimizer
+        for group in inner.param_groups:
+            for p in group["params"]:
+                if inner.state[p]:
+                    continue
+                # Muon keeps other state than AdamW and says so per parameter (`training.muon`)
+                moments = inner.moments(p) if hasattr(inner, "moments") else ("exp_avg", "exp_avg_sq")
+                for name in moments:
+                    inner.state[p][name] = torch.zeros_like(p.data)
+                inner.state[p]["step"] = torch.zeros((), device=p.device)
+
+
+def step_counts(optimizer: Any) -> list[Tensor]:
+    """The optimizer's step counts, one per parameter."""
+    counts = []
+    for part in optimizer.chained_optimizers:
+        counts += [state["step"] for state in part.optimizer.state.values()]
+    return counts
+
+
+def _optimized(p: torch.nn.Parameter, optimizer: Any) -> tuple[Tensor, int, dict[str, Tensor]] | None:
+    """The optimizer's float32 values of a parameter, their first element, and its state; None if it has none.
+
+    The float32 values are the parameter itself or, with bfloat16, a copy of it.
+    """
+    for part in optimizer.chained_optimizers:
+        main = getattr(p, "main_param", p)
+        first = 0
+        if isinstance(part, DistributedOptimizer):  # public names of 0.16 to 0.19
+            if p not in part.model_param_group_index_map:
+                continue
+            group, order = part.model_param_group_index_map[p]
+            main = part.optimizer.param_groups[group]["params"][order]
+            buffer, dtype, bucket = part.model_param_gbuf_map[p]
+            first = part.gbuf_ranges[buffer][dtype][bucket]["param_map"][p]["param"].start
+        if main in part.optimizer.state:
+            return main, first, {k: v for k, v in part.optimizer.state[main].items() if k != "step"}
+    return None
+
+
+def local_parts(pieces: Pieces) -> Iterator[LocalPart]:
+    """Every tensor of the run, under the parameter's full name; optimizer state and averages have a prefix.
+
+    A weight is saved as the optimizer's float32 copy, if there is one: the bfloat16 weight is its rounding.
+    """
+    make_optimizer_state(pieces.optimizer)
+    replica = mpu.get_data_parallel_rank(with_context_parallel=True)
+    averages = {s: pieces.ema.named(s) for s in pieces.ema.sigma_rels}
+    distributed = any(isinstance(part, DistributedOptimizer) for part in pieces.optimizer.chained_optimizers)
+    for i, chunk in enumerate(pieces.chunks):
+        for local, p in chunk.named_parameters():
+            name = global_name(local, chunk)
+            box = box_of(p)
+            # replicated over tensor-parallel ranks, or (`shared`) over pipeline stages: the first rank
+            # writes it
+            first_of_model = shard_dim(p) is not None or mpu.get_tensor_model_parallel_rank() == 0
+            first_of_model &= not getattr(p, "shared", False)
+            first_of_all = first_of_model and replica == 0
+            optimized = _optimized(p, pieces.optimizer)
+            # each data-parallel rank has and writes its own elements
+            split = distributed and p.requires_grad
+            # The parameter itself is always loaded, but saved only if no float32 values of it are saved
+            # below: not if data-parallel ranks hold parts of them, nor if the optimizer has a copy (a
+            # frozen parameter has none).
+            written = first_of_all and not split and (optimized is None or optimized[0] is p)
+            yield LocalPart(name, *box, 0, p.numel(), p, written)
+            if optimized is not None:
+                main, first, state = optimized
+                last = first + main.numel()
+                writes = first_of_model if split else first_of_all
+                if main is not p:
+                    yield LocalPart(name, *box, first, last, main, writes)
+                for kind, values in state.items():
+                    yield LocalPart(f"{OPTIMIZER}{kind}.{name}", *box, first, last, values, writes)
+            for length, of_chunks in averages.items():
+                if local in of_chunks[i]:
+                    yield LocalPart(f"{EMA}{length:g}.{name}", *box, 0, p.numel(), of_chunks[i][local], first_of_all)
+
+
+# ---- writing ------------------------------------------------------------------------------------------------------
 
 
 class Writer:
@@ -163,7 +296,7 @@ class Writer:
                 else:
                     index[name] = entry
             note.unlink()
-        for name, content in {tensor_files.INDEX: json.dumps(index).encode(), **small}.items():
+        for name, content in {INDEX: json.dumps(index).encode(), **small}.items():
             write_atomically(temporary / name, content)
             listing[name] = listed_as(temporary / name)
         seal(temporary / CHECKSUMS, listing)
@@ -243,10 +376,10 @@ class _Child:
 def _write(parts: list[LocalPart], folder: Path, rank: int) -> None:
     file = folder / FILE.format(rank)
     index = {}
-    listed = tensor_files.write(file, {part.name: part.values.view(-1) for part in parts}, {})
+    listed = write(file, {part.name: part.values.view(-1) for part in parts}, {})
     for part in parts:
         piece = {"file": file.name, "offset": part.offset, "shape": part.shape, "elements": [part.first, part.last]}
-        index[part.name] = {"dtype": tensor_files.NAMES[part.values.dtype], "shape": part.whole, "pieces": [piece]}
+        index[part.name] = {"dtype": NAMES[part.values.dtype], "shape": part.whole, "pieces": [piece]}
     write_json(folder / NOTE.format(rank), {"listed": listed, "index": index})
 
 
@@ -262,13 +395,25 @@ def _discard(folder: Path) -> None:
 # ---- loading ------------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
+def load_into(pieces: Pieces, index: TensorIndex) -> None:
+    """Load this rank's part from a checkpoint of any layout.
+
+    CheckpointError : a tensor is missing or has another shape.
+    """
+    for part in local_parts(pieces):
+        index.entry(part.name, part.whole)
+        values = index.elements(part.name, part.offset, part.shape, part.first, part.last)
+        part.values.copy_(values.view(part.values.shape))
+
+
 def load(pieces: Pieces, folder: Path) -> dict[str, Any]:
     """Load everything into `pieces`, in this layout; returns the JSON state. The folder must have passed `verify`.
 
     Learning rate, weight decay and other optimizer settings remain those of `pieces`.
     """
     state = read_state(folder)
-    load_into(pieces, tensor_files.TensorIndex(folder))
+    load_into(pieces, TensorIndex(folder))
     count = state.pop("optimizer_step")
     for step in step_counts(pieces.optimizer):
         step.fill_(count)

@@ -35,6 +35,8 @@ INDEX = "index.json"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "U8": torch.uint8}
 """By their names in the format."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+OPTIMIZER, EMA = "optimizer.", "ema."
+"""Prefixes of names that are no weights: `optimizer.exp_avg.final.weight`, `ema.0.1.final.weight`."""
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 """Of mmap(2); Python names it from 3.13 on."""
 Kind = tuple[torch.dtype, list[int]]

@@ -76,7 +76,7 @@ def test_layer_bytes_are_what_autograd_keeps(one_rank, monkeypatch, precision, o
 @pytest.mark.parametrize("precision, lora", [("fp32", []), ("bf16", LORA)], ids=["all weights", "lora"])
 def test_a_trainer_holds_what_is_estimated(one_rank, precision, lora):
     """With low-rank updates the frozen weights have no gradients, no state of the optimizer and no averages."""
-    from dfm_nb.checkpoints.state import make_optimizer_state
+    from dfm_nb.checkpoints.saving import make_optimizer_state
     from dfm_nb.training.trainer import Trainer
 
     asked = ["dataset.mock=true", f"mixed_precision={precision}", "model.num_layers=2", *WIDTH, *lora]
