@@ -20,7 +20,7 @@ import numpy as np
 from dfm_nb.base.log import tqdm
 from dfm_nb.butterflies import synthetic
 from dfm_nb.butterflies.judge import HEADS, AttributeClassifier, wing_motion
-from dfm_nb.measure.intervals import wilson
+from dfm_nb.measure.distance import share_estimate
 
 MEASURED = tuple(HEADS)
 CORE = ("colour", "background", "pattern")
@@ -142,8 +142,8 @@ def _sure_share(
 
 def share(right: np.ndarray) -> dict[str, float]:
     """{"share", "low", "high"} of bool [N]."""
-    low, high = wilson(int(right.sum()), len(right))
-    return {"share": float(right.mean()), "low": low, "high": high}
+    estimate = share_estimate(int(right.sum()), len(right))
+    return {"share": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
 class Renders:

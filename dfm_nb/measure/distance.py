@@ -1,4 +1,4 @@
-"""How far features of samples are from those of real ones: the kernel distance (KID), with an interval.
+"""Shares with an interval, and how far features of samples are from those of real ones: the kernel distance (KID).
 
 torchmetrics' KID is not used: it samples random subsets and has no interval.
 
@@ -10,6 +10,7 @@ n, m : samples of two sets. D : features. All sums are float64.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,17 @@ class Estimate:
     value: float
     low: float
     high: float
+
+
+def share_estimate(successes: float, trials: int) -> Estimate:
+    """A share with its 95 % Wilson score interval."""
+    z = 1.96
+    share = successes / trials
+    centre = share + z * z / (2 * trials)
+    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    scale = 1 + z * z / trials
+    # the maximum: for no success, rounding would show -0.0 %
+    return Estimate(share, max(centre - half, 0.0) / scale, (centre + half) / scale)
 
 
 def polynomial_kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dfm_nb.base import video
-from dfm_nb.measure.distance import Estimate
-from dfm_nb.measure.intervals import wilson
+from dfm_nb.measure.distance import Estimate, share_estimate
 
 NEIGHBOURS = 5
 LEVEL = 0.01
@@ -67,4 +66,4 @@ def nearness(x: np.ndarray, training: np.ndarray) -> np.ndarray:
 def copied(nearest: np.ndarray, held_out: np.ndarray) -> Estimate:
     """Share of samples that are copies, by the `nearness` of samples [n] and of held-out pictures [m]."""
     copies = int((nearest < np.quantile(held_out, LEVEL)).sum())
-    return Estimate(copies / len(nearest), *wilson(copies, len(nearest)))
+    return share_estimate(copies, len(nearest))

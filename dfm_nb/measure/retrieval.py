@@ -10,8 +10,7 @@ import math
 
 import numpy as np
 
-from dfm_nb.measure.distance import Estimate
-from dfm_nb.measure.intervals import wilson
+from dfm_nb.measure.distance import Estimate, share_estimate
 
 WAYS = 20
 FEWEST_WAYS = 4
@@ -43,7 +42,7 @@ def retrieval(generated: np.ndarray, real: np.ndarray, ways: int = WAYS) -> Esti
     nearer = (near >= np.diag(near)[:, None]).sum(1) - 1
     others = len(real) - 1
     right = sum(math.comb(others - int(k), ways - 1) for k in nearer) / math.comb(others, ways - 1)
-    return Estimate(right / len(near), *wilson(right, len(near)))  # too wide where captions are right at times
+    return share_estimate(right, len(near))  # too wide where captions are right at times
 
 
 def wrong_passes(right: float, captions: int, ways: int = WAYS) -> float:
