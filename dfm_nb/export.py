@@ -14,7 +14,7 @@ from dfm_nb import parallel
 from dfm_nb.base import argv, plugins
 from dfm_nb.base.files import check_free
 from dfm_nb.base.options import option
-from dfm_nb.base.verb import FileVerb, Report
+from dfm_nb.base.verb import FileVerb
 from dfm_nb.checkpoints import loading
 from dfm_nb.checkpoints.consolidated import without_updates, write_weights
 from dfm_nb.config import networks
@@ -71,9 +71,6 @@ class ExportOptions(FileVerb):
             plugins.code(exporters[self.format])(file, tensors, weights.config, dtype)
         parallel.shutdown()
         return file
-
-    def report(self, result: Path) -> Report:
-        return Report({"output": self.output})
 
 
 main = ExportOptions.main

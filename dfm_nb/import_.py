@@ -14,8 +14,8 @@ from dfm_nb import parallel
 from dfm_nb.base import argv, plugins, pretrained
 from dfm_nb.base.files import check_free
 from dfm_nb.base.options import option
-from dfm_nb.base.verb import FileVerb, Report
-from dfm_nb.checkpoints import exported, loading
+from dfm_nb.base.verb import FileVerb
+from dfm_nb.checkpoints import exported, folders, loading
 from dfm_nb.checkpoints.consolidated import write_weights
 from dfm_nb.config import networks
 from dfm_nb.config.notation import Overrides
@@ -55,10 +55,10 @@ class ImportOptions(FileVerb):
             raise ValueError(f"{read} must be LoRA adapters, which need --base, the imported weights that they are of")
         foreign = recognised(read)
         manifest = dict(foreign.manifest)
-        if self.tokenizer:
-            manifest["tokenizer"] = {"name": self.tokenizer}
-        if self.text_encoder:
-            manifest["text_encoder"] = {"name": self.text_encoder}
+        for kind in folders.ENCODERS:
+            name = getattr(self, kind)
+            if name:
+                manifest[kind] = {"name": name}
         resolved = cfg.resolve(None, overrides=[*foreign.settings, "mixed_precision=bf16", *self.settings])
         parallel.init()
         tensors = foreign.tensors(resolved.config.model)
@@ -66,9 +66,6 @@ class ImportOptions(FileVerb):
         files = {"manifest.json": json.dumps(manifest).encode(), "config.yaml": cfg.to_yaml(resolved).encode()}
         exported.write(file, tensors, files)
         return Path(self.output)
-
-    def report(self, result: Path) -> Report:
-        return Report({"output": self.output})
 
 
 main = ImportOptions.main

@@ -99,3 +99,6 @@ class FileVerb(Verb):
     """A verb that writes files of the names that it is given."""
 
     overwrite: bool = option(False, "replace existing files")
+
+    def report(self, result: Any) -> Report:
+        return Report({"output": str(result)})
