@@ -15,8 +15,9 @@ from dfm_nb.base import argv, plugins, pretrained
 from dfm_nb.base.files import check_free
 from dfm_nb.base.options import option
 from dfm_nb.base.verb import FileVerb
-from dfm_nb.checkpoints import exported, folders, loading
-from dfm_nb.checkpoints.consolidated import write_weights
+from dfm_nb.checkpoints import folders, loading
+from dfm_nb.checkpoints.consolidated import Foreign, write, write_weights
+from dfm_nb.checkpoints.tensor_files import Lazy
 from dfm_nb.config import networks
 from dfm_nb.config.notation import Overrides
 
@@ -64,7 +65,7 @@ class ImportOptions(FileVerb):
         tensors = foreign.tensors(resolved.config.model)
         parallel.shutdown()
         files = {"manifest.json": json.dumps(manifest).encode(), "config.yaml": cfg.to_yaml(resolved).encode()}
-        exported.write(file, tensors, files)
+        write(file, tensors, files)
         return Path(self.output)
 
 
@@ -92,7 +93,7 @@ def located(source: str) -> Path:
         ) from None
 
 
-def recognised(path: Path) -> exported.Foreign:
+def recognised(path: Path) -> Foreign:
     """The weights there, by the first network that recognises them."""
     known = []
     for name in networks.names():
@@ -120,7 +121,7 @@ def with_adapters(source: Path, base: str, output: Path) -> None:
     parallel.init()
     rank, adapters = plugins.code(model.network.adapters)(source, model)
     weights = source_of_base.whole()
-    both = exported.Lazy([*weights, *adapters], lambda name: adapters[name] if name in adapters else weights[name])
+    both = Lazy([*weights, *adapters], lambda name: adapters[name] if name in adapters else weights[name])
     model.lora.rank = rank
     model.lora.alpha = float(rank)
     write_weights(both, output, source_of_base)

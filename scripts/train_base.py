@@ -22,7 +22,7 @@ from pathlib import Path
 from demo import Stages, dfm
 
 from dfm_nb.base.metrics import read_metrics
-from dfm_nb.checkpoints import exported
+from dfm_nb.checkpoints import consolidated, exported
 from dfm_nb.measure.results import table
 
 
@@ -68,7 +68,7 @@ wordings). In clips, frames with half-closed wings lose their pattern. At 128 px
         self.stage("export", "one file in bf16", asset, export)
         tensors, files = exported.read(asset)
         if files.pop("tokenizer.safetensors", None):  # it comes with the package
-            exported.write(asset, {name: tensor.clone() for name, tensor in tensors.items()}, files)
+            consolidated.write(asset, {name: tensor.clone() for name, tensor in tensors.items()}, files)
         evaluate = dfm(
             "evaluate",
             *self.more_measured,

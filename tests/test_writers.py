@@ -20,7 +20,7 @@ EXCEPTIONS = {
     ("dfm_nb/base/verb.py", "write_text"): "the same",
     ("dfm_nb/base/video.py", "open"): "PyAV, in `replacing`",
     ("dfm_nb/checkpoints/tensor_files.py", "open"): "in `replacing`",
-    ("dfm_nb/checkpoints/exported.py", "save"): "of torch, in `replacing`",
+    ("dfm_nb/checkpoints/consolidated.py", "save"): "of torch, in `replacing`",
     ("dfm_nb/checkpoints/exported.py", "write_bytes"): "into a temporary folder that was just made",
     ("dfm_nb/text/parts.py", "copyfileobj"): "into an opened part",
     ("workbench/pictures.py", "savefig"): "in `replacing`",

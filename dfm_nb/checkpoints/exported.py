@@ -1,4 +1,4 @@
-"""The file of `dfm export`: weights by name and what else generation needs, in one `.safetensors` or `.pth`.
+"""Reads the file of `dfm export`: weights by name and what else generation needs, in one `.safetensors` or `.pth`.
 
 It holds tensors and one text, `dfm_nb` (in a `.safetensors`, of its metadata): JSON of
 
@@ -15,24 +15,21 @@ import functools
 import hashlib
 import io
 import json
-import math
 import pickle
 import re
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, StringConstraints, ValidationError
 from torch import Tensor
 
-from dfm_nb.base.files import CHECKSUMS, listed_as, replacing, seal
+from dfm_nb.base.files import CHECKSUMS, listed_as, seal
 from dfm_nb.base.limits import MOST_BYTES
-from dfm_nb.checkpoints import tensor_files
-from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy, bytes_of, open_safetensors, reason
-from dfm_nb.config.schema import ModelConfig
+from dfm_nb.checkpoints.tensor_files import CheckpointError, bytes_of, open_safetensors, reason
 
 KEY, BYTES = "dfm_nb", "file."
 TEXT, BINARY = r"^\w+\.(json|yaml)$", r"^\w+\.safetensors$"
@@ -51,58 +48,14 @@ class About(BaseModel, strict=True, extra="forbid"):
         return json.dumps(dict(self), sort_keys=True)
 
 
-class Foreign(NamedTuple):
-    """Weights of another tool: settings as overrides, a manifest of their data, and the tensors of a model."""
-
-    settings: list[str]
-    manifest: dict[str, Any]
-    tensors: Callable[[ModelConfig], Mapping[str, Tensor]]
-
-
-def as_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Mapping[str, Tensor]:
-    """Rounded to `dtype`, one at a time; None leaves each as it is."""
-    return Lazy(tensors, lambda name: tensors[name].to(dtype or tensors[name].dtype))
-
-
-def _checksum(files: dict[str, str], tensors: Mapping[str, Tensor]) -> str:
+def checksum(files: dict[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Of the text files and all tensors."""
     digest = hashlib.sha256(About(files=files).json_text().encode())
     for name in sorted(tensors):
         t = tensors[name]
         digest.update(json.dumps([name, str(t.dtype), list(t.shape)]).encode())
         digest.update(bytes_of(t))
     return digest.hexdigest()
-
-
-def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes]) -> None:
-    """Write weights [on the CPU] and the small files (name -> content) as one file, whole or absent.
-
-    A `.safetensors` is written one tensor at a time; each is requested three times.
-    """
-    texts = {name: content.decode() for name, content in files.items() if re.fullmatch(TEXT, name)}
-    small = {}
-    for name, content in files.items():
-        if name not in texts:
-            small[BYTES + name] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    tensors = Lazy([*weights, *small], lambda name: small[name] if name in small else weights[name])
-    kinds = {name: (t.dtype, list(t.shape)) for name, t in tensors.items()}
-    about = {KEY: About(files=texts, sha256=_checksum(texts, tensors)).json_text()}
-    if output.suffix == ".safetensors":
-        tensor_files.write(output, tensors, about, kinds)
-    else:
-        with replacing(output) as temporary:
-            torch.save(dict(tensors) | about, temporary)
-    count = sum(math.prod(kinds[name][1]) for name in weights)
-    print(f"[INFO] wrote {output}: {len(weights)} tensors, {count / 1e6:.2f} M parameters")
-
-
-def check_shapes(source: Path, found: Mapping[str, list], wanted: Mapping[str, list], note: str = "") -> None:
-    """ValueError with the name of a weight that is missing, unknown or of another shape."""
-    for name in sorted(found.keys() ^ wanted.keys()):
-        fault = "lacks the weight" if name in wanted else "holds the unknown weight"
-        raise ValueError(f"{source} {fault} {name}{note}: the file is not from the published network")
-    for name, shape in wanted.items():
-        if found[name] != shape:
-            raise ValueError(f"{source}: the weight {name}{note} must have shape {shape}; it has {found[name]}")
 
 
 def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
@@ -127,7 +80,7 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
             f"{file} has no text {KEY!r} of a known format; it is damaged, from another version, or from another tool "
             "(dfm import)"
         ) from None
-    if _checksum(header.files, content) != header.sha256:
+    if checksum(header.files, content) != header.sha256:
         raise CheckpointError(f"{file} is damaged: its content does not match its checksum; copy it again")
     files = {}
     for name in [*content]:

@@ -95,7 +95,7 @@ class Network:
     # ---- code that needs torch, as module:name
     transformer: ClassVar[str] = "dfm_nb.model.dit:DiT"
     importer: ClassVar[str | None] = None
-    """`read(path)`: the `checkpoints.exported.Foreign` of a path that it recognises, else None."""
+    """`read(path)`: the `checkpoints.consolidated.Foreign` of a path that it recognises, else None."""
     hub_files: ClassVar[tuple[str, ...]] = ()
     """Patterns of the files of a hub repository that `importer` reads."""
     adapters: ClassVar[str | None] = None

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dfm_nb import export
-from dfm_nb.checkpoints import exported, folders, loading, tensor_files
+from dfm_nb.checkpoints import consolidated, exported, folders, loading, tensor_files
 from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.generation.pipeline import Pipeline
 from tests.attacks.checkpoint_files import NAME
@@ -137,7 +137,7 @@ def test_a_choice_among_the_weights_of_a_file_is_refused(run, tmp_path):
 
 def test_other_files_are_not_unpacked(tmp_path):
     tensors, texts = {"file.../evil": torch.zeros(2, dtype=torch.uint8)}, {"config.yaml": "model: {}"}
-    about = exported.About(files=texts, sha256=exported._checksum(texts, tensors))
+    about = exported.About(files=texts, sha256=exported.checksum(texts, tensors))
     write(tmp_path / "model.pth", tensors, about.json_text())
     assert "../evil" in refused(tmp_path / "model.pth")
 
@@ -152,7 +152,7 @@ def test_file_of_tensors_alone_is_refused_with_the_way_out(tmp_path, suffix, nam
 def test_file_without_manifest_does_not_take_the_one_beside_it(run, tmp_path):
     tensors, files = exported.read(export_to(run, tmp_path / "model.pth"))
     (tmp_path / "manifest.json").write_bytes(files.pop("manifest.json"))
-    exported.write(tmp_path / "model.pth", tensors, files)
+    consolidated.write(tmp_path / "model.pth", tensors, files)
     with pytest.raises(FileNotFoundError, match="manifest.json"):
         Pipeline.from_checkpoint(tmp_path / "model.pth")
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dfm_nb.base.limits import MOST_LAYERS
 from dfm_nb.base.run import iteration_folders
-from dfm_nb.checkpoints.exported import Foreign, check_shapes, read_saved
+from dfm_nb.checkpoints.consolidated import Foreign, check_shapes
+from dfm_nb.checkpoints.exported import read_saved
 from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS

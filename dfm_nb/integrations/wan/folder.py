@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dfm_nb.base.files import parsed, read_json, subfolder, write_json
 from dfm_nb.checkpoints import tensor_files
-from dfm_nb.checkpoints.exported import Foreign, as_dtype, check_shapes
+from dfm_nb.checkpoints.consolidated import Foreign, as_dtype, check_shapes
 from dfm_nb.checkpoints.folders import read_object
 from dfm_nb.checkpoints.tensor_files import CheckpointError, Lazy
 from dfm_nb.config.schema import Config, ModelConfig
