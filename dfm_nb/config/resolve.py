@@ -31,7 +31,7 @@ RECIPES = {p.stem: p for p in Path(__file__).parents[1].rglob("recipes/*.yaml")}
 DEFAULT, COMMAND_LINE = "default", "command line"
 DERIVED, WEIGHTS = "derived", "weights of"
 OF_SAMPLES = ("generation.sizes", "generation.captions", "generation.given", "generation.other.")  # of fa46f34c
-MODULES = {"generation.sampler", "logger.report_to"}  # keys that may be `module:name`
+MODULES = ("generation.sampler", "logger.report_to")  # keys that may be `module:name`
 START = "checkpoint.pretrained"
 DIALLED = f"{DERIVED}: train.minutes,"
 LASTING = ("model.", START)  # what other minutes do not change in a run that has begun
@@ -383,7 +383,7 @@ def resolve(
         # a user's recipe is above the weights, and that of a student above its teacher
         own = recipe not in recipes() or "model.student" in layers.get(f"recipe {recipe}", {})
         below = {} if own else {f"recipe {recipe}": layers.pop(f"recipe {recipe}")}
-        below[f"{WEIGHTS} {start}"] = _without_modules(settings_of(start), start)
+        below[f"{WEIGHTS} {start}"] = settings_of(start)
         layers = below | layers
         merged, wrong = _merge(layers)
     faults += unreadable + wrong
@@ -395,8 +395,9 @@ def resolve(
         if now != then and None in (now, then):
             must = f"must be {shown(then)}, from which the run of {begun} began"
             faults.append(Fault(START, must, shown(now), "leave it out, or give another --run-dir"))
-    kept = _without_modules(_kept(merged, stored, saved), str(begun))
+    kept = _kept(merged, stored, saved)
     settled = merged._with(kept, dict.fromkeys(kept, f"run {begun}")) if kept else merged
+    faults += _untyped_modules(settled)
     _check(settled, [*layers, f"run {begun}"], faults, faults_of(settled.config, training, world_size, saved))
     told = [k for k in kept if merged.get(k) != "auto" and not stored.provenance[k].startswith(WEIGHTS)]
     stays = [f"{k} stays {kept[k]}, as in {begun}; new runs use {merged.get(k)}" for k in told]
@@ -404,15 +405,16 @@ def resolve(
     return Resolved(settled.config, provenance, (*settled.notices, *stays))
 
 
-def _without_modules(settings: dict[str, Any], origin: str) -> dict[str, Any]:
-    """Settings that somebody else may have written; ConfigError where they name a module, which the user has not."""
-    for key in MODULES.intersection(settings):
-        value = settings[key]
+def _untyped_modules(settled: Resolved) -> list[Fault]:
+    """Settings that name a module, which the user has not: somebody else may have written those of weights and runs."""
+    faults = []
+    for key in MODULES:
+        value = settled.get(key)
         if any(map(plugins.is_foreign, value if isinstance(value, list) else [value])):
             fix = f"set {key} yourself, if you trust that module"
             must = "must name no module, as its code would run"
-            raise ConfigError([Fault(key, must, shown(value), fix, origin=origin)])
-    return settings
+            faults.append(Fault(key, must, shown(value), fix, origin=settled.provenance[key]))
+    return faults
 
 
 def _begun(start: CheckpointConfig, run_dir: str | Path | None) -> Path | None:
