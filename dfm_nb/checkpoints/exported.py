@@ -83,12 +83,12 @@ def read(file: Path) -> tuple[dict[str, Tensor], dict[str, bytes]]:
     if checksum(header.files, content) != header.sha256:
         raise CheckpointError(f"{file} is damaged: its content does not match its checksum; copy it again")
     files = {}
-    for name in [*content]:
-        if name.startswith(BYTES):
-            files[name.removeprefix(BYTES)] = content.pop(name).numpy().tobytes()
-    for name in files:
-        if not re.fullmatch(BINARY, name):
-            raise CheckpointError(f"{file} must hold files of plain names only; it holds {name!r:.80}")
+    for stored in [*content]:
+        if stored.startswith(BYTES):
+            name = stored.removeprefix(BYTES)
+            if not re.fullmatch(BINARY, name):
+                raise CheckpointError(f"{file} must hold files of plain names only; it holds {name!r:.80}")
+            files[name] = content.pop(stored).numpy().tobytes()
     return content, files | {name: value.encode() for name, value in header.files.items()}
 
 

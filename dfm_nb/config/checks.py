@@ -101,8 +101,8 @@ def divisors(n: int) -> list[int]:
     return sorted(found)
 
 
-def _nearest_divisors(n: int, value: int, count: int = 3) -> str:
-    near = sorted(divisors(n), key=lambda d: (abs(d - value), d))[:count]
+def _nearest_divisors(n: int, value: int) -> str:
+    near = sorted(divisors(n), key=lambda d: (abs(d - value), d))[:3]
     return ", ".join(map(str, sorted(near)))
 
 
