@@ -1,6 +1,5 @@
 """The job files: the commands in them parse, and the batch scripts do what they promise."""
 
-import json
 import os
 import re
 import shlex
@@ -9,13 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
-from dfm_nb import cli
+from dfm_nb.text.corpus import PreprocessConfig
 from dfm_nb.train import TrainOptions
 from tests.processes import commands, wait_until
-from tests.text.text_tokenizers import build, save
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 SLURM = DEPLOY / "slurm"
@@ -63,7 +60,7 @@ JOB_ID = str(os.getpid())
 """The script's port follows from it: two of these tests at a time must differ."""
 
 
-def desk(tmp_path: Path, **more: str) -> dict[str, str]:
+def desk(tmp_path: Path) -> dict[str, str]:
     """An environment with stand-ins for Slurm's commands before all others, and an empty VENV."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
@@ -71,17 +68,14 @@ def desk(tmp_path: Path, **more: str) -> dict[str, str]:
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": JOB_ID}
-    env = commands().environment(SCONTROL_LOG=str(tmp_path / "scontrol.log"), **job, **more)
+    env = commands().environment(SCONTROL_LOG=str(tmp_path / "scontrol.log"), SRUN_LOG=str(tmp_path / "srun.log"), **job)
     return {**env, "PATH": os.pathsep.join([str(folder), env["PATH"]])}
 
 
-def started(tmp_path: Path, script: str, *arguments: str, **more: str) -> list[str]:
+def started(tmp_path: Path, script: str) -> list[str]:
     """The one command that a batch script hands to srun."""
-    log = tmp_path / "srun.log"
-    log.unlink(missing_ok=True)
-    env = desk(tmp_path, SRUN_LOG=str(log), **more)
-    subprocess.run(["bash", "-s", *arguments], input=script, text=True, env=env, check=True)
-    return shlex.split(log.read_text())
+    subprocess.run(["bash", "-s"], input=script, text=True, env=desk(tmp_path), check=True)
+    return shlex.split((tmp_path / "srun.log").read_text())
 
 
 def test_training_commands_are_understood_by_torchrun_and_by_dfm(tmp_path):
@@ -100,27 +94,10 @@ def test_training_commands_are_understood_by_torchrun_and_by_dfm(tmp_path):
         assert settled.model.tensor_model_parallel_size == 2 and settled.model.size == "DiT-XL"
 
 
-@pytest.mark.slow
-def test_text_jobs_in_parts_and_merged_give_the_bytes_of_the_single_job(tmp_path):
-    tokenizer = save(build("gpt2"), tmp_path / "tokenizer")
-    source = tmp_path / "corpus.jsonl"
-    lines = [json.dumps({"text": f"document {i} of the quick brown fox"}) for i in range(50)]
-    source.write_text("\n".join(lines) + "\n")
-
-    def run(prefix: str, *arguments: str, **more: str) -> list[str]:
-        here = {"VENV": tmp_path, "INPUT": source, "OUTPUT_PREFIX": tmp_path / prefix, "TOKENIZER": tokenizer}
-        script = edited(SLURM / "text.sbatch", **{name: str(value) for name, value in here.items()})
-        command = started(tmp_path, script, *arguments, **more)
-        assert command[0] == "dfm" and cli.main(command[1:]) == 0
-        return command
-
-    assert run("whole")[-2:] == ["--partition", "0/1"]  # without --array
-    for index in range(3):
-        run("parts", SLURM_ARRAY_TASK_ID=str(index), SLURM_ARRAY_TASK_COUNT="3")
-    run("parts", "merge")
-    for ending in ("bin", "idx"):
-        whole, parts = (tmp_path / f"{name}_text_document.{ending}" for name in ("whole", "parts"))
-        assert whole.read_bytes() == parts.read_bytes() and whole.stat().st_size > 100
+def test_the_text_job_is_understood_by_dfm(tmp_path):
+    program, verb, what, *flags = started(tmp_path, edited(SLURM / "text.sbatch", VENV=str(tmp_path)))
+    assert (program, verb, what) == ("dfm", "text", "preprocess")
+    assert PreprocessConfig.parse(flags).partition == "0/1"
 
 
 # ---- the batch script at work --------------------------------------------------------------------------------------
@@ -131,7 +108,7 @@ def test_batch_script_passes_the_signal_on_and_queues_again(tmp_path):
     `tests/training/test_loop.py`.
     """
     (tmp_path / "train.sbatch").write_text(edited(SLURM / "train.sbatch", VENV=str(tmp_path)))
-    env = desk(tmp_path, SRUN_LOG=str(tmp_path / "srun.log"))
+    env = desk(tmp_path)
     command = ["bash", str(tmp_path / "train.sbatch")]
     batch = subprocess.Popen(command, env=env | {"TRAINS": "1"})
     wait_until(lambda: batch.poll() is not None or (tmp_path / "srun.log").exists(), "the step")
