@@ -110,7 +110,6 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 
 PTH: dict[str, Callable[[Parts], None]] = {
     "no pth": lambda p: p.pop("pth"),
-    "empty pth": raw("pth", b""),
     "cut pth": lambda p: p.update(pth=p["pth"][:-40]),
     "code pth": raw("pth", pickle.dumps(EVIL)),
     "code in pth": raw("pth", saved([EVIL])),
@@ -122,7 +121,6 @@ PTH: dict[str, Callable[[Parts], None]] = {
     "huge latent": latent(at(1e30)),
     "32 channels": latent(lambda t: torch.cat([t, t], 1)),
     "3 dims": latent(lambda t: t[0, 0]),
-    "larger latent": latent(lambda t: wide(t)),
     "no frames": latent(lambda t: t[:, :, :0].clone()),
     "stride 0": latent(lambda t: torch.zeros(1, 1, 1, 1, 1).expand(1, 16, 100, 1000, 1000)),
     "too many numbers": lambda p: p.update(pth=big_numel(p["pth"])),
@@ -130,7 +128,6 @@ PTH: dict[str, Callable[[Parts], None]] = {
 }
 PICKLE: dict[str, Callable[[Parts], None]] = {
     "no pickle": lambda p: p.pop("pickle"),
-    "empty pickle": raw("pickle", b""),
     "cut pickle": lambda p: p.update(pickle=p["pickle"][:-9]),
     "code pickle": raw("pickle", pickle.dumps(EVIL)),
     "code inside": raw("pickle", pickle.dumps(EvilInside())),
@@ -138,10 +135,7 @@ PICKLE: dict[str, Callable[[Parts], None]] = {
     "inst": raw("pickle", b"(S'touch x'\nios\nsystem\n."),
     "persistent id": raw("pickle", b"\x80\x04\x8c\x01aQ."),
     "deep": raw("pickle", b"\x80\x04" + b"(" * 100_000 + b"."),
-    "memo": raw("pickle", bytes.fromhex("80044e72000000102e")),
-    "bytearray": raw("pickle", b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b"."),
     "attribute of a function": raw("pickle", poisoned()),
-    "list text": raw("pickle", pickle.dumps([1, 2])),
     "stride 0 text": raw("pickle", rebuilt((1, 100_000, 100_000), (0, 0, 0))),
     "offset beyond": raw("pickle", rebuilt((1, 2, 4), (8, 4, 1), offset=12)),
     "negative stride": raw("pickle", rebuilt((1, 2, 4), (8, -4, 1), offset=8)),
@@ -151,7 +145,6 @@ PICKLE: dict[str, Callable[[Parts], None]] = {
     "batch of 2 text": text(lambda t: torch.cat([t, t])),
 }
 JSON: dict[str, Callable[[Parts], None]] = {
-    "broken json": raw("json", b"{"),
     "null json": raw("json", b"null"),
     "binary json": raw("json", b"\xff\xfe\x00"),
     "deep json": raw("json", b'{"a":' * 100_000),
@@ -161,13 +154,11 @@ JSON: dict[str, Callable[[Parts], None]] = {
     "negative shape": meta(latent_shape=[16, 1, -4, 4]),
     "other shape": meta(latent_shape=[16, 1, 2, 4]),
     "fps NaN": meta(fps=float("nan")),
-    "fps 1e400": meta(fps=10**400),
     "fps negative": meta(fps=-1),
     "fps true": meta(fps=True),
     "caption as list": meta(caption=["a"]),
     "lone surrogate": meta(caption="\ud83d x"),
     "tokens beyond": meta(text_tokens=10**6),
-    "tokens negative": meta(text_tokens=-1),
     "attributes as list": meta(attributes=[1]),
 }
 UNUSABLE = PTH | PICKLE | JSON
@@ -181,7 +172,6 @@ CONTROLS: dict[str, Callable[[Parts], None]] = {
     "turned": latent(lambda t: t.transpose(3, 4).contiguous().transpose(3, 4)),
     "with gradient": latent(lambda t: t.float().requires_grad_()),
     "plain pickle": text(lambda t: t),
-    "text without batch": text(lambda t: t[0].clone()),
     "protocol 5": lambda p: p.update(pickle=pickle.dumps(shards.decode_tensor("pickle", p["pickle"]), protocol=5)),
     "no caption": meta(caption=None),
     "no json": lambda p: p.pop("json"),

@@ -115,12 +115,17 @@ def test_optional_parameters_take_values_and_none(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_kernel_that_dies_leaves_the_page_of_what_ran(tmp_path, monkeypatch):
-    """And braces in a name are no parameters."""
+    """And braces in a name are no parameters; a link in the place of the copy is replaced, and so is a copy of ours."""
     monkeypatch.chdir(tmp_path)
+    Path("theirs").write_text("precious")
+    Path("{n}-out.ipynb").symlink_to("theirs")
     _write("{n}.ipynb", "n: int = 1", "print('before')", "import os; os.kill(os.getpid(), 9)", "print('after')")
-    done = notebook_run.execute("{n}.ipynb", "{n}-out.ipynb", {"n": 2}, progress=False)
-    assert "cell 4 of 5" in done.error and Path("{n}-out.ipynb").is_file()
+    done = notebook_run.execute("{n}.ipynb", "{n}-out.ipynb", {"n": 2}, progress=False, overwrite=True)
+    assert "cell 4 of 5" in done.error and not Path("{n}-out.ipynb").is_symlink()
+    assert Path("theirs").read_text() == "precious"
     assert done.report is not None and "before" in done.report.read_text()
+    monkeypatch.setattr("papermill.execute_notebook", lambda *_, **__: None)
+    notebook_run.execute("{n}.ipynb", "{n}-out.ipynb", {}, progress=False)
 
 
 def test_output_must_be_another_notebook(notebook):
