@@ -1,6 +1,5 @@
 import errno
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -115,10 +114,9 @@ def test_doctor_tells_why_torch_uses_no_gpu(tmp_path, monkeypatch, error):
     assert not list(_cuda())
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EROFS])
-def test_a_disk_at_fault_is_one_sentence(capsys, number):
+def test_a_disk_at_fault_is_one_sentence(capsys):
     def fill(_):
-        raise OSError(number, os.strerror(number), "run/config.yaml")
+        raise OSError(errno.EROFS, "read-only", "run/config.yaml")
 
     assert guard(fill) == 2
     error = capsys.readouterr().err

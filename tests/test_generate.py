@@ -144,10 +144,6 @@ def test_prompts_are_cut_where_the_training_captions_were(tiny_pipe, monkeypatch
     assert len(text) == 4
 
 
-
-
-
-
 def test_each_picture_of_a_prompt_has_a_seed_and_a_file_of_its_own(tiny_checkpoint, tiny_pipe, tmp_path, capsys):
     """As from Python; a size that was not trained is said with those that were."""
     flags = ["--checkpoint-path", str(tiny_checkpoint), "--prompt", "a bee", "--num-steps", "1", "--num-images", "2"]

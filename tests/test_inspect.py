@@ -102,8 +102,7 @@ def test_mistakes_are_named(tmp_path, capsys, files):
 
 
 @pytest.mark.parametrize(
-    "stills, clips, shown",
-    [(280, 13, (20, 4)), (13, 280, (4, 20)), (60, 60, (12, 12)), (40, 2, (22, 2)), (9, 0, (9, 0))],
+    "stills, clips, shown", [(280, 13, (20, 4)), (60, 60, (12, 12)), (40, 2, (22, 2)), (9, 0, (9, 0))]
 )
 def test_a_sheet_of_24_shows_several_of_the_kind_that_fewer_samples_have(stills, clips, shown):
     entries = [

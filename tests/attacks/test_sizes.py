@@ -31,8 +31,6 @@ from tests.base.test_video import refused
 from tests.data.sources.test_folder import fault
 from tests.json_files import write_lines
 
-
-
 # ---- tables -------------------------------------------------------------------------------------------------------
 
 
@@ -122,8 +120,6 @@ def test_depth_of_json_is_bounded(inner):
     for depth in (limits.MOST_DEPTH + 1, 900, 100_000):
         with pytest.raises(ValueError, match="levels"):
             files.parsed(nested(depth))
-
-
 
 
 # ---- pixels -------------------------------------------------------------------------------------------------------

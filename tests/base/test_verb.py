@@ -68,13 +68,6 @@ def test_an_impossible_place_is_reported_by_its_variable(monkeypatch, env):
         Ranked.main([])
 
 
-def test_ranks_without_a_rank_are_one(monkeypatch):
-    """An image may set WORLD_SIZE alone."""
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    assert from_launcher("WORLD_SIZE") == 1
-
-
 def test_a_rank_that_no_launcher_set_is_named(monkeypatch):
     for name in ("MASTER_ADDR", STORE):
         monkeypatch.delenv(name, raising=False)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.base.records import KEY_PATTERN
-from dfm_nb.butterflies import captions, drawing, judge, synthetic
+from dfm_nb.butterflies import captions, judge, synthetic
 
 ALL = {"colour": synthetic.COLOURS, "pattern": synthetic.PATTERNS, "background": synthetic.BACKGROUNDS}
 
@@ -115,16 +115,6 @@ def test_edits_change_one_attribute_of_a_scene_and_name_it_alone(spec):
         if changed != "background":  # what captions leave open is the same: here the corner's cloud, grass or stars
             assert (clip.given[0][:, :3, :3] == clip.video[:, :3, :3]).all()
     assert right >= 58 and {c.attributes["changed"] for c in clips} == set(judge.HEADS)
-
-
-@pytest.mark.parametrize("colour", synthetic.COLOURS)
-def test_wings_have_their_colour(colour):
-    """The named colour is, next to the background's, the most common of the palette."""
-    palette = np.array(list(drawing.COLOUR_RGB.values()), float)
-    frame = synthetic.render({"colour": colour, "background": "night", "species": "morpho"}, 1, 64, 64)[0].astype(float)
-    distance = np.linalg.norm(frame.reshape(-1, 1, 3) - palette, axis=-1)
-    close = distance.argmin(1)[distance.min(1) < 60]
-    assert len(close) > 200 and synthetic.COLOURS[np.bincount(close, minlength=8).argmax()] == colour
 
 
 def test_clips_beat_their_wings_over_a_still_background():

@@ -403,9 +403,7 @@ TP, PP, CP = (f"model.{axis}_parallel_size" for axis in ("tensor_model", "pipeli
     "overrides, world, names",
     [
         (f"{TP}=4", 4, ["model.num_attention_heads", "2, 3, 6"]),
-        (f"model.hidden_size=60 {TP}=6 model.ffn_hidden_size=100", 6, ["model.ffn_hidden_size"]),
         (f"{PP}=2 model.virtual_pipeline_model_parallel_size=4", 2, ["2, 3, 6"]),
-        (f"{TP}=3 model.sequence_parallel=true", 3, ["CP * TP = 3"]),
         (f"{PP}=4 model.virtual_pipeline_model_parallel_size=3 train.global_batch_size=6", 4, ["4 or 8"]),
     ],
 )

@@ -68,7 +68,8 @@ def desk(tmp_path: Path) -> dict[str, str]:
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": JOB_ID}
-    env = commands().environment(SCONTROL_LOG=str(tmp_path / "scontrol.log"), SRUN_LOG=str(tmp_path / "srun.log"), **job)
+    logs = {f"{name.upper()}_LOG": str(tmp_path / f"{name}.log") for name in ("srun", "scontrol")}
+    env = commands().environment(**job, **logs)
     return {**env, "PATH": os.pathsep.join([str(folder), env["PATH"]])}
 
 

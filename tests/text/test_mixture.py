@@ -128,7 +128,7 @@ def test_strategy_faults_are_named(folder, strategy):
         tm.apply_strategy(blend, strategy, tm.token_counts(blend))
 
 
-@pytest.mark.parametrize("words", [["0.5", "A", "B"], [], ["nan", "A"], ["-1", "A"]])
+@pytest.mark.parametrize("words", [["0.5", "A", "B"], [], ["nan", "A"]])
 def test_list_faults_are_refused(words):
     with pytest.raises(ValueError):
         tm.parse_list(words)

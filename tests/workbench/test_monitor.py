@@ -144,16 +144,11 @@ def test_the_best_round_is_marked_and_a_turn_is_told(tmp_path):
     assert (mark["name"], mark["x"], mark["y"]) == ("best validation", [20.0], [0.7])
 
 
-@pytest.mark.parametrize(
-    "content, said",
-    [('{"verdict": {"sentence": "take <b>5"}}', "verdict: take <b>5"), ('{"verdict": 5}', None), ("damaged", None)],
-)
-def test_the_verdict_of_an_evaluation_is_shown(tmp_path, content, said):
+def test_the_verdict_of_an_evaluation_is_shown(tmp_path):
+    """Odd ones: tests/attacks/test_views.py."""
     write(tmp_path, record(1))
-    (tmp_path / "verdict.json").write_text(content)
-    monitor = Monitor(tmp_path)
-    assert monitor.status().endswith(said) if said else "verdict" not in monitor.status()
-    assert "<b>" not in monitor.kept_html()
+    (tmp_path / "verdict.json").write_text('{"verdict": {"sentence": "take 5"}}')
+    assert Monitor(tmp_path).status().endswith("take 5")
 
 
 def test_widget_follows_the_run_in_a_thread_until_a_second_view_of_it(tmp_path, capsys):
