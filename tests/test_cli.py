@@ -167,9 +167,6 @@ def test_every_step_from_pictures_to_a_clip_answers_in_json(tmp_path):
     assert "hidden_size" in answer(*train, *two, "model.hidden_size=96", code=2)["error"], "a rank found it"
     stopped = answer(*train, "train.train_iters=9", "train.exit_duration_s=0.001")
     assert (stopped["state"], stopped["stopped_by"]) == ("stopped", "train.exit_duration_s")
-    dialled = answer("pretrain", "--recipe=own", "--minutes=1", f"--dataset-path={data}", "--print-config")
-    assert dialled["settings"]["model.P_mean"]["from"].startswith("derived: train.minutes")
-    assert answer("inspect", data, "--samples=0")["samples"] == 24
     assert answer("export", trained["checkpoint"], f"--output={weights}") == {"output": weights}
     assert weights in answer("export", trained["checkpoint"], f"--output={weights}", code=2)["error"], "it exists"
     asked = ["--prompt=a", f"--checkpoint-path={weights}", "--num-video-frames=1", "--height=32", "--width=32"]

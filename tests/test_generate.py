@@ -114,20 +114,6 @@ def test_settings_other_than_the_prompt_go_into_batches_of_their_own(tiny_pipe):
         torch.testing.assert_close(done[i].latent, alone, rtol=1e-4, atol=1e-4)
 
 
-def test_rescale_pulls_the_deviation_back_to_the_conditional(tiny_pipe):
-    """Of the guided estimate, not of the sample: at amount 1 it is that of guidance 1 (Lin et al. 2024)."""
-    x, sigma = torch.randn(2, 16, 1, 4, 6, dtype=torch.float64), torch.tensor(2.0)
-
-    def deviation(**settings):
-        requests = [Request(p, index=i, **{**FAST, **settings}) for i, p in enumerate(PROMPTS[:2])]
-        return tiny_pipe.denoiser(requests)(x, sigma).flatten(1).std(1)
-
-    plain, strong = deviation(guidance=1.0), deviation(guidance=30.0)
-    assert (strong > 1.05 * plain).all()
-    torch.testing.assert_close(deviation(guidance=30.0, guidance_rescale=1.0), plain)
-    torch.testing.assert_close(deviation(guidance=30.0, guidance_rescale=0.5), (plain + strong) / 2)
-
-
 @pytest.mark.parametrize("flag, key", [("init_image", "condition_frames_prob"), ("last_image", "condition_last_prob")])
 def test_given_frames_need_a_model_trained_for_them(tiny_pipe, tmp_path, flag, key):
     write_png(tmp_path / "a.png", np.zeros((32, 48, 3), np.uint8))

@@ -1,6 +1,5 @@
 import errno
 import json
-import os
 import shutil
 from unittest import mock
 
@@ -49,9 +48,8 @@ def test_an_index_of_energon_that_is_missing_or_damaged_is_a_fault(folder, capsy
     assert "rank0-000000.tar.idx" in fault
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_folder_that_cannot_be_written_has_no_contact_sheet(folder, capsys, monkeypatch, number):
-    error = OSError(number, os.strerror(number))
+def test_a_folder_that_cannot_be_written_has_no_contact_sheet(folder, capsys, monkeypatch):
+    error = OSError(errno.EROFS, "read-only")
     monkeypatch.setattr(inspect.video, "write_png", mock.Mock(side_effect=error))
     assert guard(inspect.main, [str(folder)]) == 0
     assert "--contact-sheet" in capsys.readouterr().out

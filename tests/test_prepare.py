@@ -347,9 +347,9 @@ def test_a_tuned_tokenizer_is_better_keeps_the_latents_and_is_tuned_once(magenta
     assert run(folder, "--fit-tokenizer", "1", argv=magenta) == 2 and "fit_tokenizer" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--limit", "19"], ["--val-fraction", "0"]])
-def test_without_held_out_samples_nothing_is_tuned(magenta, tmp_path, words, capsys):
-    assert run(tmp_path / "d", *words, argv=magenta) == 0 and "held-out samples" in capsys.readouterr().err
+def test_without_held_out_samples_nothing_is_tuned(magenta, tmp_path, capsys):
+    assert run(tmp_path / "d", "--val-fraction", "0", argv=magenta) == 0
+    assert "held-out samples" in capsys.readouterr().err
     packaged = plugins.load("tokenizers", "residual").build().identity()["sha256"]
     assert read_json(tmp_path / "d" / "manifest.json")["tokenizer"]["sha256"] == packaged
 

@@ -25,6 +25,7 @@ MARK = "DFM_ATTACK_MARK"
 EVIL = Evil(f"${MARK}")
 
 Parts = dict[str, bytes]
+Change = Callable[[Parts], object]
 
 
 class EvilInside:
@@ -79,19 +80,19 @@ def big_numel(data: bytes) -> bytes:
     return data[:at] + pickle.BININT2 + struct.pack("<H", 65_535) + data[at + 3 :]
 
 
-def latent(change: Callable[[torch.Tensor], object], **how) -> Callable[[Parts], None]:
+def latent(change: Callable[[torch.Tensor], object], **how) -> Change:
     return lambda p: p.update(pth=saved(change(shards.decode_tensor("pth", p["pth"])), **how))
 
 
-def text(change: Callable[[torch.Tensor], object]) -> Callable[[Parts], None]:
+def text(change: Callable[[torch.Tensor], object]) -> Change:
     return lambda p: p.update(pickle=pickle.dumps(change(shards.decode_tensor("pickle", p["pickle"]))))
 
 
-def meta(**values) -> Callable[[Parts], None]:
+def meta(**values) -> Change:
     return lambda p: p.update(json=json.dumps(json.loads(p["json"]) | values).encode())
 
 
-def raw(part: str, data: bytes) -> Callable[[Parts], None]:
+def raw(part: str, data: bytes) -> Change:
     return lambda p: p.update({part: data})
 
 
@@ -108,7 +109,7 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([tensor, tensor], -1)
 
 
-PTH: dict[str, Callable[[Parts], None]] = {
+PTH: dict[str, Change] = {
     "no pth": lambda p: p.pop("pth"),
     "cut pth": lambda p: p.update(pth=p["pth"][:-40]),
     "code pth": raw("pth", pickle.dumps(EVIL)),
@@ -126,7 +127,7 @@ PTH: dict[str, Callable[[Parts], None]] = {
     "too many numbers": lambda p: p.update(pth=big_numel(p["pth"])),
     "zip bomb": raw("pth", zip_bomb(64)),
 }
-PICKLE: dict[str, Callable[[Parts], None]] = {
+PICKLE: dict[str, Change] = {
     "no pickle": lambda p: p.pop("pickle"),
     "cut pickle": lambda p: p.update(pickle=p["pickle"][:-9]),
     "code pickle": raw("pickle", pickle.dumps(EVIL)),
@@ -144,7 +145,7 @@ PICKLE: dict[str, Callable[[Parts], None]] = {
     "wide text": text(wide),
     "batch of 2 text": text(lambda t: torch.cat([t, t])),
 }
-JSON: dict[str, Callable[[Parts], None]] = {
+JSON: dict[str, Change] = {
     "null json": raw("json", b"null"),
     "binary json": raw("json", b"\xff\xfe\x00"),
     "deep json": raw("json", b'{"a":' * 100_000),
@@ -163,7 +164,7 @@ JSON: dict[str, Callable[[Parts], None]] = {
 }
 UNUSABLE = PTH | PICKLE | JSON
 
-CONTROLS: dict[str, Callable[[Parts], None]] = {
+CONTROLS: dict[str, Change] = {
     "as it was": lambda p: None,
     "float32": latent(lambda t: t.float()),
     "float64 text": text(lambda t: t.double()),
@@ -193,7 +194,7 @@ def add_sample(tar: Path, key: str, **parts: bytes) -> None:
             file.addfile(member, io.BytesIO(data))
 
 
-def spoil(folder: Path, position: int, *changes: Callable[[Parts], None], split: str = "train") -> list[str]:
+def spoil(folder: Path, position: int, *changes: Change, split: str = "train") -> list[str]:
     """A copy of the stored data in `folder` whose samples from `position` on are changed; returns their keys."""
     shutil.copytree(STORED / "data", folder)
     tar = folder / {"train": "rank0-000000.tar", "val": "rank0-000001.tar"}[split]

@@ -53,7 +53,7 @@ def test_flipped_byte_is_found_in_every_form_of_the_path(folder, file, caplog):
         folders.find(run)
 
 
-ODD = ["", "{}", "[]", "null", "1", '"x"', '{"a": 1}', '{"a": {"bytes": 1}}', "[" * 100_000, '{"../x": {}}', "\xff"]
+ODD = ["", "{}", "[]", '{"a": 1}', '{"a": {"bytes": 1}}', "[" * 100_000, '{"../x": {}}', "\xff"]
 
 
 @pytest.mark.parametrize("text", ODD, ids=lambda t: t[:12] or "empty")

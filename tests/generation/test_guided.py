@@ -38,6 +38,15 @@ def test_estimates_are_combined_as_defined(settings, want):
     torch.testing.assert_close(guided(**settings)(X, SIGMA), torch.full_like(X, want))
 
 
+def test_rescale_pulls_the_deviation_back_to_the_conditional():
+    """Of the guided estimate, not of the sample (Lin et al. 2024)."""
+    scaled = lambda *shares: lambda x, sigma: torch.cat([share * x for share in shares])  # noqa: E731
+    for rescale, share in ((0.0, 4.0), (0.5, 3.0), (1.0, 2.0)):
+        request = Request("a", guidance=3.0, guidance_rescale=rescale)
+        D = GuidedDenoiser(request, X, scaled(2.0), scaled(2.0, 1.0), None)(X, SIGMA)
+        torch.testing.assert_close(D, share * X)
+
+
 def test_only_what_is_needed_is_computed():
     outside = guided(guidance=3.0, guidance_interval=(2.0, 9.0))
     outside(X, SIGMA)

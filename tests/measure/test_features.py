@@ -5,12 +5,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dfm_nb.butterflies import synthetic
 from dfm_nb.measure import features
-from dfm_nb.measure.distance import kernel_distance
 
 
 @pytest.fixture(scope="module")
@@ -43,19 +41,6 @@ def test_folding_batch_normalisation_keeps_the_output():
     expected = net(x)
     torch.testing.assert_close(features._fused(net)(x), expected)
     assert not any(isinstance(m, nn.BatchNorm2d) for m in net)
-
-
-@pytest.mark.slow
-def test_efficientnet_orders_disturbances(efficientnet):
-    """Real against real is nearest, then a soft blur, then noise (kernel distance: 0.003, 0.10 and 0.67)."""
-    pictures = renders(48)
-    first, second = pictures[0::2], pictures[1::2]
-    soft = F.avg_pool2d(torch.from_numpy(second).permute(0, 3, 1, 2).float(), 3, 1, 1)
-    blurred = soft.permute(0, 2, 3, 1).byte().numpy()
-    noise = np.random.default_rng(0).integers(0, 256, second.shape).astype(np.uint8)
-    real, *others = (efficientnet(p) for p in (first, second, blurred, noise))
-    same, soft, wild = (kernel_distance(real, o) for o in others)
-    assert abs(same) < 0.05 and same < soft < wild and wild > 2 * soft
 
 
 def test_a_missing_package_is_named(monkeypatch):

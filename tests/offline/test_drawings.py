@@ -17,6 +17,3 @@ def test_held_out_drawings_are_by_other_authors_and_each_has_its_caption():
     rows = {f"{split}/{row['file_name']}": row["text"] for split in tables for row in tables[split]}
     clips = {file: next(source.read(i)) for i, file in enumerate(source.files)}
     assert {file: clip.caption for file, clip in clips.items()} == rows and len(set(rows.values())) == 240
-    assert {clip.video.shape for clip in clips.values()} == {(1, 96, 96, 3)}
-    assert len({clip.video.tobytes() for clip in clips.values()}) == 240
-    assert len({row["kind"] for row in tables["train"]}) == 20

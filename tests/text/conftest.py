@@ -6,7 +6,7 @@ import pytest
 
 from tests.text.text_tokenizers import build, save
 
-KINDS = ("bpe", "gpt2", "wordpiece", "metaspace")
+KINDS = ("bpe", "gpt2", "wordpiece")
 
 
 @pytest.fixture(scope="session")

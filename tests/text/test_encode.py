@@ -13,7 +13,7 @@ from dfm_nb.text.encode import FAMILIES, GigatokenEncoder, OtherIds, choose, enc
 from tests.text.text_tokenizers import FAMILY, FOREIGN, ODD, ODD_TEXTS, SPACES, WORDS, build, sample_text, spec_of
 
 pytest.importorskip("gigatoken")
-OTHERS = ["bpe", "wordpiece", "metaspace", "unigram"]
+OTHERS = ["bpe", "wordpiece"]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Small tokenizers for the text tests, trained here: five families, each saved as a Hugging Face folder."""
+"""Small tokenizers for the text tests, trained here, each saved as a Hugging Face folder."""
 
 import inspect
 import json
@@ -79,7 +79,7 @@ def spec_of(tokenizer: Tokenizer) -> TokenizerSpec:
 
 
 def build(kind: str, vocab_size: int = 600, texts: Sequence[str] = ()) -> Tokenizer:
-    """`bpe` (words, with an unknown token), `wordpiece` (BERT), `metaspace`, `unigram`, or one of `FAMILY`."""
+    """`bpe` (words, with an unknown token), `wordpiece` (BERT), or one of `FAMILY`."""
     if kind == "wordpiece":
         tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
         tokenizer.normalizer = normalizers.BertNormalizer()
@@ -87,20 +87,10 @@ def build(kind: str, vocab_size: int = 600, texts: Sequence[str] = ()) -> Tokeni
         tokenizer.decoder = decoders.WordPiece()
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=special, show_progress=False)
-    elif kind == "unigram":
-        tokenizer = Tokenizer(models.Unigram())
-        spaces = normalizers.Replace(Regex(" {2,}"), " ")
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), spaces])
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        tokenizer.decoder = decoders.Metaspace()
-        special = ["<unk>", "</s>"]
-        trainer = trainers.UnigramTrainer(
-            vocab_size=vocab_size, special_tokens=special, unk_token="<unk>", show_progress=False
-        )
-    elif kind in ("bpe", "metaspace"):
+    elif kind == "bpe":
         tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace() if kind == "bpe" else pre_tokenizers.Metaspace()
-        tokenizer.decoder = decoders.BPEDecoder() if kind == "bpe" else decoders.Metaspace()
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.decoder = decoders.BPEDecoder()
         trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=["<unk>", "</s>"], show_progress=False)
     elif isinstance(FAMILY[kind][0], tuple):  # bytes
         patterns, normalizer, ignore_merges = FAMILY[kind]

@@ -81,10 +81,10 @@ def test_waiting_for_a_processor_is_counted_and_sleep_is_not():
     assert kept.lap() < 0.4
     load = [subprocess.Popen([sys.executable, "-SEc", "while True: pass"]) for _ in range(4 * psutil.cpu_count())]
     kept.lap()
-    end = time.monotonic() + 2
+    end = time.monotonic() + 1
     while time.monotonic() < end:
         pass
     for busy in load:
         busy.kill()
         busy.wait()
-    assert kept.lap() > 0.5
+    assert kept.lap() > 0.3

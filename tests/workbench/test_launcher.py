@@ -144,7 +144,7 @@ def test_killed_torchrun_or_supervisor_leaves_no_orphans(launch, victim, state, 
     assert launcher.state == state and cause in launcher.job.cause()
 
 
-def test_refusals_name_the_process_or_the_folder(launch, tmp_path):
+def test_a_running_run_refuses_another_and_stop_or_an_interrupt_ends_the_cell_that_waits(launch, tmp_path, front_end):
     launcher = launch(steps=100_000).start()
     with pytest.raises(FileExistsError, match=f"process {launcher.job.pid} "):
         launch(steps=1).start()
@@ -155,6 +155,17 @@ def test_refusals_name_the_process_or_the_folder(launch, tmp_path):
         workbench.Launcher.attach(tmp_path)
     with pytest.raises(ValueError, match="--mock"):
         workbench.Launcher("run", "--mock a=1")
+
+    async def cell(end):
+        waiting = launcher.wait()
+        await asyncio.sleep(0.5)
+        end(waiting)
+        await waiting
+
+    for end in (asyncio.Task.cancel, lambda _: panel_of(launcher).buttons["Stop"].click()):  # the kernel's interrupt
+        assert launcher.state == "running"
+        with pytest.raises(workbench.RunStopped):
+            asyncio.run(cell(end))
 
 
 @pytest.fixture
@@ -341,18 +352,7 @@ def test_buttons_start_stop_and_continue_and_say_what_they_do(launch, front_end)
     wait_until(lambda: steps_done(launcher) > reached, "it goes on")
 
 
-def test_start_over_moves_the_run_aside(launch, front_end):
-    launcher = launch(steps=3).start()
-    asyncio.run(awaited(launcher))
-    panel = panel_of(launcher)
-    assert usable(panel) == ["Start over"] and "run-before-1" in panel.says.value
-    panel.buttons["Start over"].click()
-    asyncio.run(awaited(launcher))
-    assert steps_done(launcher) == 3
-    assert len((launcher.run_dir.with_name("run-before-1") / "metrics.jsonl").read_text().splitlines()) == 3
-
-
-def test_folder_of_another_command_says_the_difference_before_anything_runs(launch, front_end, monkeypatch):
+def test_another_command_goes_on_or_starts_over_when_it_is_told(launch, front_end, monkeypatch, tmp_path):
     launch(steps=3).start()
     asyncio.run(awaited(launch(steps=3)))
     other = launch(steps=6).start()
@@ -368,26 +368,13 @@ def test_folder_of_another_command_says_the_difference_before_anything_runs(laun
         await waiting
 
     asyncio.run(cell())
-    assert steps_done(other) == 6 and other.state == "finished"
+    assert steps_done(other) == 6 and usable(panel) == ["Start over"] and "run-before-1" in panel.says.value
+    panel.buttons["Start over"].click()
+    asyncio.run(awaited(other))
+    assert steps_done(other) == len((tmp_path / "run-before-1/metrics.jsonl").read_text().splitlines()) == 6
     monkeypatch.setenv("DFM_HEADLESS", "1")
     with pytest.raises(ValueError, match="6 -> 8"):
         launch(steps=8).start()
-
-
-def test_stop_or_an_interrupt_ends_the_cell_that_waits(launch, front_end):
-    launcher = launch(steps=100_000).start()
-
-    async def cell(end):
-        waiting = launcher.wait()
-        await asyncio.sleep(0.5)
-        end(waiting)
-        await waiting
-
-    with pytest.raises(workbench.RunStopped):
-        asyncio.run(cell(asyncio.Task.cancel))  # as an interrupted kernel does
-    assert launcher.state == "running"
-    with pytest.raises(workbench.RunStopped):
-        asyncio.run(cell(lambda _: panel_of(launcher).buttons["Stop"].click()))
 
 
 def test_preparation_with_other_settings_can_only_start_over(tmp_path):

@@ -181,7 +181,7 @@ def test_paints_are_at_most_four_a_second_and_rare_when_they_take_long(tmp_path,
 
     monkeypatch.setattr(monitor, "paint", paint)
     monitor.watch()
-    for i in range(1, 60):
+    for i in range(1, 36):
         write(tmp_path, record(i))
         time.sleep(every_s)
     monitor.close()

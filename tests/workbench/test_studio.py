@@ -337,34 +337,22 @@ def test_a_newer_request_ends_an_older_one_within_an_evaluation(tiny_pipe):
 
 
 @pytest.mark.slow
-def test_the_code_makes_the_same_clip_again(tiny_pipe, tmp_path, monkeypatch):
-    studio = Studio(tiny_pipe, "a red moth", folder=None, height=32, width=48, num_steps=3)
-    clip = studio.draw(guidance=3.0, seed=4, guidance_interval=(0.1, 10.0), negative_prompt="-night")
-    python, shell = studio.code()
-    monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    exec(python, names)
-    torch.testing.assert_close(names["clip"].latent, clip.latent, rtol=1e-4, atol=1e-4)
-    assert (tmp_path / "clip.png").is_file()
-    program, verb, *words = shlex.split(shell)
-    (request,) = GenerateOptions.parse(words).requests(tiny_pipe.config)
-    assert (program, verb) == ("dfm", "generate") and request == clip.request
-
-
-@pytest.mark.slow
-def test_the_code_of_one_of_a_list_has_its_place(tiny_pipe, tmp_path, monkeypatch):
+def test_the_code_makes_the_same_clip_again_also_of_one_of_a_list(tiny_pipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     clips = tiny_pipe(["a moth", "a 'red' moth"], height=32, width=48, num_steps=3)
     studio = Studio(tiny_pipe, folder=None)
     studio.open(clips[1].save("second.png"))
-    python, shell = studio.draw() and studio.code()
+    settings = {"guidance": 3.0, "guidance_interval": (0.1, 10.0), "negative_prompt": "-night"}
+    clip = studio.draw(**settings)
+    python, shell = studio.code()
     names: dict = {}
     exec(python, names)
-    torch.testing.assert_close(names["clip"].latent, clips[1].latent, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(names["clip"].latent, clip.latent, rtol=1e-4, atol=1e-4)
+    assert (tmp_path / "clip.png").is_file()
     written, command = shell.splitlines()
     subprocess.run(written, shell=True, check=True)
     (request,) = GenerateOptions.parse(shlex.split(command)[2:]).requests(tiny_pipe.config)
-    assert request == clips[1].request and request.index == 1
+    assert request == clip.request and request.index == 1
 
 
 @pytest.mark.slow

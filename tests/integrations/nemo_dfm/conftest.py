@@ -26,7 +26,7 @@ def hub(make_once) -> Path:
 
 @pytest.fixture(scope="session")
 def small_webdataset(make_once, hub) -> Path:
-    """The pages' preparation on four ranks, with both caches as the DiT page gives them, and all data for training.
+    """The pages' preparation on two ranks, with both caches as the DiT page gives them, and all data for training.
 
     The short side is 64 px, so that training steps take seconds.
     """
@@ -34,4 +34,4 @@ def small_webdataset(make_once, hub) -> Path:
     encoders = ("--tokenizer", "cosmos_cv", "--text-encoder", "t5", "--val-fraction", 0, "--test-fraction", 0)
     caches = ("--t5_cache_dir", hub / "t5", "--tokenizer_cache_dir", hub / "cosmos")
     words = (*source, *encoders, *caches, "--output-dir")
-    return make_once("nemo-dfm-data", lambda folder: run("prepare", 4, *words, folder))
+    return make_once("nemo-dfm-data", lambda folder: run("prepare", 2, *words, folder))
