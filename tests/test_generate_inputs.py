@@ -80,7 +80,6 @@ def test_a_given_picture_counts_with_its_own_tokens(conditioned, picture, tmp_pa
         Request("a", given=given, **size) for given in ((), [picture], [str(tmp_path / "square.png")])
     )
     assert wide.grids == [(1, 4, 6), (1, 4, 6)] and square.grids == [(1, 4, 6), (1, 4, 4)]
-    assert conditioned.flops(alone) < conditioned.flops(square) < conditioned.flops(wide)
     assert (
         conditioned.needed_bytes([alone])
         < conditioned.needed_bytes([square])

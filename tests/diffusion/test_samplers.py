@@ -107,20 +107,6 @@ def test_sampler_reaches_the_flow_of_a_mixture(name):
     assert (S.SAMPLERS[name](denoise, x, S.karras_sigmas(steps)) - reference).abs().median() < 4e-3
 
 
-def test_unipc_weights_integrate_polynomials_exactly():
-    """D(lambda) a polynomial of degree < number of nodes: the step is exact, against a fine quadrature."""
-    lam, lam_next, x = 0.3, 1.1, torch.tensor([0.7], dtype=torch.float64)
-
-    def D(v):
-        return torch.tensor([1.5 - 2 * v + 0.5 * v**2 - 0.3 * v**3], dtype=torch.float64)
-
-    nodes = [(v, D(v)) for v in (-1.0, -0.4, lam, lam_next)]
-    u = torch.linspace(lam, lam_next, 20001, dtype=torch.float64)
-    values = torch.exp(u - lam_next) * (1.5 - 2 * u + 0.5 * u**2 - 0.3 * u**3)
-    exact = math.exp(-(lam_next - lam)) * x + torch.trapezoid(values, u)
-    torch.testing.assert_close(S._exponential_step(x, nodes, lam, lam_next), exact, rtol=1e-8, atol=1e-8)
-
-
 @pytest.mark.parametrize("h", [1e-6, 0.49, 0.51, 10.0])
 def test_unipc_moments_are_accurate_at_every_step_size(h):
     u = torch.linspace(0, 1, 200_001, dtype=torch.float64)

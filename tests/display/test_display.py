@@ -25,7 +25,6 @@ def test_contact_sheet_shows_every_picture_and_keeps_a_caption_under_it():
     assert {c: int(s.sum()) for c, s in shown.items()} == {
         c: n * 128**2 for c, n in {10: 1, 90: 8, 170: 1, 230: 2}.items()
     }
-    assert shown[90].any(0).sum() == 4 * 128 and shown[90].any(1).sum() == 2 * 128, "a strip of four below the other"
     below = (sheet[display.GAP_PX + 128 : shown[230].any(1).argmax() - 40] == display.INK).all(-1)
     assert below[:, : display.GAP_PX + 128].any() and not below[:, display.GAP_PX + 128 :].any()
 

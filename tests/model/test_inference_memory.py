@@ -27,13 +27,7 @@ def estimate(*overrides: str, **change) -> dict[str, int]:
 
 def test_estimate_grows_with_the_work_and_falls_with_the_layout():
     base = estimate()
-    for change in (
-        {"clips": 5},
-        {"grids": [(32, 90, 160)]},
-        {"grids": [(31, 92, 160)]},
-        {"grids": [(31, 90, 160), (1, 4, 6)]},
-        {"text_tokens": 64},
-    ):
+    for change in ({"clips": 5}, {"grids": [(31, 90, 160), (1, 4, 6)]}, {"text_tokens": 64}):
         assert sum(estimate(**change).values()) > sum(base.values()), change
     assert estimate(halves=1)["activations"] * 2 == base["activations"]
     for change in ("model.context_parallel_size=2", "model.tensor_model_parallel_size=2"):

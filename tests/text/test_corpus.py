@@ -10,6 +10,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -511,21 +512,12 @@ def test_parts_of_a_folder_that_grew_or_under_another_number_are_refused(folders
     assert alike([first])[3].passed is None  # of an older version
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_a_full_disk_is_named_by_the_folder_that_fills_it(folders, tmp_path, monkeypatch, joined):
+def test_a_full_disk_is_named_by_the_folder_that_fills_it(made, tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "a.jsonl", texts(20))
-    if joined:
-        preprocess(config(source, str(tmp_path / "one"), folders["gpt2"]))
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "full")  # as of an open file: without a name
-
-    monkeypatch.setattr(text_parts.Parts, "write", full)
+    full = OSError(errno.ENOSPC, "full")  # as of an open file: without a name
+    monkeypatch.setattr(text_parts.Parts, "write", Mock(side_effect=full))
     with pytest.raises(OSError, match="all") as caught:
-        if joined:
-            merge([str(tmp_path / "one_text_document")], str(tmp_path / "all"), progress=False)
-        else:
-            preprocess(config(source, str(tmp_path / "all"), folders["gpt2"]))
+        made(source, "all")
     assert caught.value.filename == str(tmp_path / "all.unfinished") and not Path(caught.value.filename).exists()
 
 

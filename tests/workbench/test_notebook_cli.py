@@ -88,7 +88,6 @@ def _write(name: str, *sources: str, tagged: int = 1, kernel: str = "python3") -
             lambda: Path("odd.ipynb").write_text('{"nbformat": 4, "metadata": {}, "cells": [{"cell_type": "foo"}]}'),
         ),
         ("deep", lambda: Path("deep.ipynb").write_text("[" * 100_000)),
-        ("five", lambda: Path("five.ipynb").write_text('{"nbformat": 5, "metadata": {}, "cells": []}')),
         ("three", lambda: Path("three.ipynb").write_text('{"nbformat": 3, "metadata": {}, "worksheets": []}')),
     ],
 )
