@@ -47,11 +47,11 @@ def away(wheel, tmp_path_factory):
     return place / "work", env
 
 
-def python(away, *words: str, code: int = 0, timeout_s: float = 200) -> str:
+def python(away, *words: str) -> str:
     folder, env = away
-    how = {"cwd": folder, "env": env, "capture_output": True, "text": True, "timeout": timeout_s}
+    how = {"cwd": folder, "env": env, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, *words], **how)
-    assert done.returncode == code and "Traceback" not in done.stderr, done.stdout + done.stderr
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
@@ -70,7 +70,10 @@ def test_wheel_holds_all_that_is_not_code(wheel):
 
 def test_the_python_block_of_readme_runs_in_an_empty_folder(away, tmp_path):
     (code,) = (code for language, code in Page("README.md").blocks if language == "python")
-    python((tmp_path, away[1]), "-c", code, timeout_s=500)
+    for large, small in (("num_images=200, num_clips=40", "num_images=40, num_clips=8"), ('iters": 20', 'iters": 3')):
+        assert large in code
+        code = code.replace(large, small)
+    python((tmp_path, away[1]), "-c", code)
     frames, fps = read_video(tmp_path / "swallowtail.mp4")
     assert frames.shape == (9, 64, 64, 3) and fps in (8, 12), "as the training clips"
     assert (tmp_path / "swallowtail.mp4.json").is_file() and (tmp_path / "runs/small/config.yaml").is_file()

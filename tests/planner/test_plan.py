@@ -95,8 +95,7 @@ def test_json_has_every_layout_and_the_table_the_first(capsys):
     assert sum(parts) == pytest.approx(first["gib_total"])
     assert 0 <= first["recompute_time"] + first["elementwise"] + first["communication"] + first["bubble"] < 1
     code, text, _ = run_plan(capsys, *argv)
-    assert code == 0 and "DiT-XL, 686 M" in text and first["layout"] in text
-    assert " ".join(first["overrides"]) in text.splitlines()[-1]
+    assert code == 0 and " ".join(first["overrides"]) in text.splitlines()[-1]
 
 
 def test_settings_of_a_layout_are_accepted_by_training():

@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dfm_nb.text import commands
 from dfm_nb.text import corpus as text_corpus
 from dfm_nb.text import encode as text_encode
 from dfm_nb.text import parts as text_parts
@@ -258,15 +257,6 @@ def test_values_of_other_keys_need_not_be_usable(made, folders, tmp_path):
     result = made(tmp_path / "in.jsonl", on_error="skip")
     assert (result.documents, result.skipped, result.blank_lines) == (4, 1, 2)
     assert pair(tmp_path / "out") == megatron_pair(["a fox"] * 4, folders["gpt2"], tmp_path / "reference")
-
-
-def test_cli_takes_megatrons_flags_in_both_spellings(folders, tmp_path, capsys):
-    source = write_jsonl(tmp_path / "in.jsonl", texts(40), key="body")
-    flags = f"--input {source} --output_prefix {tmp_path}/out --tokenizer-type HuggingFaceTokenizer --tokenizer_model"
-    flags += f" {folders['gpt2']} --json-keys body --workers 1 --chunk_size 1000 --append-eod"
-    assert commands.main(["preprocess", *flags.split()]) == 0
-    assert "40 documents" in capsys.readouterr().out
-    assert pair(tmp_path / "out", "body") == megatron_pair(texts(40), folders["gpt2"], tmp_path / "reference")
 
 
 def test_partition_is_a_part_or_that_of_an_indexed_job(monkeypatch):

@@ -1,6 +1,5 @@
 """Blends: parsing, checks, strategies against their closed forms, epochs."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +50,8 @@ def test_list_and_yaml_give_the_same_blend(folder):
     (folder / "b.yaml").write_text(PAGE.format(d=folder))
     from_yaml, from_list = tm.read_yaml(folder / "b.yaml"), blend_of(folder, [0.5, 0.3, 0.2])
     assert from_yaml.train == from_list.train
+    tm.write_yaml(from_yaml, folder / "again.yaml")
+    assert tm.read_yaml(folder / "again.yaml") == from_yaml
     assert [s.name for s in from_yaml.train] == list(TOKENS)
     assert [s.name for s in from_yaml.validation] == ["news"]
     assert "news" in from_yaml.warnings[0] and "evaluated" in from_yaml.warnings[0]
@@ -98,18 +99,6 @@ def test_yaml_is_read_as_written(tmp_path):
         (tmp_path / "b.yaml").write_text(wrong)
         with pytest.raises(ValueError, match="b.yaml.*dataset_"):
             tm.read_yaml(tmp_path / "b.yaml")
-
-
-def test_cli_prints_epochs_warns_and_writes_yaml(folder, capsys):
-    words = [x for w, p in zip([0.5, 0.3, 0.2], prefixes(folder)) for x in (str(w), p)]
-    assert commands.main(["blend", *words, "--token_budget", "6000", "--output", str(folder / "o.yaml")]) == 0
-    out, err = capsys.readouterr()
-    assert "12.00" in out and out.count("0.5000") == 1 and f"--data-path 0.5 {prefixes(folder)[0]}" in out
-    assert "forum is seen 12.0 times" in err and "no .meta.json" in err
-    assert tm.read_yaml(folder / "o.yaml").train == blend_of(folder, [0.5, 0.3, 0.2]).train
-    assert commands.main(["blend", "--config", str(folder / "o.yaml"), "--strategy", "equal", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert [r["weight"] for r in report["train"]] == pytest.approx([1 / 3] * 3) and report["token_budget"] == 1000
 
 
 @pytest.mark.parametrize(

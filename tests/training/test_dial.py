@@ -30,7 +30,7 @@ def test_minutes_settle_a_run_that_its_configuration_repeats(tiny_data, tmp_path
         recipe="own",
         overrides=[*SMALL, "validation.samples=false", "train.exit_duration_s=null"],
     )
-    run = train_model(run_dir=tmp_path / "own", minutes=0.05, **asked)
+    run = train_model(run_dir=tmp_path / "own", minutes=0.02, **asked)
     settled, iterations = run.config.config, len(losses(run))
     assert settled.train.train_iters == iterations >= 8 and iterations % 8 == 0
     assert settled.checkpoint.save_interval == settled.train.eval_interval == iterations // 8
@@ -38,7 +38,7 @@ def test_minutes_settle_a_run_that_its_configuration_repeats(tiny_data, tmp_path
     assert settled.model.hidden_size == 48, "what a user has set stays"
     assert clip_share(settled, ShardStore(tiny_data)) == pytest.approx(dial.CLIP_SHARE, abs=0.01)
     # the machine is measured once: the same command has nothing left to do
-    again = train_model(run_dir=tmp_path / "own", minutes=0.05, **asked)
+    again = train_model(run_dir=tmp_path / "own", minutes=0.02, **asked)
     assert len(losses(again)) == iterations
     # the iterations that were timed have left nothing behind
     plain = train_model(run_dir=tmp_path / "plain", dataset_path=tiny_data, config_file=_plain(run, tmp_path))
@@ -74,7 +74,7 @@ def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_p
         assert start(same, other)[0] is None, "another network"
     assert start(same, store=MockStore([(1, 8, 8), (3, 8, 8)]))[0] is None, "clips"
 
-    def trained(name: str, *overrides: str, minutes: float = 0.05):
+    def trained(name: str, *overrides: str, minutes: float = 0.02):
         asked = ["validation.samples=false", *overrides]
         return train_model(run_dir=tmp_path / name, dataset_path=tmp_path / same, minutes=minutes, overrides=asked)
 
@@ -85,7 +85,7 @@ def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_p
     monkeypatch.setattr(dial, "BASE_PASSES", 1e9)
     assert trained("short").config.config.checkpoint.pretrained is None
     monkeypatch.setattr(dial, "BASE_PASSES", 0)
-    longer = trained("short", minutes=0.1).config.config  # keeps its network
+    longer = trained("short", minutes=0.04).config.config  # keeps its network
     assert (longer.checkpoint.pretrained, longer.model.num_layers) == (None, 4)
     assert longer.train.train_iters < 1000 and longer.train.exit_duration_s, "settled by the new minutes"
     for name, other in (("run", "null"), ("short", dial.BASE)):
