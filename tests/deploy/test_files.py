@@ -8,9 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
-from dfm_nb.text.corpus import PreprocessConfig
+from dfm_nb.text.commands import MergeOptions, PreprocessOptions
 from dfm_nb.train import TrainOptions
 from tests.processes import commands, wait_until
 
@@ -73,10 +74,10 @@ def desk(tmp_path: Path) -> dict[str, str]:
     return {**env, "PATH": os.pathsep.join([str(folder), env["PATH"]])}
 
 
-def started(tmp_path: Path, script: str) -> list[str]:
+def started(tmp_path: Path, script: str, *arguments: str) -> list[str]:
     """The one command that a batch script hands to srun."""
-    subprocess.run(["bash", "-s"], input=script, text=True, env=desk(tmp_path), check=True)
-    return shlex.split((tmp_path / "srun.log").read_text())
+    subprocess.run(["bash", "-s", *arguments], input=script, text=True, env=desk(tmp_path), check=True)
+    return shlex.split((tmp_path / "srun.log").read_text().splitlines()[-1])
 
 
 def test_training_commands_are_understood_by_torchrun_and_by_dfm(tmp_path):
@@ -95,10 +96,11 @@ def test_training_commands_are_understood_by_torchrun_and_by_dfm(tmp_path):
         assert settled.model.tensor_model_parallel_size == 2 and settled.model.size == "DiT-XL"
 
 
-def test_the_text_job_is_understood_by_dfm(tmp_path):
-    program, verb, what, *flags = started(tmp_path, edited(SLURM / "text.sbatch", VENV=str(tmp_path)))
-    assert (program, verb, what) == ("dfm", "text", "preprocess")
-    assert PreprocessConfig.parse(flags).partition == "0/1"
+@pytest.mark.parametrize("options, arguments", [(PreprocessOptions, []), (MergeOptions, ["merge"])])
+def test_the_text_job_is_understood_by_dfm(tmp_path, options, arguments):
+    words = started(tmp_path, edited(SLURM / "text.sbatch", VENV=str(tmp_path)), *arguments)
+    assert words[:3] == ["dfm", "text", (*arguments, "preprocess")[0]]
+    assert options.parse(words[3:]).output_prefix == "/shared/data/megatron/techpulse"
 
 
 # ---- the batch script at work --------------------------------------------------------------------------------------

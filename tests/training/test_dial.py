@@ -74,8 +74,8 @@ def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_p
         assert start(same, other)[0] is None, "another network"
     assert start(same, store=MockStore([(1, 8, 8), (3, 8, 8)]))[0] is None, "clips"
 
-    def trained(name: str, *overrides: str, minutes: float = 0.02):
-        asked = ["validation.samples=false", *overrides]
+    def trained(name: str, *overrides: str, minutes: float = 0.05):
+        asked = ["validation.samples=false", "train.eval_iters=1", *overrides]
         return train_model(run_dir=tmp_path / name, dataset_path=tmp_path / same, minutes=minutes, overrides=asked)
 
     run, again = trained("run"), trained("run")
@@ -85,7 +85,7 @@ def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_p
     monkeypatch.setattr(dial, "BASE_PASSES", 1e9)
     assert trained("short").config.config.checkpoint.pretrained is None
     monkeypatch.setattr(dial, "BASE_PASSES", 0)
-    longer = trained("short", minutes=0.04).config.config  # keeps its network
+    longer = trained("short", minutes=0.1).config.config  # keeps its network
     assert (longer.checkpoint.pretrained, longer.model.num_layers) == (None, 4)
     assert longer.train.train_iters < 1000 and longer.train.exit_duration_s, "settled by the new minutes"
     for name, other in (("run", "null"), ("short", dial.BASE)):
