@@ -27,7 +27,7 @@ from megatron.core.transformer.module import MegatronModule
 from dfm_nb.packs.packs import pinned
 
 FLOAT32_BELOW = 512
-"""Below this average number of queries per segment, attention is float32 on CPUs.
+"""Below this average number of queries per segment, attention is float32 on CPUs, from the norms of queries on.
 
 torch's bfloat16 kernel is ten times slower at 16 queries, and equal at 512.
 """
@@ -77,6 +77,11 @@ class SegmentBounds:
         q, kv = (pinned(torch.tensor(cu, dtype=torch.int32)) for cu in (self.cu_q, self.cu_kv))
         longest = int(q.diff().max()), int(kv.diff().max())  # on the host: nothing waits for the device
         return Varlen(q.to(self.device, non_blocking=True), kv.to(self.device, non_blocking=True), *longest)
+
+    @functools.cached_property
+    def in_float32(self) -> bool:
+        """Whether queries, keys and values are to be float32: see `FLOAT32_BELOW`."""
+        return self.device.type == "cpu" and self.cu_q[-1] < FLOAT32_BELOW * len(self.segments())
 
     def dealt(self, rank: int, size: int) -> SegmentBounds:
         """The bounds of this context-parallel rank: its queries (`deal`) against all keys."""
@@ -139,9 +144,6 @@ def pick_backend(name: str, device: torch.device, mixed_precision: str = "bf16")
 def sdpa(q_QHD, k_KHD, v_KHD, bounds, scale):
     """torch's SDPA, batched by `SegmentBounds.calls`."""
     runs, start, index = bounds.calls
-    dtype = q_QHD.dtype
-    if dtype == torch.bfloat16 and not q_QHD.is_cuda and len(q_QHD) < FLOAT32_BELOW * sum(r.count for r in runs):
-        q_QHD, k_KHD, v_KHD = q_QHD.float(), k_KHD.float(), v_KHD.float()
     kv_rows = [r.count * r.kv_len for r in runs]
     if index is not None:
         k_KHD, v_KHD = k_KHD.index_select(0, index), v_KHD.index_select(0, index)
@@ -154,7 +156,7 @@ def sdpa(q_QHD, k_KHD, v_KHD, bounds, scale):
         batched = (x.unflatten(0, (r.count, -1)).transpose(1, 2) for x in qkv)  # [segments, H, queries or keys, D]
         o = F.scaled_dot_product_attention(*batched, r.kv_mask, scale=scale)
         outs.append(o.transpose(1, 2).flatten(0, 1))
-    return (outs[0] if len(outs) == 1 else torch.cat(outs)).to(dtype)
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def varlen(q_QHD, k_KHD, v_KHD, bounds, scale):

@@ -177,18 +177,22 @@ class _Attending:
         """[S, H, d], [K, H, d] twice -> [S, h]."""
         if self.checkpoint_core_attention and self.training:
             core = functools.partial(self.core_attention, bounds=bounds)
-            return self.linear_proj(tensor_parallel.checkpoint(core, False, query, key, value))
-        return self.linear_proj(self.core_attention(query, key, value, bounds))
+            mixed = tensor_parallel.checkpoint(core, False, query, key, value)
+        else:
+            mixed = self.core_attention(query, key, value, bounds)
+        return self.linear_proj(mixed.to(self.config.params_dtype))
 
-    def by_head(self: Any, projected: torch.Tensor, parts: int) -> tuple[torch.Tensor, ...]:
+    def by_head(self: Any, projected: torch.Tensor, parts: int, bounds: SegmentBounds | Varlen):
         """[S, H * parts * d] -> `parts` tensors [S, H, d]: the parts of a head are neighbours in the weights."""
+        if isinstance(bounds, SegmentBounds) and bounds.in_float32:
+            projected = projected.float()  # once, and not around each of the steps up to the product
         return projected.unflatten(-1, (-1, parts * self.hidden_size_per_attention_head)).chunk(parts, -1)
 
 
 class PackedSelfAttention(_Attending, attention.SelfAttention):
     def forward(self, x_Sh: torch.Tensor, bounds: SegmentBounds | Varlen, rotary=None) -> torch.Tensor:
         """rotary : a `rotary_table`, or None."""
-        query, key, value = self.by_head(self.linear_qkv(x_Sh), 3)
+        query, key, value = self.by_head(self.linear_qkv(x_Sh), 3, bounds)
         query, key = self.q_layernorm(query), self.k_layernorm(key)
         if rotary is not None:
             query, key = _Rotate.apply(query, *rotary), _Rotate.apply(key, *rotary)
@@ -210,11 +214,11 @@ class TextCrossAttention(_Attending, attention.CrossAttention):
 
     def forward(self, x_Sh, text_Kh, bounds: SegmentBounds | Varlen, cache: dict | None = None) -> torch.Tensor:
         """cache : keys and values by layer number, filled at the first call; None computes them anew."""
-        (query,) = self.by_head(self.linear_q(x_Sh), 1)
+        (query,) = self.by_head(self.linear_q(x_Sh), 1, bounds)
         if cache is not None and self.layer_number in cache:
             key, value = cache[self.layer_number]
         else:
-            key, value = self.by_head(self.linear_kv(text_Kh), 2)
+            key, value = self.by_head(self.linear_kv(text_Kh), 2, bounds)
             key = self.k_layernorm(key)
             if cache is not None:
                 cache[self.layer_number] = key, value

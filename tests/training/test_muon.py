@@ -8,6 +8,7 @@ import torch
 from dfm_nb import config as cfg
 from dfm_nb.checkpoints import loading
 from dfm_nb.config.schema import OptimizerConfig
+from dfm_nb.model.attention import SegmentBounds
 from dfm_nb.training.muon import Matrix, Muon, matrices_of, orthogonal
 from tests.distributed.layouts import MUON, make_trainer, randomise
 
@@ -45,7 +46,7 @@ def test_parts_of_a_matrix_are_queries_keys_and_values_of_all_heads(one_rank):
     ):
         with torch.no_grad():
             linear.bias.zero_()
-            projected = attention.by_head(linear(x), parts)
+            projected = attention.by_head(linear(x), parts, SegmentBounds([0, 5], [0, 5]))
         m = matrices[linear.weight]
         assert torch.equal(m.join(m.blocks(linear.weight)), linear.weight)
         for block, want in zip(m.blocks(linear.weight), projected, strict=True):
