@@ -190,6 +190,11 @@ class _Attending:
 
 
 class PackedSelfAttention(_Attending, attention.SelfAttention):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.q_layernorm is None:  # megatron-core 0.19's, without `qk_layernorm`
+            self.q_layernorm = self.k_layernorm = IdentityOp()
+
     def forward(self, x_Sh: torch.Tensor, bounds: SegmentBounds | Varlen, rotary=None) -> torch.Tensor:
         """rotary : a `rotary_table`, or None."""
         query, key, value = self.by_head(self.linear_qkv(x_Sh), 3, bounds)
