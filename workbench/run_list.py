@@ -11,10 +11,11 @@ import ipywidgets as w
 import pandas as pd
 import traitlets
 
-from dfm_nb.base.files import MARK, check_free, read_json, write_atomically, write_json
+from dfm_nb.base.files import CHECKSUMS, MARK, check_free, read_json, write_atomically, write_json
 from dfm_nb.base.log import legible
 from dfm_nb.base.markup import fill
 from dfm_nb.base.run import IDENTITY, LOCK, WRITTEN, Run
+from dfm_nb.checkpoints.folders import ASSETS, NEEDED, TRACKER
 from dfm_nb.display import media_html
 from dfm_nb.experiments.runs import compare, run_page, runs_below
 from workbench.controls import table_html
@@ -27,10 +28,10 @@ from workbench.monitor import Monitor
 THUMBNAIL_PX = 64
 NOTES = "notes.json"
 FILES = {*WRITTEN, IDENTITY, LOCK, NOTES, "report.html", "launch.json", "launch.log", ".launch.lock"}
+_PARTS = "|".join(map(re.escape, (*NEEDED, *ASSETS, CHECKSUMS)))
 BELOW = re.compile(
     r"samples/(data|iter_\d+)/[^/]+\.(png|mp4)(\.json)?|tensorboard/events\.out\.tfevents\.[^/]+|"
-    r"checkpoints/(owner\.json|latest_checkpointed_iteration\.txt|iter_\d+(\.removed)?(\.tmp)?/"
-    r"(rank-\d+|index|state|config|checksums|manifest|tokenizer|text_empty|latent_statistics)\.(json|yaml|safetensors))"
+    rf"checkpoints/(owner\.json|{re.escape(TRACKER)}|iter_\d+(\.removed)?(\.tmp)?/(rank-\d+\.(json|safetensors)|{_PARTS}))"
 )
 """What a run and this workbench write into a run folder, and below it."""
 

@@ -11,6 +11,7 @@ from dfm_nb.base.metrics import Metrics
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import write_png
 from workbench import Monitor, Runs
+from workbench.run_list import BELOW, FILES
 
 
 @pytest.fixture
@@ -99,3 +100,9 @@ def test_one_bad_run_is_one_row_and_a_link_shows_nothing(folder):
     runs = Runs(folder)
     assert runs.table["iterations"]["deep/b"] == 1 and runs.open("a", "deep/b").status()
     assert runs.report("a").read_text().count("<figure>") == 1
+
+
+def test_every_file_of_a_run_is_known_as_a_runs(tiny_checkpoint):
+    files = {str(file.relative_to(tiny_checkpoint)) for file in tiny_checkpoint.rglob("*") if file.is_file()}
+    assert any(name.endswith("training_samples.json") for name in files)
+    assert not [name for name in files - FILES if not BELOW.fullmatch(name)]
