@@ -3,10 +3,11 @@
 A saved notebook, a page and a reloaded tab have no live widgets: JupyterLab shows "model not found" there, or controls
 that do nothing. So each widget is followed by a static copy of its content. A style hides the copy while the widget
 above it is connected: by class names of our own, so in any front end. In JupyterLab another style hides the copy's
-area, too, and the widget's while it is not connected.
+area, too, and the widget's while it is not connected. With the copy comes a script that keeps keys in the widget.
 """
 
 import time
+from pathlib import Path
 from typing import Any
 
 from dfm_nb.base.log import is_headless
@@ -22,6 +23,7 @@ STYLE = (
     "viewBox='0 0 18 18'%3E%3Cpath d='M5 7l4 4 4-4z' fill='%23888'/%3E%3C/svg%3E\")}"
     "</style>"
 )
+KEYS = f"<script>{Path(__file__).with_name('keys.js').read_text()}</script>"
 FAULT = (
     '<div role="alert" style="border-left:4px solid #D55E00;padding:1px 8px;font-size:12px;line-height:1.4;{}">'
     "<b>{}:</b> {}</div>"
@@ -66,7 +68,7 @@ class Live:
     def _bundle(self, page: Html, text: str) -> dict[str, str]:
         if not is_headless():
             page = page or fill("<pre>{}</pre>", text)
-            page = fill(KEPT, Html(STYLE), self.widget.model_id, page, time.strftime("%Y-%m-%d %H:%M"))
+            page = fill(KEPT, Html(STYLE + KEYS), self.widget.model_id, page, time.strftime("%Y-%m-%d %H:%M"))
         bundle = {"text/plain": text}
         if page:
             bundle["text/html"] = page

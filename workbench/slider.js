@@ -3,7 +3,6 @@ function render({ model, el }) {
   const range = document.createElement("input"), shown = document.createElement("output");
   el.classList.add("dfm-slider");
   range.type = "range";
-  range.dataset.lmSuppressShortcuts = "true";  // arrow keys are for the slider, not for the notebook's cells
   shown.ariaHidden = "true";  // the range input announces its value itself
   name.textContent = model.get("label");
   function fill() {

@@ -46,6 +46,11 @@ KEPT = """
 from workbench import ConfigForm
 ConfigForm(["train.train_iters"], {"train.train_iters": 77}, recipe="demo")
 """
+CONTROLS = """
+from IPython.display import display
+from workbench import ConfigForm, Runs
+display(ConfigForm(["train.train_iters"], recipe="demo"), Runs("runs/two"))
+"""
 PICTURE = ".jp-OutputArea video, .jp-OutputArea img, .jp-OutputArea svg[role=img], .jp-OutputArea table"
 
 
@@ -57,7 +62,7 @@ def lab(tmp_path_factory):
     for name in IN_BROWSER:
         notebook = papermill.iorw.load_notebook_node(str(FOLDER / f"{name}.ipynb"))
         nbformat.write(parameterize_notebook(notebook, SMALL[name]), project / "notebooks" / f"{name}.ipynb")
-    write_notebook(project / "notebooks" / "parts.ipynb", MONITOR, STUDIO)
+    write_notebook(project / "notebooks" / "parts.ipynb", MONITOR, STUDIO, CONTROLS)
     write_notebook(project / "notebooks" / "kept.ipynb", KEPT)
     with LabServer(project, tmp_path_factory.mktemp("jupyter")) as server, sync_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=find_browser(), headless=True, args=FLAGS)
@@ -138,7 +143,7 @@ def test_a_widget_without_a_kernel_gives_way_to_its_copy(lab):
 @pytest.fixture(scope="module")
 def parts(lab):
     notebook = lab("parts")
-    for cell in (0, 1):
+    for cell in (0, 1, 2):
         notebook.run_cell(cell)
     notebook.page.locator(".dfm-monitor .dfm-plot path").first.wait_for(state="attached")
     sync_api.expect(notebook.page.locator(".dfm-studio [role=status]")).to_contain_text("done in", timeout=120_000)
@@ -168,3 +173,31 @@ def test_the_keyboard_reaches_plots_sliders_and_prompt(parts):
     prompt.press("Enter")
     sync_api.expect(studio).to_contain_text("A plain red morpho over sand. (seed", timeout=60_000)
     assert parts.errors() == []
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        ".dfm-monitor .dfm-plot svg",
+        ".dfm-monitor .widget-checkbox input",
+        ".dfm-monitor input[type=range]",
+        ".dfm-monitor select",
+        ".dfm-studio button",
+        ".dfm-form button[aria-expanded]",
+        ".dfm-runs th button",
+        ".dfm-runs input[type=checkbox]",
+    ],
+)
+def test_a_letter_on_a_control_changes_no_cell(parts, control):
+    """In command mode JupyterLab takes letters as commands: "b" inserted a cell, "x" cut the widget's own."""
+    page, cells = parts.page, parts.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell")
+    page.evaluate("() => window.jupyterapp.commands.execute('notebook:enter-command-mode')")
+    found = page.locator(control).first
+    found.focus()
+    sync_api.expect(found).to_be_focused()
+    page.keyboard.press("b")
+    page.keyboard.press("x")
+    page.keyboard.press("Control+s")  # a shortcut with a modifier is still JupyterLab's
+    page.wait_for_timeout(300)
+    assert cells.count() == 3
+    page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
