@@ -12,6 +12,7 @@ import itertools
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -107,6 +108,7 @@ class Job:
                 return self.start(record)  # while the old lock is held: who waits for it then finds this command
             size = log.stat().st_size if log.exists() else 0
             begun = {**record, "log_offset_bytes": size, "inode": folder.stat().st_ino, "exit_code": None}
+            begun["host"] = socket.gethostname()  # before the supervisor's own record, others must know it for ours
             write_record(folder, begun)
             supervisor = process.start([sys.executable, "-P", SUPERVISOR, folder], log, own_session=True)
             threading.Thread(target=supervisor.wait, daemon=True).start()  # collects the zombie

@@ -69,6 +69,7 @@ class Panel:
         self.message = ""
         self.note = ""
         self.stopping = False
+        self.was_running = False
         self.last_press = ""
         self._follower: threading.Thread | None = None
         self.buttons = {}
@@ -148,6 +149,9 @@ class Panel:
         offers = run.offers()
         self.attention.text = run.asks()
         self.stopping = self.stopping and running
+        if running and not self.was_running:
+            self.message = ""  # of what was tried before
+        self.was_running = running
         for name, button in self.buttons.items():
             ends_countdown = name == "Stop" and run.starts_at < math.inf
             button.disabled = name not in offers and not ends_countdown

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import workbench
+from dfm_nb.base import process
 from dfm_nb.base.run import Run
 from tests.processes import alive, wait_until
 from workbench import supervisor
@@ -205,6 +206,26 @@ def test_a_start_that_came_second_is_no_failure(sleeping, front_end, tmp_path):
         assert job.state == "running" and job.pid == os.getpid()
     finally:
         terminal.release()
+
+
+def test_a_run_that_begins_is_of_this_machine(sleeping, front_end, monkeypatch):
+    """Another notebook looks at it before its supervisor has written its own record."""
+    job, record = sleeping
+    panel = panel_of(workbench.Launcher(job.folder, ["--mock"]))
+    panel.message = "what was tried before"
+    start = process.start
+
+    def looked(*words, **how):
+        assert job.state != "running" and Run(job.folder).doubt(supervisor.RECORD) == ""
+        return start(*words, **how)
+
+    monkeypatch.setattr(process, "start", looked)
+    job.start(record)
+    panel.refresh()
+    assert panel.message == "" and panel.alert.value == ""
+    panel.message = "what was tried meanwhile"
+    panel.refresh()
+    assert panel.message in panel.alert.value
 
 
 def test_a_supervisor_ends_the_record_of_its_own_folder(sleeping, tmp_path):
