@@ -1,14 +1,13 @@
-// The sentence is shown where it stands, and in the page's title; when it appears, the page scrolls to it. A button that
-// is pressed and disabled gives the keyboard's focus to the next one that works.
+// The sentence is shown where it stands, and in the page's title. A button that is pressed and disabled gives the keyboard's
+// focus to the next one that works.
 function render({ model, el }) {
   let title = null, focused = null;
-  el.style.cssText = "font-weight:600;line-height:1.6;scroll-margin-top:7em";  // below the cell's last lines
+  el.classList.add("dfm-attention");
+  el.style.cssText = "font-weight:600;line-height:1.6";
   function show() {
-    const text = model.get("text"), appears = text && title === null;
+    const text = model.get("text");
     el.textContent = text;
-    if (appears) title = document.title;
-    // after Run All's own jump to the end, and again while cells above are still growing
-    if (appears) for (const ms of [500, 1500, 3000]) setTimeout(() => model.get("text") && el.scrollIntoView({ block: "start" }), ms);
+    if (text && title === null) title = document.title;
     if (title !== null) document.title = text ? `▶ ${text}` : title;
     if (!text) title = null;
   }

@@ -43,7 +43,7 @@ ALERT = "padding:4px 10px;margin:4px 0;font-size:inherit;white-space:pre-wrap"
 
 
 class Attention(anywidget.AnyWidget):
-    """A sentence, also in the page's title, that comes into view when it appears."""
+    """A sentence, also in the page's title; while there is one, `film.js` keeps it in view."""
 
     text = traitlets.Unicode().tag(sync=True)
     _esm = Path(__file__).with_name("attention.js")

@@ -10,7 +10,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from dfm_nb.base.log import is_headless
+from dfm_nb.base.markup import Html, fill
+
 FIRST = "00_tour.ipynb"
+FILM = Html(f"<script>{Path(__file__).with_name('film.js').read_text()}</script>")
 JUPYTER = Path(__file__).with_name("jupyter")
 """For Jupyter: the kernel, with the current folder last on its module path, and defaults of JupyterLab."""
 RESULT_TYPE = "application/vnd.dfm-nb.result+json"
@@ -26,12 +30,20 @@ def add_to_jupyter(variable: str) -> None:
 def project_folder() -> None:
     """Change to the folder that holds `notebooks/`, if the kernel started inside it, and print the folder.
 
+    With it comes the script that keeps the page of Run All at what was made last, until the reader scrolls or clicks.
+
     >>> project_folder()      # doctest: +SKIP
     """
     here = Path.cwd()
     if (here / FIRST).is_file():
         os.chdir(here.parent)
-    print(f"relative paths start at {Path.cwd()}")
+    text = f"relative paths start at {Path.cwd()}"
+    if is_headless():
+        print(text)
+    else:
+        from IPython.display import display
+
+        display({"text/plain": text, "text/html": fill("<div>{}</div>{}", text, FILM)}, raw=True)
 
 
 def trained_or_packaged(*runs: str | Path) -> str:

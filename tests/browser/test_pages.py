@@ -124,6 +124,69 @@ def test_a_pressed_button_that_is_disabled_gives_the_focus_to_the_next(browser):
     sync_api.expect(page.get_by_text("Stop")).to_be_focused()
 
 
+CELL = """<div class="jp-CodeCell" style="height:300px"><div class="jp-InputPrompt">[*]:</div>
+<div class="jp-Cell-outputArea"></div></div>"""
+FINISH = """([i, output, prompt]) => {
+  const cell = document.querySelectorAll(".jp-CodeCell")[i];
+  cell.querySelector(".jp-InputPrompt").textContent = prompt;
+  cell.querySelector(".jp-Cell-outputArea").innerHTML = output;
+}"""
+NEAREST = """() => {
+  const middle = (e) => e.getBoundingClientRect().top + e.getBoundingClientRect().height / 2;
+  const here = middle(document.querySelector(".jp-Notebook"));
+  const away = [...document.querySelectorAll(".jp-Cell-outputArea")].map((e) => Math.abs(middle(e) - here));
+  return away.indexOf(Math.min(...away));
+}"""
+TEXT = '<p class="jp-OutputArea-output">text</p>'
+PICTURE = '<canvas class="jp-OutputArea-output" width="90" height="90"></canvas>'
+WAITS = '<div class="dfm-launcher"><p class="dfm-attention">A cell waits</p></div>'
+
+
+def test_run_all_is_a_film_until_the_reader_scrolls(browser):
+    """Each new picture for three seconds, a launcher that waits, the newest output; at the end the last picture."""
+    page = browser.new_page()
+    page.clock.install()
+    page.set_content(f'<div class="jp-Notebook" style="height:400px;overflow:auto">{CELL * 9}</div>')
+    notebook = page.locator(".jp-Notebook")
+    notebook.evaluate("e => { e.scrollTop = 9999; }")  # as JupyterLab does
+
+    def finish(i: int, output: str, prompt: str = "[1]:") -> None:
+        page.evaluate(FINISH, [i, output, prompt])
+
+    def shown(after_ms: int) -> int:
+        page.clock.run_for(after_ms)
+        return page.evaluate(NEAREST)
+
+    notebook.evaluate(
+        "(e, text) => { const s = document.createElement('script'); s.textContent = text; e.append(s); }",
+        (SCRIPTS / "film.js").read_text(),
+    )
+    assert shown(600) == 8
+    finish(1, TEXT)
+    assert shown(600) == 1
+    finish(2, "")
+    finish(3, PICTURE)
+    finish(5, PICTURE)
+    assert shown(600) == 3 and shown(2000) == 3 and shown(1500) == 5
+    finish(4, WAITS)
+    assert shown(1500) == 5 and shown(2500) == 4
+    finish(4, TEXT)
+    finish(6, TEXT)
+    assert shown(600) == 6
+    finish(0, "")
+    finish(7, f"<table><td>{PICTURE.replace('canvas', 'img')}</table>")
+    finish(8, "")
+    assert shown(600) == 5
+    finish(8, "", "[*]:")
+    assert shown(600) == 7
+    before = notebook.evaluate("e => e.scrollTop")
+    page.mouse.move(100, 100)
+    page.mouse.wheel(0, -300)
+    wait_until(lambda: notebook.evaluate("e => e.scrollTop") != before, "the page scrolls")
+    finish(8, PICTURE)
+    assert shown(600) == shown(5000) != 8
+
+
 def test_a_copy_gives_way_to_its_widget_by_classes_of_our_own(browser, monkeypatch):
     """As VS Code and Colab show outputs: HTML and widgets in one document, without JupyterLab's classes."""
     monkeypatch.setenv("DFM_HEADLESS", "0")
