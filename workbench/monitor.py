@@ -49,7 +49,7 @@ SMOOTHING = 1 / 40
 AXES = {"iteration": "iteration", "samples": "samples", "time": "elapsed_s"}
 SETTINGS_SHOWN = 12
 """Columns of the table of runs that differ."""
-FIGURES = dict(loss="loss {:.4f}", val_loss="validation {:.4f}", lr="lr {:.2e}", tokens_per_s="tokens/s {:,.0f}")
+FIGURES = dict(loss="loss {:.4g}", val_loss="validation {:.4g}", lr="lr {:.2e}", tokens_per_s="tokens/s {:,.0f}")
 BAR_STYLES = {"finished": "success", "failed": "danger", "stopped": "warning"}
 PACELESS = ("starting", "opening the data", "building the model", "first step", "ending")
 """Phases in which the pace that is known is not that of what is done: a resumed run has the former one's."""
@@ -338,10 +338,18 @@ class Monitor(Live):
     def _paint_box(self) -> None:
         self._bar.value = sum(watched.progress for watched in self.runs) / len(self.runs)
         self._bar.bar_style = BAR_STYLES.get(self.runs[0].state, "") if len(self.runs) == 1 else ""
-        faults = [fault_html(watched.reader.fault, what="Fault") for watched in self.runs]
-        self._text.value = fill('<span role="status">{}</span>{}{}', self.status(), faults, self.table_html())
+        text = '<span role="status">{}</span>{}{}'
+        self._text.value = fill(text, self.status(), self.faults_html(), self.table_html())
         self._picker.children = [watched.box for watched in self.runs] if len(self.runs) > 1 else []
         self._paint_samples()
+
+    def faults_html(self) -> list[Html]:
+        """Why runs failed, and what of their metrics cannot be read."""
+        faults = []
+        for watched in self.runs:
+            faults.append(fault_html(watched.job.cause(), what=f"{watched.label}: {watched.state}"))
+            faults.append(fault_html(watched.reader.fault, what="Fault"))
+        return faults
 
     def table_html(self) -> Html:
         """One row per run if there are several: state, progress, losses, and the settings that differ."""
@@ -356,7 +364,7 @@ class Monitor(Live):
             iteration = str(watched.reader.iteration)
             if watched.train_iters:
                 iteration += f"/{watched.train_iters}"
-            losses = [f"{last[key]:.4f}" if key in last else "" for key in ("loss", "val_loss")]
+            losses = [f"{last[key]:.4g}" if key in last else "" for key in ("loss", "val_loss")]
             settings = [watched.settings.get(key, "") for key in keys]
             rows.append([watched.label, watched.doing, iteration, *losses, *settings])
         tints = [PALETTE[i % len(PALETTE)] for i in range(len(rows))]
@@ -486,13 +494,14 @@ class Monitor(Live):
         return draw_png(self.plots[:4])
 
     def kept_html(self) -> str:
-        """The picture, the status, and the table of several runs."""
+        """The picture, the status, why runs failed, and the table of several runs."""
         status = self.status()
-        if not any(watched.reader.count for watched in self.runs):
-            return status
-        page = '<img src="{}" alt="{}" style="max-width:100%"><p>{}</p>{}'
-        picture = data_url("image/png", self.png())
-        return fill(page, picture, f"{status}. {self.loss.summary}", status, self.table_html())
+        page = fill("<p>{}</p>{}{}", status, self.faults_html(), self.table_html())
+        if any(watched.reader.count for watched in self.runs):
+            picture = data_url("image/png", self.png())
+            image = '<img src="{}" alt="{}" style="max-width:100%">{}'
+            page = fill(image, picture, f"{status}. {self.loss.summary}", page)
+        return page
 
     def __repr__(self) -> str:
         return f"Monitor: {self.status()}"

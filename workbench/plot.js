@@ -12,17 +12,20 @@ function node(parent, name, attributes, text) {
 
 const SECONDS = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800];
 
+const power = (v, digits) => v.toExponential(digits).replace("+", "");
+
 function short(v) {
   if (v === 0) return "0";
-  if (Math.abs(v) < 1e-4) return v.toExponential(1);
+  if (Math.abs(v) < 1e-4) return power(v, 1);
+  if (Math.abs(v) >= 1e9) return power(v, 3);
   return String(Number.isInteger(v) ? v : Number(v.toPrecision(4)));
 }
 
-function tickText(v, step) {  // as many digits as tell neighbours apart: 80k, 100k
+function tickText(v, step) {  // as many digits as tell neighbours apart: 80k, 100k, 2.5e12
   if (v === 0) return "0";
-  const a = Math.abs(v), [unit, name] = [[1e9, "G"], [1e6, "M"], [1e4, "k"]].find(([u]) => a >= u) || [1, ""];
+  const a = Math.abs(v), [unit, name] = [[1e6, "M"], [1e4, "k"]].find(([u]) => a >= u) || [1, ""];
   const scaled = name === "k" ? 1e3 : unit, digits = (w) => Math.max(0, Math.min(20, -Math.floor(Math.log10(w) + 1e-9)));
-  if (a < 1e-4) return v.toExponential(step ? digits(step / 10 ** Math.floor(Math.log10(a))) : 0);
+  if (a < 1e-4 || a >= 1e9) return power(v, step ? digits(step / 10 ** Math.floor(Math.log10(a))) : 0);
   return (step ? (v / scaled).toFixed(digits(step / scaled)) : String(Number((v / scaled).toPrecision(4)))) + name;
 }
 

@@ -83,6 +83,14 @@ def test_a_long_legend_wraps_and_the_plot_grows(plot):
     plot.wait_for_function("document.querySelectorAll('path').length === 1")
 
 
+def test_ticks_of_a_run_that_diverged_are_powers_of_ten(plot):
+    plot.evaluate("l => window.model.set('data', l)", [LINES[0] | {"y": [1.0, 2.0, 3e9, 2.5e20]}])
+    ticks = plot.locator("text[text-anchor=end]", has_text=re.compile("[0-9]e"))
+    sync_api.expect(ticks).to_have_text(["5e19", "1.0e20", "1.5e20", "2.0e20", "2.5e20"])
+    plot.evaluate("l => window.model.set('data', l)", LINES)
+    plot.wait_for_function("document.querySelectorAll('circle').length > 0")
+
+
 def test_a_drag_zooms_in_and_a_double_click_out(plot):
     box = plot.locator("svg").bounding_box()
     left, right = (box["x"] + 52, box["x"] + 882)  # of iterations 1 and 4

@@ -159,7 +159,7 @@ def test_widget_follows_the_run_in_a_thread_until_a_second_view_of_it(tmp_path, 
         write(tmp_path, record(1), record(2))
         # The thread may read between the two records and paint the first alone; the text follows the curves.
         wait_until(lambda: [s["y"] for s in monitor.loss.data] == [[1.0, 0.5]], "both records")
-        wait_until(lambda: "loss 0.5000" in monitor._text.value, "the text")
+        wait_until(lambda: "loss 0.5 " in monitor._text.value, "the text")
         assert monitor.loss in box.children[4].children
         second.show()
         monitor._thread.join(60)
@@ -213,6 +213,18 @@ def test_slider_goes_back_through_the_samples(tmp_path):
     monitor.paint()
     assert shown() == 20, "at its end it follows the newest"
     monitor.close()
+
+
+def test_a_run_that_diverged_can_be_read(tmp_path):
+    write(tmp_path, record(1), record(2, loss=2.8312747e20))
+    (tmp_path / "launch.log").write_text("[INFO] start\nerror: loss or gradients were <NaN>; lower optimizer.lr\n")
+    (tmp_path / "launch.json").write_text(json.dumps({"exit_code": 1}))
+    monitor = Monitor(tmp_path)
+    assert "loss 2.831e+20 " in monitor.status()
+    monitor.widget  # noqa: B018
+    monitor.close()
+    for shown in (monitor._text.value, monitor.kept_html()):
+        assert "failed" in shown and "were &lt;NaN&gt;; lower optimizer.lr" in shown
 
 
 # ---- several runs -------------------------------------------------------------------------------------------------
