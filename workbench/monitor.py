@@ -29,7 +29,7 @@ from dfm_nb.base.run import Run
 from dfm_nb.config.schema import INT_LIMIT
 from dfm_nb.display import data_url
 from dfm_nb.experiments.runs import differing, ended, runs_below, settings_of
-from workbench.controls import Slider, table_html
+from workbench.controls import Section, Slider, table_html
 from workbench.gallery import Gallery
 from workbench.job import Job
 from workbench.live import Live, fault_html
@@ -50,7 +50,6 @@ AXES = {"iteration": "iteration", "samples": "samples", "time": "elapsed_s"}
 SETTINGS_SHOWN = 12
 """Columns of the table of runs that differ."""
 FIGURES = dict(loss="loss {:.4g}", val_loss="validation {:.4g}", lr="lr {:.2e}", tokens_per_s="tokens/s {:,.0f}")
-BAR_STYLES = {"finished": "success", "failed": "danger", "stopped": "warning"}
 PACELESS = ("starting", "opening the data", "building the model", "first step", "ending")
 """Phases in which the pace that is known is not that of what is done: a resumed run has the former one's."""
 _LIVE: weakref.WeakSet[Monitor] = weakref.WeakSet()
@@ -211,7 +210,8 @@ class Monitor(Live):
             "gpu_memory_gib": LinePlot("GPU memory", "iteration", "GiB, the most so far"),
         }
         self.plots = [self.loss, self.validation, self.by_sigma, *self.rates.values()]
-        self.axis = widgets.Dropdown(options=AXES, description="x axis", layout={"width": "14em"})
+        auto = {"description_width": "auto"}
+        self.axis = widgets.Dropdown(options=AXES, description="x axis", style=auto, layout={"width": "auto"})
         self.smoothing = Slider(label="smoothing", max=0.2, step=0.005, value=SMOOTHING)
         self.when = Slider(label="samples", min=1, max=1, step=1, value=1)
         for control in (self.axis, self.smoothing, self.when):
@@ -283,6 +283,7 @@ class Monitor(Live):
                     plot.x_label = label
                     plot.zoom = []  # another axis has other ends
                 plot.layout.display = "" if plot.data or plot is self.loss else "none"
+                plot.legend = plot is self.loss or len(self.runs) == 1  # one for all: the lines are of the same runs
             if "widget" in vars(self):
                 self._paint_box()
 
@@ -337,19 +338,18 @@ class Monitor(Live):
 
     def _paint_box(self) -> None:
         self._bar.value = sum(watched.progress for watched in self.runs) / len(self.runs)
-        self._bar.bar_style = BAR_STYLES.get(self.runs[0].state, "") if len(self.runs) == 1 else ""
-        text = '<span role="status">{}</span>{}{}'
-        self._text.value = fill(text, self.status(), self.faults_html(), self.table_html())
+        self._text.value = self.text_html()
         self._picker.children = [watched.box for watched in self.runs] if len(self.runs) > 1 else []
+        self._machine.layout.display = "" if any(plot.data for plot in self.plots[5:]) else "none"
         self._paint_samples()
 
-    def faults_html(self) -> list[Html]:
-        """Why runs failed, and what of their metrics cannot be read."""
+    def text_html(self) -> Html:
+        """The status, why runs failed, what of their metrics cannot be read, and the table of several runs."""
         faults = []
         for watched in self.runs:
             faults.append(fault_html(watched.job.cause(), what=f"{watched.label}: {watched.state}"))
             faults.append(fault_html(watched.reader.fault, what="Fault"))
-        return faults
+        return fill('<p role="status">{}</p>{}{}', self.status(), faults, self.table_html())
 
     def table_html(self) -> Html:
         """One row per run if there are several: state, progress, losses, and the settings that differ."""
@@ -412,22 +412,26 @@ class Monitor(Live):
     def widget(self) -> Any:
         """The live view; reading starts when it is first asked for."""
         flow = {"flex_flow": "row wrap", "overflow": "visible", "width": "100%"}
-        self._bar = widgets.FloatProgress(min=0, max=1, layout={"width": "auto", "margin": "0"})
+        self._bar = widgets.FloatProgress(min=0, max=1, layout={"width": "auto", "height": "16px", "margin": "0"})
         self._text = widgets.HTML()
         self._media = widgets.HTML()
         self._picker = widgets.HBox(layout=flow)
         self.smoothing.layout = {"flex": "0 1 24em", "overflow": "visible"}
         self.when.layout = {"display": "none", "width": "min(40em, 100%)"}
-        for plot in self.plots:  # two wide ones, and below them as many as have room
+        for plot in self.plots:  # two wide ones, and below the samples as many as have room
             plot.layout = {"flex": "1 1 420px", "min_width": "260px", "overflow": "visible"}
         controls = widgets.HBox([self.axis, self.smoothing], layout=flow)
         wide = widgets.HBox(self.plots[:2], layout=flow)
         columns = "repeat(auto-fill, minmax(300px, 1fr))"
-        small = widgets.GridBox(self.plots[2:], layout={"grid_template_columns": columns, "width": "100%"})
+        grid = {"grid_template_columns": columns, "width": "100%"}
+        small = widgets.GridBox(self.plots[2:5], layout=grid)
+        below = widgets.GridBox(self.plots[5:], layout=grid)  # from the speed on: of the machine, not of the model
+        self._machine = Section(below, "Speed and memory")
         self.refresh()
         self._paint_box()
         self.watch()
-        box = widgets.VBox([self._bar, self._text, self._picker, controls, wide, small, self.when, self._media])
+        above = [self._bar, self._text, self._picker, controls, wide]
+        box = widgets.VBox([*above, self.when, self._media, small, self._machine, below])
         return box.add_class("dfm-monitor")
 
     def show(self) -> None:
@@ -494,13 +498,12 @@ class Monitor(Live):
         return draw_png(self.plots[:4])
 
     def kept_html(self) -> str:
-        """The picture, the status, why runs failed, and the table of several runs."""
-        status = self.status()
-        page = fill("<p>{}</p>{}{}", status, self.faults_html(), self.table_html())
+        """The picture and the text."""
+        page = self.text_html()
         if any(watched.reader.count for watched in self.runs):
             picture = data_url("image/png", self.png())
             image = '<img src="{}" alt="{}" style="max-width:100%">{}'
-            page = fill(image, picture, f"{status}. {self.loss.summary}", page)
+            page = fill(image, picture, f"{self.status()}. {self.loss.summary}", page)
         return page
 
     def __repr__(self) -> str:

@@ -99,15 +99,16 @@ function render({ model, el }) {
     if (!el.clientWidth) return;  // hidden, or not on the page yet: the watcher asks again when it has a width
     const w = Math.max(260, el.clientWidth);
     const data = model.get("data"), range = model.get("zoom");
-    let row = 0, to = 52;  // of the legend, which wraps
+    const legend = model.get("legend") && data.filter((s) => s.style !== "faint").length > 1;
+    let row = legend ? 0 : -1, to = 52;  // of the legend, which wraps
     const places = data.map((s) => {
-      if (s.style === "faint") return null;
+      if (s.style === "faint" || !legend) return null;
       const size = 36 + 6.3 * s.name.length;
       if (to > 52 && to + size > w - 18) { row += 1; to = 52; }
       to += size;
       return { x: to - size, y: 25 + 15 * row };
     });
-    const h = model.get("height") + 15 * row, box = { left: 52, right: w - 18, top: 40 + 15 * row, bottom: h - 34 };
+    const h = model.get("height") + 15 * Math.max(0, row), box = { left: 52, right: w - 18, top: 40 + 15 * row, bottom: h - 34 };
     svg.replaceChildren();
     svg.setAttribute("viewBox", `0 0 ${w} ${h}`);
     svg.setAttribute("height", h);
@@ -147,7 +148,7 @@ function render({ model, el }) {
       else
         node(drawing, "path", { d: path, class: faint ? "faint" : "", fill: "none", stroke: s.color, "stroke-width": faint ? 0.8 : 2,
                             "stroke-dasharray": faint ? "" : s.dash });
-      if (faint) continue;
+      if (!places[at]) continue;
       const { x, y } = places[at];
       if (s.style === "points") node(svg, "circle", { cx: x + 9, cy: y, r: 3.5, fill: s.color });
       else node(svg, "line", { x1: x, x2: x + 18, y1: y, y2: y, stroke: s.color, "stroke-width": 2, "stroke-dasharray": s.dash });
@@ -225,7 +226,7 @@ function render({ model, el }) {
   watcher.observe(el);
   model.on("msg:custom", download);
   model.on("change:x_label", () => show(null));  // another axis has other values
-  for (const name of ["data", "log_x", "log_y", "height", "title", "x_label", "y_label", "zoom"]) model.on(`change:${name}`, ask);
+  for (const name of ["data", "legend", "log_x", "log_y", "height", "title", "x_label", "y_label", "zoom"]) model.on(`change:${name}`, ask);
   draw();
   return () => { watcher.disconnect(); window.removeEventListener("mouseup", dragEnds); model.off("msg:custom", download); if (asked) cancelAnimationFrame(asked); };
 }

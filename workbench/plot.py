@@ -149,6 +149,7 @@ class LinePlot(anywidget.AnyWidget):
     log_y = traitlets.Bool(False).tag(sync=True)
     height = traitlets.Int(220).tag(sync=True)
     summary = traitlets.Unicode().tag(sync=True)
+    legend = traitlets.Bool(True).tag(sync=True)  # of several lines; a single one has none
     zoom: Any = traitlets.List(traitlets.Float()).tag(sync=True)  # from x, to x; [] shows all
 
     def __init__(self, title: str = "", x_label: str = "", y_label: str = "", **settings: Any):
@@ -212,6 +213,6 @@ def draw_png(plots: Sequence[LinePlot]) -> bytes:
         if plot.log_x:
             plain_ticks(axes.xaxis)
         plain(axes)
-        if any(s.style != "faint" for s, _, _ in drawn):
+        if plot.legend and sum(s.style != "faint" for s, _, _ in drawn) > 1:
             axes.legend(frameon=False, fontsize=8)
     return png(figure)

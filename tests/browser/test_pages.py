@@ -40,7 +40,7 @@ LINES = [
 ]
 LINES = [line | {"dash": "", "cut": []} for line in LINES]
 VALUES = {"data": LINES, "title": "Loss", "x_label": "iteration", "y_label": "EDM loss", "log_x": False}
-VALUES |= {"log_y": False, "height": 220, "summary": "loss", "zoom": []}
+VALUES |= {"log_y": False, "height": 220, "summary": "loss", "zoom": [], "legend": True}
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,12 @@ def test_a_long_legend_wraps_and_the_plot_grows(plot):
     labels = plot.locator("text", has_text="hidden_size")
     ends = labels.evaluate_all("t => t.map(e => e.getBBox().x + e.getBBox().width)")
     assert len(ends) == 9 and max(ends) < 900 and plot.locator("svg").get_attribute("viewBox") == "0 0 900 250"
+    plot.evaluate("window.model.set('legend', false)")
+    sync_api.expect(labels).to_have_count(0)
+    plot.evaluate("window.model.set('legend', true)")
+    sync_api.expect(labels).to_have_count(9)
+    plot.evaluate("l => window.model.set('data', l)", LINES[:1])
+    sync_api.expect(plot.locator("text", has_text="training")).to_have_count(0)
     plot.evaluate("l => window.model.set('data', l)", LINES)
     plot.wait_for_function("document.querySelectorAll('path').length === 1")
 

@@ -161,6 +161,7 @@ def test_widget_follows_the_run_in_a_thread_until_a_second_view_of_it(tmp_path, 
         wait_until(lambda: [s["y"] for s in monitor.loss.data] == [[1.0, 0.5]], "both records")
         wait_until(lambda: "loss 0.5 " in monitor._text.value, "the text")
         assert monitor.loss in box.children[4].children
+        assert box.children[-1].layout.display == "none", "the machine's panels are folded"
         second.show()
         monitor._thread.join(60)
         assert not monitor._thread.is_alive() and second._thread.is_alive()
@@ -249,6 +250,7 @@ def test_runs_are_drawn_over_one_another_and_named_by_what_differs(tmp_path):
         assert [s["name"] for s in monitor.loss.data] == ["lr 0.1", "lr 0.2"]
         assert len({s["color"] for s in monitor.loss.data}) == 2
         assert [s["y"] for s in monitor.validation.data] == [[0.5], [0.5]]
+        assert [plot.legend for plot in (monitor.loss, monitor.validation, monitor.rates["lr"])] == [True, False, False]
         assert [run.state for run in monitor.runs] == ["finished"] * 2 and monitor.runs[0].progress == 1
         assert "train.lr" in monitor.table_html() and "dataset.path" not in monitor.table_html()
 
