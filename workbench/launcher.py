@@ -397,7 +397,9 @@ class Launcher(Live):
         return self._panel.box
 
     def _refresh(self) -> None:
-        if self._panel is not None:
+        if self._panel is None:
+            self.keep()  # in a batch page the cell's line is all that there is
+        else:
             self._panel.refresh()
 
     def kept_html(self) -> str:

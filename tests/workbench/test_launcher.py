@@ -11,6 +11,7 @@ import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -371,6 +372,16 @@ def test_buttons_start_stop_and_continue_and_say_what_they_do(launch, front_end)
     reached = steps_done(launcher)
     panel.buttons["Continue"].click()
     wait_until(lambda: steps_done(launcher) > reached, "it goes on")
+
+
+def test_a_batch_page_tells_the_end(launch, monkeypatch):
+    shown = []
+    display = SimpleNamespace(update=lambda bundle, raw: shown.append(bundle["text/plain"]))
+    monkeypatch.setattr("IPython.display.display", lambda bundle, **_: display)
+    launcher = launch(steps=2, folder="batch")
+    launcher._ipython_display_()
+    launcher.start().wait()
+    assert "state='running'" in shown[0] and "state='finished'" in shown[-1]
 
 
 def test_another_command_goes_on_or_starts_over_when_it_is_told(launch, front_end, monkeypatch, tmp_path):
