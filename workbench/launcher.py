@@ -74,6 +74,7 @@ class Launcher(Live):
         self.argv = list(map(str, argv))
         self.nproc = nproc
         self.program = program
+        self.trains = program == TRAINER
         self.cwd = Path(cwd or ".").absolute()
         self.job = Job(self.run_dir)
         self._panel: Panel | None = None
@@ -122,7 +123,7 @@ class Launcher(Live):
 
     def _command(self, argv: Sequence[str]) -> list[str]:
         words = list(argv)
-        if self.program == TRAINER:
+        if self.trains:
             words += ["--run-dir", str(self.run_dir)]
         return torchrun_argv(self.program, words, self.nproc)
 
@@ -137,7 +138,7 @@ class Launcher(Live):
         record = self.job.record
         if not record:
             config = Run(self.run_dir).config_file
-            if self.program == TRAINER and config.exists() and str(config) not in self.argv:
+            if self.trains and config.exists() and str(config) not in self.argv:
                 return "this folder holds a run that was started in a terminal"
             return ""
         changes = _changes(record.get("argv", []), self.argv)
@@ -155,13 +156,12 @@ class Launcher(Live):
         """
         state = self.state
         if state == "running":
-            trains = self.program == TRAINER
-            return {"Stop": "saves a checkpoint first" if trains else "ends all processes of the run"}
+            return {"Stop": "saves a checkpoint first" if self.trains else "ends all processes of the run"}
         if not self.can_resume:
             return {"Start": "runs in the background, also when this page is closed"}
         elsewhere = next((word.partition("=")[0] for word in self.argv if word.startswith(ELSEWHERE)), "")
         last = self._checkpointed()
-        if self.program != TRAINER:
+        if not self.trains:
             how = "runs the same command again"
         elif elsewhere:
             how = f"resumes from {elsewhere}"

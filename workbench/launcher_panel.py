@@ -17,6 +17,7 @@ import anywidget
 import traitlets
 
 from dfm_nb.base.markup import Html, fill
+from workbench.controls import Section
 from workbench.live import fault_html
 
 LOOK_S = 0.25
@@ -34,7 +35,7 @@ _STATUS = (
 )
 _LOG = (
     '<div tabindex="0" role="log" aria-label="Last log lines" style="display:flex;flex-direction:column-reverse;'
-    'max-height:{};overflow:auto;margin:4px 0;padding:6px 10px;border:1px solid var(--jp-border-color2, #8888)">'
+    'max-height:16em;overflow:auto;margin:4px 0;padding:6px 10px;border:1px solid var(--jp-border-color2, #8888)">'
     '<pre style="margin:0;flex-shrink:0;font-size:11px;line-height:1.45;white-space:pre-wrap;overflow-wrap:anywhere">'
     "{}</pre></div>"
 )
@@ -81,9 +82,11 @@ class Panel:
         self.says = w.HTML()
         self.alert = w.HTML()
         self.log = w.HTML()
+        # while a training is well, its monitor tells the same and more
+        self.fold = Section(self.log, "Last log lines", opened=not launcher.trains)
         self.attention = Attention()
         row = w.HBox([*self.buttons.values(), self.status], layout={"flex_flow": "row wrap"})
-        self.box = w.VBox([self.attention, row, self.says, self.alert, self.log])
+        self.box = w.VBox([self.attention, row, self.says, self.alert, self.fold, self.log])
         self.box.add_class("dfm-launcher")
         _NEWEST[launcher.run_dir] = self
         self.refresh()
@@ -177,7 +180,10 @@ class Panel:
             tail = job.tail(14)
         lines = [fill('<div style="font-size:12px;line-height:1.5">{}</div>', note) for note in notes]
         self.says.value = fill("{}", lines)
+        if cause and not self.alert.value:
+            self.fold.display = ""
         self.alert.value = fault_html(alert, ALERT, "Failed")
+        self.fold.layout.display = "" if tail else "none"
         # the reversed column keeps the last line in view, however the lines wrap
-        self.log.value = fill(_LOG, "24em" if cause else "8em", tail) if tail else ""
+        self.log.value = fill(_LOG, tail) if tail else ""
         run.keep()

@@ -119,6 +119,7 @@ def test_failing_run_raises_its_own_error_last(launch, ending, cause):
     panel = panel_of(launcher)
     assert launcher.state == "failed" and usable(panel) == ["Continue", "Start over"]
     assert cause in panel.alert.value.replace("&#x27;", "'") and 'role="alert"' in panel.alert.value
+    assert panel.fold.display == "" and "Iteration 2/2" in panel.log.value
 
 
 def test_second_press_of_stop_does_not_wait_for_a_save(launch, program, front_end):
@@ -372,6 +373,11 @@ def test_buttons_start_stop_and_continue_and_say_what_they_do(launch, front_end)
     reached = steps_done(launcher)
     panel.buttons["Continue"].click()
     wait_until(lambda: steps_done(launcher) > reached, "it goes on")
+
+
+def test_the_log_of_a_training_is_folded(tmp_path):
+    assert panel_of(workbench.Launcher(tmp_path / "run", ["--mock"])).fold.display == "none"
+    assert panel_of(workbench.Launcher(tmp_path / "data", program=PREPARE)).fold.display == ""
 
 
 def test_a_batch_page_tells_the_end(launch, monkeypatch):
