@@ -21,9 +21,9 @@
 
   function look() {
     for (const cell of page.querySelectorAll(".jp-CodeCell")) {
-      const prompt = cell.querySelector(".jp-InputPrompt").textContent;
-      if (prompt.includes("*")) waiting.add(cell);
-      else if (waiting.delete(cell)) done.add(cell);
+      const prompt = cell.querySelector(".jp-InputPrompt")?.textContent;  // far cells may be empty, by a setting of JupyterLab
+      if (prompt?.includes("*")) waiting.add(cell);
+      else if (prompt && waiting.delete(cell)) done.add(cell);
     }
     if (Date.now() > until) shown = next() || shown;
     if (!shown) return;

@@ -140,6 +140,7 @@ def test_a_pressed_button_that_is_disabled_gives_the_focus_to_the_next(browser):
 
 CELL = """<div class="jp-CodeCell" style="height:300px"><div class="jp-InputPrompt">[*]:</div>
 <div class="jp-Cell-outputArea"></div></div>"""
+FAR = '<div class="jp-CodeCell"></div>'
 FINISH = """([i, output, prompt]) => {
   const cell = document.querySelectorAll(".jp-CodeCell")[i];
   cell.querySelector(".jp-InputPrompt").textContent = prompt;
@@ -160,7 +161,7 @@ def test_run_all_is_a_film_until_the_reader_scrolls(browser):
     """Each new picture for three seconds, a launcher that waits, the newest output; at the end the last picture."""
     page = browser.new_page()
     page.clock.install()
-    page.set_content(f'<div class="jp-Notebook" style="height:400px;overflow:auto">{CELL * 9}</div>')
+    page.set_content(f'<div class="jp-Notebook" style="height:400px;overflow:auto">{CELL * 9}{FAR}</div>')
     notebook = page.locator(".jp-Notebook")
     notebook.evaluate("e => { e.scrollTop = 9999; }")  # as JupyterLab does
 
