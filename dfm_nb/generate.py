@@ -177,8 +177,10 @@ class GenerateOptions(ModelOptions, FileVerb):
                 if writes:
                     path = clip.save(paths[i], self.save_latents, self.overwrite)
                     finished.append(path.name)
+                    anchor = clip.made_by.get("anchor_caption")
+                    how = f", with the training caption {anchor!r} before the prompt (--anchor none)" if anchor else ""
                     verdict = clip_files.replay_verdict(sidecar, path) if replays else ""
-                    print(f"[INFO] wrote {path}{verdict}", flush=True)
+                    print(f"[INFO] wrote {path}{how}{verdict}", flush=True)
         except KeyboardInterrupt:
             if not writes:
                 raise

@@ -47,6 +47,32 @@ def test_same_request_gives_the_same_latent_and_another_one_another(tiny_pipe):
         assert not torch.allclose(first, tiny_pipe.sample_latents([Request(PROMPTS[0], **FAST, **other)]))
 
 
+def test_the_nearest_training_caption_comes_before_a_prompt_that_is_none(tiny_pipe, tiny_data, monkeypatch, caplog):
+    from dfm_nb.data.stores import ShardStore, anchors
+
+    def drawn(**asked):
+        return [
+            made for _, made in sorted(tiny_pipe.run([Request(p, i, **FAST, **asked) for i, p in enumerate(asked_for)]))
+        ]
+
+    Request("a", anchor="nearest").completed(tiny_pipe.config)
+    assert "--anchor" in caplog.text, "it has no effect here"
+    known = anchors(ShardStore(tiny_data))
+    asked_for = [known.texts[3], "a mauve moth of the night"]
+    today = drawn()
+    with_anchors = tiny_pipe.config.samples.model_copy(update={"anchors": known})
+    monkeypatch.setattr(tiny_pipe, "config", tiny_pipe.config.with_samples(with_anchors))
+    of_training, other = drawn(anchor="nearest")
+    assert torch.equal(of_training.latent, today[0].latent) and "anchor_caption" not in of_training.made_by
+    near = other.made_by["anchor_caption"]
+    assert near in known.texts and not torch.equal(other.latent, today[1].latent)
+    asked_for[1] = f"{near} {asked_for[1]}"
+    for off in ({}, {"anchor": "none"}):
+        written_out = drawn(**off)
+        torch.testing.assert_close(written_out[1].latent, other.latent, rtol=1e-4, atol=1e-4)
+        assert torch.equal(written_out[0].latent, today[0].latent)
+
+
 def test_long_clip_is_decoded_in_bounded_pieces(tiny_pipe):
     """121 frames: pieces of at most 16 frames, put together what one decode of the whole gives."""
     latent = torch.randn(16, 31, 4, 6, generator=torch.Generator().manual_seed(0))

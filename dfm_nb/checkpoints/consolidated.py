@@ -85,7 +85,10 @@ def write_weights(
         tensors = Lazy(filterfalse(is_lora, tensors), tensors.__getitem__)
     resolved = cfg.Resolved(source.config, cfg.from_yaml(source.folder / "config.yaml").provenance)
     assets["config.yaml"] = cfg.to_yaml(resolved).encode()
-    assets[samples.FILE] = source.config.samples.model_dump_json().encode()
+    assets[samples.FILE] = source.config.samples.file
+    if source.config.samples.anchors:
+        number = len(source.config.samples.anchors.texts)
+        print(f"[INFO] {output} holds {number} training captions, as prompts need them (generation.anchor)")
     write(output, tensors, assets)
 
 

@@ -4,13 +4,17 @@ its own, and requests that ask for nothing else get it.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+import numpy as np
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 FILE = "training_samples.json"
+SAME = 0.999
+"""Cosine above which a prompt is a caption, written in other letters."""
 Side = Annotated[int, Field(ge=16, multiple_of=16, lt=1 << 20)]
 Frames = Annotated[int, Field(ge=1, lt=1 << 20)]
 Rate = Annotated[float, Field(gt=0, lt=1e6)]
@@ -44,15 +48,63 @@ class Captions(Form, frozen=True):
     simhash: str
 
 
+class Anchors(BaseModel, strict=True, extra="forbid"):
+    """Training captions that are put before prompts.
+
+    texts : N captions. means : for each the mean of its text states, float16 [N, D] in base64, N times as long as one.
+    """
+
+    texts: list[str] = Field(min_length=1)
+    means: str
+
+    @field_validator("means")
+    @classmethod
+    def _whole(cls, means: str, info: ValidationInfo) -> str:
+        _rows(means, len(info.data.get("texts", [""])))
+        return means
+
+    @classmethod
+    def of(cls, means: Mapping[str, np.ndarray]) -> Anchors:
+        """Of mean states [D] by caption."""
+        rows = np.stack([*means.values()]).astype(np.float16)
+        return cls(texts=[*means], means=base64.b64encode(rows.tobytes()).decode())
+
+    def nearest(self, prompt: str, mean: np.ndarray) -> str:
+        """The caption whose mean state is nearest to that of a prompt [D], float32; "" if the prompt is one itself.
+
+        Nearness is the cosine about the mean of all captions, which they share and which tells nothing.
+        """
+        if prompt in self.texts:
+            return ""
+        rows = _rows(self.means, len(self.texts))
+        centre = rows.mean(0)
+        rows = rows - centre
+        mean = mean - centre
+        cosines = rows @ mean / np.maximum(np.linalg.norm(rows, axis=1) * np.linalg.norm(mean), 1e-12)
+        near = int(cosines.argmax())
+        return "" if cosines[near] > SAME else self.texts[near]
+
+
+def _rows(means: str, number: int) -> np.ndarray:
+    """float32 [number, D]; ValueError if they are no such bytes."""
+    return np.frombuffer(base64.b64decode(means, validate=True), np.float16).reshape(number, -1).astype(np.float32)
+
+
 class TrainingSamples(BaseModel, strict=True, extra="forbid"):
     """kinds : that of more samples first; one if all are stills, or clips. captions : [] if all samples have one form.
 
-    given : whether pictures are given with some.
+    given : whether pictures are given with some. anchors : None if no prompt gets one.
     """
 
     kinds: list[Kind] = []
     captions: list[Captions] = []
     given: bool = False
+    anchors: Anchors | None = None
+
+    @property
+    def file(self) -> bytes:
+        """The content of `FILE`."""
+        return self.model_dump_json(exclude_none=True).encode()
 
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> TrainingSamples:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 else:
     Variant = Literal[networks.names()]
 Precision = Annotated[Literal["auto", "fp32", "bf16"], BeforeValidator(_precision)]
+Anchor = Literal["none", "nearest"]
 
 
 class Group(BaseModel):
@@ -298,6 +299,9 @@ class GenerationConfig(Group):
     shift: float = option(1.0, "shift of the schedule, if it is `flow`", gt=0)
     # 160 times the sigma_data of latents: the first state is noise, whatever the picture (Karras et al. 2022, Table 1)
     sigma_max: float = option(80.0, "noise level of the start", gt=0)
+    anchor: Anchor = option(
+        "none", "nearest: keep the captions of up to 1,000 samples, and put the nearest before a prompt", network=False
+    )
 
     def of_samples(self) -> dict[str, Any]:
         """The size, frames and rate that are set."""

@@ -16,7 +16,7 @@ import torch
 from dfm_nb.base import geometry, seeds, simhash
 from dfm_nb.base.log import log
 from dfm_nb.base.records import UNKNOWN_FPS, EncodedClip, SampleError
-from dfm_nb.config.samples import SETTINGS, Captions, Kind, TrainingSamples
+from dfm_nb.config.samples import SETTINGS, Anchors, Captions, Kind, TrainingSamples
 from dfm_nb.data.captioning import MIRRORED, captions_of
 from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_empty_text, read_manifest
@@ -27,6 +27,7 @@ from dfm_nb.packs.packs import LatentStatistics
 
 # samples of a kind, stills or clips, whose rates and captions `training_samples` records
 MOST_LOOKED_AT = 4_096
+MOST_ANCHORS = 1_000  # 1 MB in each checkpoint with the states of `minilm`
 READ_OF_SERVER = 16  # of a server: each may fetch a shard before training starts
 
 
@@ -215,6 +216,24 @@ def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None =
                 about = {**dict(zip((*SETTINGS, "given"), form_of)), "simhash": simhash.encoded(texts)}
                 captions.append(Captions.model_validate(about))
     return TrainingSamples(kinds=[kind for _, kind in kinds], captions=captions, given=store.any_given)
+
+
+def anchors(store: SampleStore) -> Anchors | None:
+    """The captions of a store with the means of their states; None for more than `MOST_ANCHORS` samples (of a server:
+    than are looked at), and for pairs, whose captions say what to change.
+    """
+    most = min(MOST_ANCHORS, store.most_looked_at)
+    if len(store) > most or store.any_given:
+        log.info("Prompts get no training caption before them: it is for up to %d samples, no pairs", most)
+        return None
+    means = {}
+    for i in range(len(store)):
+        with contextlib.suppress(SampleError):  # a bad sample is reported when its turn comes
+            clip = store.read(i)
+            for caption, states in zip(captions_of(clip.meta), (clip.text_emb, *clip.more_text)):
+                if caption:
+                    means[caption] = states[0].float().mean(0).numpy()
+    return Anchors.of(means) if means else None
 
 
 def _report_untold(told: Mapping[tuple[Any, ...], list[str]], others: int) -> None:

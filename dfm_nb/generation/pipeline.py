@@ -242,6 +242,18 @@ class Pipeline:
                     log.warning("prompt %r: %s", text[:80], loss)
         return [self._texts[text] for text in texts]
 
+    def anchors(self, requests: Requests) -> list[str]:
+        """The training caption that is put before each prompt; "" if there is none, or if the prompt is one itself."""
+        known = self.config.samples.anchors
+        texts = []
+        # all in one call, as without anchors
+        for r, states in zip(requests, self.encode_text([r.prompt for r in requests])):
+            text = ""
+            if known and r.anchor == "nearest" and r.prompt:
+                text = known.nearest(r.prompt, states.float().mean(0).numpy())
+            texts.append(text)
+        return texts
+
     def remember_text(self, text: str, embedding: Tensor) -> None:
         """Use `embedding` [L, D] for this text, without the text encoder."""
         self._texts[text] = embedding
@@ -333,6 +345,7 @@ class Pipeline:
         with tqdm(total=len(requests), desc="generate", unit="clip", miniters=0, disable=not progress) as bar:
             for batch in batches:
                 chosen = [requests[i] for i in batch]
+                anchors = dict(zip(batch, self.anchors(chosen)))
 
                 def on_step(step: int, num_steps: int, _x: Tensor, D_x: Tensor) -> None:
                     bar.set_postfix_str(f"step {step}/{num_steps}", refresh=False)
@@ -344,7 +357,10 @@ class Pipeline:
                 for i, latent in zip(batch, self.sample_latents(chosen, on_step)):
                     frames = self.decode(latent, requests[i].tokenizer_window)
                     elapsed_s = time.monotonic() - started
-                    clip = Generated(frames, requests[i], latent.float().cpu(), self.made_by, elapsed_s)
+                    made_by = self.made_by
+                    if anchors[i]:
+                        made_by = {**made_by, "anchor_caption": anchors[i]}
+                    clip = Generated(frames, requests[i], latent.float().cpu(), made_by, elapsed_s)
                     self.finished.append(clip)
                     bar.update()
                     yield i, clip
@@ -415,7 +431,10 @@ class Pipeline:
     def denoiser(self, requests: Requests) -> GuidedDenoiser:
         """The denoiser that samplers call for these requests."""
         first = requests[0]
-        cond = self.encode_text([r.prompt for r in requests])
+        heard = []
+        for r, anchor in zip(requests, self.anchors(requests)):
+            heard.append(f"{anchor} {r.prompt}" if anchor else r.prompt)
+        cond = self.encode_text(heard)
         encoded: dict[Request, tuple] = {}  # samples of one picture encode it once
         starts = []
         given = []

@@ -26,7 +26,7 @@ from dfm_nb.base.limits import MOST_GIVEN, MOST_STEPS
 from dfm_nb.base.log import log
 from dfm_nb.base.options import Options, fields, option
 from dfm_nb.config.samples import SETTINGS, Captions, Kind
-from dfm_nb.config.schema import STUDENT_SAMPLING, GenerationConfig
+from dfm_nb.config.schema import STUDENT_SAMPLING, Anchor, GenerationConfig
 from dfm_nb.data.sources._media import MediaOptions
 from dfm_nb.diffusion import samplers
 
@@ -195,6 +195,9 @@ class Sampling(Options):
     schedule: Schedule = recommended(_USUAL.schedule, "spacing of the steps")
     sigma_max: float = recommended(_USUAL.sigma_max, "first noise level")
     shift: float = recommended(_USUAL.shift, "of --schedule flow: larger, denser in strong noise", gt=0)
+    anchor: Anchor = recommended(
+        _USUAL.anchor, "nearest: the nearest training caption comes before a prompt that is none"
+    )
 
 
 class Request(Sampling):
@@ -290,6 +293,8 @@ class Request(Sampling):
             if getattr(self, name) and not getattr(config.dataset, key):
                 must = f"{flags[name].flag} needs a model trained with dataset.{key} above 0"
                 raise ValueError(f"{must}; this one was not; {fix}")
+        if self.chosen.get("anchor") == "nearest" and not config.samples.anchors:
+            _warn("--anchor nearest has no effect: the model was not trained with generation.anchor=nearest")
         if self.given and not {"height", "width"} & self.chosen.keys():
             self.check()
             short_side = min(recommended.get(side, getattr(self, side)) for side in ("height", "width"))

@@ -12,7 +12,7 @@ from dfm_nb.config import sizes
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.remote import local_folder, remote_folder
-from dfm_nb.data.stores import MockStore, SampleStore, ShardStore, has_split, training_samples
+from dfm_nb.data.stores import MockStore, SampleStore, ShardStore, anchors, has_split, training_samples
 from dfm_nb.packs.packs import LatentStatistics, PackSettings
 from dfm_nb.parallel.groups import layout_of
 
@@ -74,6 +74,8 @@ def with_data(resolved: cfg.Resolved, store: SampleStore) -> cfg.Resolved:
     inputs = {"model.in_channels": store.channels, "model.text_dim": store.text_dim}
     resolved = resolved.with_derived(inputs, "the data set")
     samples = training_samples(store, resolved.config.generation.of_samples())
+    if resolved.config.generation.anchor == "nearest":
+        samples.anchors = anchors(store)
     return replace(resolved, config=resolved.config.with_samples(samples))
 
 

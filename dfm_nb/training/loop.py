@@ -421,7 +421,7 @@ class Training:
         statistics = self.loader.order.settings.statistics
         assert statistics is not None
         small = {**self.assets, folders.STATISTICS: folders.statistics_file(statistics)}
-        small[samples.FILE] = self.config.samples.model_dump_json().encode()
+        small[samples.FILE] = self.config.samples.file
         self.writer.save(self.trainer.pieces(), self.iteration, state, self.config_yaml, small)
         self.saved = self.iteration
         self.folder.tell("training")

@@ -1,9 +1,13 @@
 """What a data set recommends to generate."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from dfm_nb import config as cfg
-from dfm_nb.config.samples import Kind
+from dfm_nb.config.samples import Anchors, Kind, TrainingSamples
+from dfm_nb.data import stores
 from dfm_nb.data.stores import MockStore, training_samples
 from dfm_nb.generation.request import Request
 
@@ -57,3 +61,27 @@ def test_a_prompt_gets_the_size_of_the_captions_most_like_it(length):
     known = sum(len(each.simhash) for each in config.samples.captions)
     assert known <= 2 * 4_096 * 16 * 4 / 3 + 200, "base64 of 16 bytes each"
     assert not training_samples(Captioned([(1, 8, 8)])).captions
+
+
+def test_the_nearest_caption_is_found_by_mean_states_and_its_own_is_none():
+    means = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32) + 3
+    known = Anchors.of({f"caption {i}": row for i, row in enumerate(means)})
+    assert known.nearest("another", 0.8 * means[7] + 0.2 * means[9]) == "caption 7"
+    assert not any(known.nearest(f"CAPTION {i}", row * (1 + 1e-3)) for i, row in enumerate(means))
+    assert not known.nearest("caption 9", means[7]), "whatever its states"
+    samples = TrainingSamples(anchors=known)
+    assert TrainingSamples.model_validate_json(samples.file) == samples
+    assert b"anchors" not in TrainingSamples().file
+    for damaged in ("AAAA", "?", known.means[:-8]):
+        with pytest.raises(ValueError, match="means"):
+            Anchors(texts=known.texts, means=damaged)
+
+
+def test_captions_of_many_samples_and_of_pairs_are_not_kept(monkeypatch):
+    store = Captioned([(1, 8, 8), (1, 8, 10)], length=9)
+    monkeypatch.setattr(store, "read", lambda i: replace(MockStore.read(store, i), meta=store.meta(i)))
+    assert set(stores.anchors(store).texts) == {"a moth", Captioned.subjects[8], Captioned.subjects[10]}
+    monkeypatch.setattr(Captioned, "any_given", True)
+    assert stores.anchors(store) is None
+    assert stores.anchors(MockStore([(1, 8, 8)], length=stores.MOST_ANCHORS + 1)) is None
+    assert stores.anchors(MockStore([(1, 8, 8)], length=9)) is None, "without captions"

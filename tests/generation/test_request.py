@@ -113,7 +113,7 @@ FLAGS = (
     "--negative-prompt n --height 32 --width 48 --num-video-frames 5 --fps 8 --num-steps 9 --guidance 3"
     " --guidance-interval 0.1 2 --guidance-rescale 0.5 --sampler euler --schedule exponential"
     " --shift 2 --sigma-min 0.01 --sigma-max 70 --rho 5 --sigmas 3 1 0 --seed 4 --init-video v.mp4"
-    " --strength 0.3 --mask m.png --tokenizer-window 17 --given m.png --given-guidance 1.5"
+    " --strength 0.3 --mask m.png --tokenizer-window 17 --given m.png --given-guidance 1.5 --anchor nearest"
 )
 
 

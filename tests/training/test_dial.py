@@ -7,7 +7,7 @@ import time
 import pytest
 
 from dfm_nb import config as cfg
-from dfm_nb import prepare_dataset, train_model
+from dfm_nb import export_weights, prepare_dataset, train_model
 from dfm_nb.checkpoints.folders import read_manifest
 from dfm_nb.checkpoints.loading import find_weights
 from dfm_nb.data.stores import MockStore, ShardStore
@@ -37,6 +37,9 @@ def test_minutes_settle_a_run_that_its_configuration_repeats(tiny_data, tmp_path
     assert len(list((run.path / "checkpoints").glob("iter_*"))) == 8
     assert settled.model.hidden_size == 48, "what a user has set stays"
     assert clip_share(settled, ShardStore(tiny_data)) == pytest.approx(dial.CLIP_SHARE, abs=0.01)
+    known = find_weights(run.path).config.samples.anchors
+    assert known and "generation.anchor" in run.config.provenance
+    assert find_weights(export_weights(run.path, tmp_path / "own.safetensors")).config.samples.anchors == known
     # the machine is measured once: the same command has nothing left to do
     again = train_model(run_dir=tmp_path / "own", minutes=0.02, **asked)
     assert len(losses(again)) == iterations
