@@ -82,7 +82,6 @@ def settings(case: dict[str, Any]) -> list[str]:
         "train.global_batch_size=1",
         "train.train_iters=1000",
         "scheduler.lr_warmup_iters=1",
-        "ema.sigma_rels=[0.1]",
         f"model.compile={json.dumps(case['compiled'] and case['device'] == 'cuda')}",
     ]
     return out + ([f"model.num_layers={case['num_layers']}"] if case.get("num_layers") else [])
