@@ -70,7 +70,7 @@ class ModelOptions(Options):
     """What loads a model in `dfm generate` and `dfm evaluate`."""
 
     ema: str = option("auto", "relative length of the weight average; auto, or none for raw weights")
-    mixed_precision: Literal["bf16", "fp32"] | None = option(None, "arithmetic; default: as in training")
+    mixed_precision: Literal["fp32", "bf16"] | None = option(None, "arithmetic; default: as in training")
     tokenizer_path: str | None = option(None, "tokenizer file or folder", flags=("--tokenizer-cache-dir",))
     text_encoder_path: str | None = option(None, "text encoder folder", flags=("--t5-cache-dir",))
 
