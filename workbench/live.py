@@ -23,7 +23,7 @@ STYLE = (
     "viewBox='0 0 18 18'%3E%3Cpath d='M5 7l4 4 4-4z' fill='%23888'/%3E%3C/svg%3E\")}"
     "</style>"
 )
-KEYS = f"<script>{Path(__file__).with_name('keys.js').read_text()}</script>"
+KEYS = fill("<script>{}</script>", Html(Path(__file__).with_name("keys.js").read_text()))
 FAULT = (
     '<div role="alert" style="border-left:4px solid #D55E00;padding:1px 8px;font-size:12px;line-height:1.4;{}">'
     "<b>{}:</b> {}</div>"

@@ -14,7 +14,7 @@ from dfm_nb.base.log import is_headless
 from dfm_nb.base.markup import Html, fill
 
 FIRST = "00_tour.ipynb"
-FILM = Html(f"<script>{Path(__file__).with_name('film.js').read_text()}</script>")
+FILM = fill("<script>{}</script>", Html(Path(__file__).with_name("film.js").read_text()))
 JUPYTER = Path(__file__).with_name("jupyter")
 """For Jupyter: the kernel, with the current folder last on its module path, and defaults of JupyterLab."""
 RESULT_TYPE = "application/vnd.dfm-nb.result+json"

@@ -42,13 +42,14 @@ def word_attention(pipe: Pipeline, clip: Generated, num_noises: int = 4) -> list
     spans = tokenizer(prompt, return_offsets_mapping=True)["offset_mapping"]
     shares: list[torch.Tensor] = []  # float32 [tokens of the clip, tokens of the text] of each layer and noise
 
-    def look(module: Any, args: tuple, kwargs: dict, out: torch.Tensor) -> None:
+    def look(module: Any, args: tuple, out: torch.Tensor) -> None:
         q, k, v = (x.float() for x in args[:3])  # [tokens, heads, d]
-        (q_start, q_end, k_start, k_end), *_ = kwargs["packed_seq_params"].bounds.segments()
+        queries = int(args[3].cu_q[1])  # of the first segment, the clip
+        keys = int(args[3].cu_kv[1])
         scale = module.scale or q.shape[-1] ** -0.5
-        weights = torch.softmax(scale * torch.einsum("shd,lhd->hsl", q[q_start:q_end], k[k_start:k_end]), -1)
-        again = rearrange(weights @ v[k_start:k_end].transpose(0, 1), "h s d -> s (h d)")
-        theirs = out.flatten(1)[q_start:q_end].float()
+        weights = torch.softmax(scale * torch.einsum("shd,lhd->hsl", q[:queries], k[:keys]), -1)
+        again = rearrange(weights @ v[:keys].transpose(0, 1), "h s d -> s (h d)")
+        theirs = out.flatten(1)[:queries].float()
         assert (again - theirs).norm() < 0.01 * theirs.norm(), "these are not the weights that made the output"
         shares.append(weights.mean(0))
 
@@ -59,7 +60,7 @@ def word_attention(pipe: Pipeline, clip: Generated, num_noises: int = 4) -> list
     denoiser = pipe.denoiser([plain]).cond
     network: Any = pipe.chunks[0]
     layers = network.decoder.layers
-    hooks = [layer.cross_attention.core_attention.register_forward_hook(look, with_kwargs=True) for layer in layers]
+    hooks = [layer.cross_attention.core_attention.register_forward_hook(look) for layer in layers]
     try:
         for n in range(num_noises):
             noise = torch.randn(clean.shape, generator=generator_for("words", n), dtype=torch.float64)

@@ -53,8 +53,8 @@ class _Run:
 class Varlen(NamedTuple):
     """What CUDA's kernels take after q, k and v: bounds, int32 on the device, and the longest segment of each."""
 
-    cu_seqlens_q: torch.Tensor
-    cu_seqlens_kv: torch.Tensor
+    cu_q: torch.Tensor
+    cu_kv: torch.Tensor
     max_q: int
     max_kv: int
 
