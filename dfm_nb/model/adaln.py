@@ -52,6 +52,16 @@ class Runs(NamedTuple):
         for part, r in zip(parts, self.rows):
             yield part.view(r, -1, part.shape[-1])
 
+    def product_backward(self, g_Sh: torch.Tensor, x_Sh: torch.Tensor, table_Rh: torch.Tensor):
+        """Gradients of x * table[row] from that of the product: of x [S, h], and of the table [R, h]."""
+        dx_Sh = torch.empty_like(x_Sh)
+        dtable = []
+        tensors = zip(self.over_rows(table_Rh), *map(self.over_tokens, (x_Sh, g_Sh, dx_Sh)))
+        for table_r1h, x_rth, g_rth, dx_rth in tensors:
+            dtable.append(torch.mul(g_rth, x_rth, out=dx_rth).sum(1))  # dx is only a buffer here
+            torch.mul(g_rth, table_r1h, out=dx_rth)
+        return dx_Sh, self.summed(dtable, table_Rh)
+
     def summed(self, sums: list[torch.Tensor], table_Rh: torch.Tensor) -> torch.Tensor:
         """Sums [r, h] of each run -> [R, h] like the table; rows without tokens get 0."""
         if self.order is not None:
@@ -105,16 +115,10 @@ class _ModulateRuns(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g_Sh):
         x_Sh, factor_Rh = ctx.saved_tensors
-        runs = ctx.runs
-        dx_Sh = torch.empty_like(x_Sh)
-        tensors = zip(*map(runs.over_tokens, (x_Sh, g_Sh.contiguous(), dx_Sh)))
-        dshift = []
-        dscale = []
-        for factor_r1h, (x_rth, g_rth, dx_rth) in zip(runs.over_rows(factor_Rh), tensors):
-            dshift.append(g_rth.sum(1))
-            dscale.append(torch.mul(g_rth, x_rth, out=dx_rth).sum(1))  # dx is only a buffer here
-            torch.mul(g_rth, factor_r1h, out=dx_rth)
-        return dx_Sh, runs.summed(dshift, factor_Rh), runs.summed(dscale, factor_Rh), None
+        g_Sh = g_Sh.contiguous()
+        dx_Sh, dscale_Rh = ctx.runs.product_backward(g_Sh, x_Sh, factor_Rh)
+        dshift = [g_rth.sum(1) for g_rth in ctx.runs.over_tokens(g_Sh)]
+        return dx_Sh, ctx.runs.summed(dshift, factor_Rh), dscale_Rh, None
 
 
 class _AddGated(torch.autograd.Function):
@@ -143,14 +147,8 @@ class _AddGatedRuns(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g_Sh):
         gate_Rh, y_Sh = ctx.saved_tensors
-        runs = ctx.runs
-        dy_Sh = torch.empty_like(y_Sh)
-        tensors = zip(*map(runs.over_tokens, (y_Sh, g_Sh.contiguous(), dy_Sh)))
-        dgate = []
-        for gate_r1h, (y_rth, g_rth, dy_rth) in zip(runs.over_rows(gate_Rh), tensors):
-            dgate.append(torch.mul(g_rth, y_rth, out=dy_rth).sum(1))  # as above
-            torch.mul(g_rth, gate_r1h, out=dy_rth)
-        return g_Sh, runs.summed(dgate, gate_Rh), dy_Sh, None
+        dy_Sh, dgate_Rh = ctx.runs.product_backward(g_Sh.contiguous(), y_Sh, gate_Rh)
+        return g_Sh, dgate_Rh, dy_Sh, None
 
 
 def modulate(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor, rows: Rows) -> torch.Tensor:
