@@ -5,6 +5,7 @@ its own, and requests that ask for nothing else get it.
 from __future__ import annotations
 
 import base64
+import functools
 from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Annotated, Any
@@ -85,6 +86,7 @@ class Anchors(BaseModel, strict=True, extra="forbid"):
         return "" if cosines[near] > SAME else self.texts[near]
 
 
+@functools.lru_cache(1)  # asked for with each prompt
 def _rows(means: str, number: int) -> np.ndarray:
     """float32 [number, D]; ValueError if they are no such bytes."""
     return np.frombuffer(base64.b64decode(means, validate=True), np.float16).reshape(number, -1).astype(np.float32)
