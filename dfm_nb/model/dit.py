@@ -218,7 +218,7 @@ class TextCrossAttention(_Attending, attention.CrossAttention):
         self.k_layernorm = self.norm(width, config, eps)
 
     def forward(self, x_Sh, text_Kh, bounds: SegmentBounds | Varlen, cache: dict | None = None) -> torch.Tensor:
-        """cache : keys and values by layer number, filled at the first call; None computes them anew."""
+        """cache : keys and values by layer number, filled at the first call; None computes them in each."""
         (query,) = self.by_head(self.linear_q(x_Sh), 1, bounds)
         if cache is not None and self.layer_number in cache:
             key, value = cache[self.layer_number]

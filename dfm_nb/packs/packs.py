@@ -256,7 +256,7 @@ def retexted(pack: PackLayout, text: torch.Tensor, text_multiple: int = 1) -> Pa
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """In memory from which CUDA copies while the host goes on; without CUDA the tensor itself."""
+    """In memory from which CUDA copies without blocking the host; without CUDA the tensor itself."""
     return tensor.pin_memory() if torch.cuda.is_available() else tensor
 
 

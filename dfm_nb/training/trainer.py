@@ -252,13 +252,13 @@ class Trainer:
         for p in used:
             p.grad = None
 
-    def _finish_gradients(self, chunks: list[torch.nn.Module], num_tokens: torch.Tensor, **kwargs) -> None:
+    def _finish_gradients(self, chunks: list[Any], num_tokens: torch.Tensor, **kwargs) -> None:
         """megatron-core's function, which (in 0.16) would wait for the number of tokens. All ranks take part."""
         self._add_gradients()
         finalize_model_grads(chunks, None, **kwargs)
         parallel.broadcast_from_last_stage(num_tokens)
         dist.all_reduce(num_tokens, group=mpu.get_data_parallel_group(with_context_parallel=True))
-        for chunk in self.ddp:
+        for chunk in chunks:
             chunk.scale_gradients(1.0 / num_tokens.clamp(min=1))
 
     def lessons(self, packs: list[Pack]) -> list[Pack]:
@@ -281,11 +281,12 @@ class Trainer:
            interleaves them over pipeline stages.
         3. `denoiser.forward` adds the noise, scales the input, and runs the network on this rank's tokens of the pack.
         4. The schedule calls `loss_function` on the last stage. It returns the *sum* of the token losses and the number
-           of tokens. megatron-core adds both over packs and ranks and divides the gradients by the number
-           (`finalize_model_grads`), so the loss is the mean over the tokens of the global batch in every layout.
-        5. Gradients are reduced in float32. If they or the loss are not finite, all ranks skip the step, because the
-           norm and the loss are sums over all ranks.
-        6. Otherwise: clip, AdamW or Muon on float32 weights, copy to the bfloat16 weights, update the averages.
+           of tokens. Both are added over packs and ranks, and `_finish_gradients` divides the gradients by the number,
+           so the loss is the mean over the tokens of the global batch in every layout.
+        5. Gradients are reduced in float32. Whether they and the loss are finite is settled on the device, and equally
+           on all ranks, because the norm and the loss are sums over all of them.
+        6. AdamW or Muon on float32 weights divides by what clips, changes nothing if something is not finite, and is
+           copied to the bfloat16 weights. Only now the host reads loss and norm; the averages follow if all was finite.
         7. The learning rate is updated, and the caller reports, validates and saves.
         """
         sums = self.backward(packs)
