@@ -33,14 +33,19 @@ def stage_bytes(model: ModelConfig, plan: GpuLayout, load: Load, stage: int) -> 
     in_flight = min(plan.pp - stage, max(1, load.packs // plan.dp))
     pack = model.num_layers // plan.pp * layer_saved_bytes(model, plan, load) + _outside_bytes(model, plan, load, stage)
     activations = in_flight * pack + _backward_bytes(model, plan, load, stage)
-    # After backward, activations are freed, but averaging bf16 weights needs float32 copies of them.
-    update = 4 * trained if load.ema_averages and e < 4 else 0
+    # When activations are freed, all gradients of a pack wait for their sum (`Trainer._add_gradients`); and averages of
+    # bf16 weights in shards need float32 copies of them.
+    waiting = 0
+    if plan.distributed_optimizer:
+        waiting = 4 * trained if load.ema_averages and e < 4 else 0
+    elif plan.tp == plan.pp == 1 and (load.cpu or plan.dp == 1):
+        waiting = e * trained
     return {
         # a student has its teacher beside it, unless that is the base of its LoRA
         "parameters": e * count * (2 if model.student and not model.lora.rank else 1),
         "gradients": 4 * trained,
         "optimizer": adam + averages,
-        "activations": max(activations, update),
+        "activations": max(activations, waiting),
     }
 
 

@@ -105,3 +105,6 @@ def test_a_distributed_optimizer_shares_its_state():
     sharded = of(GpuLayout(dp=8, distributed_optimizer=True))
     averages = 4 * load.ema_averages * counts.parameter_count(model)
     assert (of(base)["optimizer"] - averages) == pytest.approx(8 * (sharded["optimizer"] - averages), rel=1e-6)
+    # of a short pack, the gradients wait for their sum, where megatron-core does not add each at once
+    alone, overlapped = (training_bytes(model, plan, Load(16))["activations"] for plan in (GpuLayout(), base))
+    assert overlapped < alone == 2 * counts.parameter_count(model)
