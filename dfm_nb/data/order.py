@@ -22,7 +22,7 @@ import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from dfm_nb.base.log import log
 from dfm_nb.base.records import SampleError
 from dfm_nb.base.seeds import generator_for
 from dfm_nb.data.stores import SampleStore
-from dfm_nb.packs.packer import Packer, PackItem
+from dfm_nb.packs.packer import Packer, PackItem, PackShape
 from dfm_nb.packs.packs import PackSettings
 
 # One permutation of a million samples is 8 MB and read in milliseconds; of 100 million, it takes
@@ -42,6 +42,7 @@ LANES = 256  # divides by the data-parallel sizes of most layouts
 LANE_WINDOW = 8192
 # the window of a single lane: weights change the number of uses in an epoch
 WHOLE_SET = sys.maxsize
+SHAPE_PACKS = 64  # packs of a run's order, the largest of which decide the shape of all
 # of the mean; in 50 epochs the samples of the lightest lane are seen once more than others
 UNEVEN = 0.02
 
@@ -129,10 +130,10 @@ class SampleOrder:
 class Lane:
     """The position of a lane: an epoch, a position in it, and the samples that wait for space in a pack."""
 
-    def __init__(self, order: SampleOrder, packer: Packer, tokens_of: Callable[[np.ndarray], np.ndarray]):
+    def __init__(self, order: SampleOrder, packer: Packer, lengths_of: Callable[[np.ndarray], np.ndarray]):
         self.order = order
         self.packer = packer
-        self._tokens_of = tokens_of
+        self._lengths_of = lengths_of
         self.epoch = self.cursor = 0
         self._stream = self._items()
 
@@ -149,9 +150,9 @@ class Lane:
                 continue  # as an epoch of small weights may be empty
             window, at = divmod(self.cursor, self.order.window)
             uses_N2 = self.order.uses(self.epoch, window)
-            for (use, sample), tokens in zip(uses_N2[at:], self._tokens_of(uses_N2[:, 1])[at:]):
+            for (use, sample), lengths in zip(uses_N2[at:].tolist(), self._lengths_of(uses_N2[at:, 1]).tolist()):
                 self.cursor += 1
-                yield PackItem(int(use), int(sample), int(tokens))
+                yield PackItem(use, sample, *lengths)
 
     def state(self) -> dict:
         waiting = [[item.epoch, item.sample] for item in self.packer.waiting]
@@ -161,8 +162,8 @@ class Lane:
         """Continue from a state; only for an unused lane."""
         self.epoch = state["epoch"]
         self.cursor = state["cursor"]
-        tokens = self._tokens_of(np.array([sample for _, sample in state["waiting"]], np.int64)).tolist()
-        self.packer.waiting = [PackItem(epoch, i, n) for (epoch, i), n in zip(state["waiting"], tokens)]
+        lengths = self._lengths_of(np.array([sample for _, sample in state["waiting"]], np.int64)).tolist()
+        self.packer.waiting = [PackItem(epoch, i, *each) for (epoch, i), each in zip(state["waiting"], lengths)]
 
 
 class PackOrder:
@@ -172,6 +173,8 @@ class PackOrder:
     ----------
     capacity : tokens of a pack. buffer_size : of the packer. lanes : at most; 0: chosen for the data set.
     lane_window : samples of a lane that are shuffled with one another.
+    one_shape : every pack also has equally many text tokens, conditioning rows and segments, as many as the largest of
+    the first `SHAPE_PACKS` needs. Packs that need more hold fewer samples.
 
     Raises
     ------
@@ -187,15 +190,17 @@ class PackOrder:
         shuffle: bool = True,
         lanes: int = 1,
         lane_window: int = LANE_WINDOW,
+        one_shape: bool = False,
     ):
         self.store = store
         self.settings = settings
+        self.one_shape = one_shape
         self.shuffle = shuffle
         self.capacity = capacity
         self.buffer_size = buffer_size
         self.packs = 0
         for index in store.larger_than((capacity + 1) * settings.patch_volume - 1):
-            with contextlib.suppress(SampleError):  # then its size is false: see `tokens_of`
+            with contextlib.suppress(SampleError):  # then its size is false: see `lengths_of`
                 store.read(index)
                 tokens = int(store.voxels(np.array([index]))[0]) // settings.patch_volume
                 raise ValueError(
@@ -224,14 +229,47 @@ class PackOrder:
         orders = [SampleOrder(ranges_R2[used][s], window, seed, i, weights=weights) for i, s in enumerate(dealt)]
         if len(orders) == 1:
             orders = [SampleOrder(np.array([[0, size]]), WHOLE_SET, seed, None, self.shuffle, weights)]
-        self.lanes = [Lane(order, Packer(self.capacity, self.buffer_size), self.tokens_of) for order in orders]
+        self.settings = replace(self.settings, shape=None)
+        self.lanes = self._lanes(orders)
+        if self.one_shape:
+            self.settings = replace(self.settings, shape=self._shape())
+            self.lanes = self._lanes(orders)
         # cached, because those of 256 lanes take 30 ms
         self._states = [lane.state() for lane in self.lanes]
 
-    def tokens_of(self, samples: np.ndarray) -> np.ndarray:
-        """Tokens of each sample, int64; 0 for a sample that claims more than a pack: it is reported when it is read."""
+    def _lanes(self, orders: list[SampleOrder]) -> list[Lane]:
+        shape = self.settings.shape
+        return [Lane(order, Packer(self.capacity, self.buffer_size, shape), self.lengths_of) for order in orders]
+
+    def _shape(self) -> PackShape | None:
+        """From the lanes' first packs."""
+        if not self.store.text_tokens(slice(None)).all():
+            log.info("Packs have several shapes, because the index does not say how long the captions are")
+            return None
+        packs = [self.lanes[i % len(self.lanes)].next() for i in range(SHAPE_PACKS)]
+        longest = min(max(shard.largest for shard in self.store.shards) // self.settings.patch_volume, self.capacity)
+        shape = PackShape.of(packs, longest, self.settings.text_multiple, self.settings.row_multiple)
+        log.info(
+            "Every pack has %d tokens, %d text tokens, %d conditioning rows and up to %d samples",
+            self.capacity,
+            shape.text,
+            shape.rows,
+            shape.segments - 1,
+        )
+        return shape
+
+    def lengths_of(self, samples: np.ndarray) -> np.ndarray:
+        """Tokens, most text tokens and most conditioning rows of each sample, int64 [N, 3].
+
+        Tokens are 0 for a sample that claims more than a pack: it is reported when it is read.
+        """
+        d = self.settings.config.dataset
         tokens = self.store.voxels(samples) // self.settings.patch_volume
-        return np.where(tokens > self.capacity, 0, tokens)
+        text = np.maximum(self.store.text_tokens(samples), len(self.store.empty_text))
+        if self.settings.config.model.text_padding:
+            text[:] = self.settings.config.model.text_padding
+        rows = 1 + (d.condition_frames_prob > 0) + (d.condition_last_prob > 0 or self.store.any_given)
+        return np.stack((np.where(tokens > self.capacity, 0, tokens), text, np.full(len(tokens), rows)), 1)
 
     def next(self) -> list[PackItem]:
         number = self.packs % len(self.lanes)
@@ -247,6 +285,7 @@ class PackOrder:
             "contents": self.store.contents,
             "packs": self.packs,
             "lane_window": self.lane_window,
+            "one_shape": self.one_shape,
             "lanes": list(self._states),
         }
 
@@ -266,7 +305,7 @@ class PackOrder:
         )
 
     def restore(self, state: dict) -> None:
-        """Continue from a state. Its number of lanes and its window apply, not those of the settings.
+        """Continue from a state. Its number of lanes, its window and whether packs have one shape apply, on any device.
 
         Of a data set that grew, every lane begins a new epoch, which no sample was used in: each draws new noise.
 
@@ -275,6 +314,7 @@ class PackOrder:
         ValueError : the data set is another one, or it grew without `dataset.may_grow`.
         """
         grown = self.has_grown(state)
+        self.one_shape = bool(state.get("one_shape"))
         self._make_lanes(len(state["lanes"]), state["lane_window"])
         self.packs = state["packs"]
         if grown:

@@ -33,8 +33,9 @@ SCHEMA = pa.schema(
     + [("text_tokens", pa.uint32()), ("offset", pa.uint64()), ("size", pa.uint64())]
 )
 """t, h, w: of the latent. text_tokens: 0 if unknown. offset, size: of the sample in its tar, in bytes."""
-OPTIONAL = {"weight": (pa.float32(), 1), "given": (pa.uint32(), 0)}
-"""Columns with type and usual value; one with no other value is left out. given: voxels of what is given beside it."""
+OPTIONAL = {"weight": (pa.float32(), 1), "given": (pa.uint32(), 0), "more_text": (pa.uint32(), 0)}
+"""Columns with type and usual value; one with no other value is left out. given: voxels of what is given beside it.
+more_text: tokens of the longest caption after the first one."""
 
 
 def schema_with(optional: Iterable[str]) -> pa.Schema:
@@ -109,6 +110,7 @@ def _index_split(folder: Path, split: str, names: list[str], measure: Measure, b
                     "size": entry.size,
                     "weight": weight,
                     "given": given,
+                    "more_text": min(max(entry.meta.get("more_text_tokens") or [0]), 0xFFFF),
                 }
             )
         tables.append(pa.Table.from_pylist(rows, schema_with(OPTIONAL)))
@@ -148,6 +150,11 @@ class Sizes:
         """T * H * W of the latents and of what is given beside them, int64."""
         voxels = self._column("t", samples) * self._column("h", samples) * self._column("w", samples)
         return voxels + self._column("given", samples) if self.any_given else voxels
+
+    def text_tokens(self, samples: np.ndarray | slice) -> np.ndarray:
+        """Of each sample's longest caption, int64; 0 if unknown."""
+        tokens = self._column("text_tokens", samples)
+        return np.maximum(tokens, self._column("more_text", samples)) if "more_text" in self._columns else tokens
 
     @property
     def any_given(self) -> bool:
@@ -258,9 +265,6 @@ class SampleIndex(Sizes):
     def keys(self) -> list[str]:
         """Keys of all samples, in order: a Python object each."""
         return self._keys.to_pylist()
-
-    def text_tokens(self, index: int) -> int:
-        return int(self._columns["text_tokens"][index])
 
     def entry(self, index: int) -> SampleEntry:
         """Position of a sample."""

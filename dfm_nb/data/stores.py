@@ -147,8 +147,9 @@ class MockStore(Sizes):
         grids = [(t, h, w) for t, h, w in sizes]
         cycled = np.resize(np.array(grids), (length, 3))
         voxels = cycled.prod(1)
-        super().__init__(dict(zip("thw", cycled.T)), [Shard("mock", length, int(voxels.sum()), int(voxels.max()))])
-        self.text_tokens = text_tokens
+        columns = dict(zip("thw", cycled.T)) | {"text_tokens": np.full(length, text_tokens)}
+        super().__init__(columns, [Shard("mock", length, int(voxels.sum()), int(voxels.max()))])
+        self.text_shape = text_tokens, text_dim
         self.channels = channels
         self.text_dim = text_dim
         self.fingerprint = f"mock-{grids}-{text_tokens}-{channels}-{text_dim}-{length}"
@@ -164,7 +165,7 @@ class MockStore(Sizes):
     def read(self, index: int) -> EncodedClip:
         g = seeds.generator_for("mock", index)
         latent = torch.randn(1, self.channels, *self.grid(index), generator=g).bfloat16()
-        text = torch.randn(1, self.text_tokens, self.text_dim, generator=g).bfloat16()
+        text = torch.randn(1, *self.text_shape, generator=g).bfloat16()
         return EncodedClip(f"mock{index:06d}", latent, text, {"fps": 24})
 
 

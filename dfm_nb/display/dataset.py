@@ -59,7 +59,7 @@ class InspectedShards:
                 meta = metas.get(index.entry(n), {})
                 frames, height, width = geometry.pixel_size(*index.grid(n))
                 meta.update(num_frames=frames, image_height=height, image_width=width)
-                meta.update(text_tokens=index.text_tokens(n))
+                meta.update(text_tokens=int(index.text_tokens(slice(n, n + 1))[0]))
 
     @functools.cached_property
     def _listed(self) -> dict[str, Any]:

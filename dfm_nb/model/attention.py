@@ -61,11 +61,15 @@ class Varlen(NamedTuple):
 
 @dataclass
 class SegmentBounds:
-    """Bounds of the segments among queries and keys, on the host; `on_device` is what a back end takes."""
+    """Bounds of the segments among queries and keys, on the host; `on_device` is what a back end takes.
+
+    longest : at least the queries and keys of each segment.
+    """
 
     cu_q: list[int]
     cu_kv: list[int]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    longest: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         assert len(self.cu_q) == len(self.cu_kv), (len(self.cu_q), len(self.cu_kv))
@@ -75,8 +79,7 @@ class SegmentBounds:
         if "a CUDA device" not in NEEDS.get(backend, ()):
             return self
         q, kv = (pinned(torch.tensor(cu, dtype=torch.int32)) for cu in (self.cu_q, self.cu_kv))
-        longest = int(q.diff().max()), int(kv.diff().max())  # on the host: nothing waits for the device
-        return Varlen(q.to(self.device, non_blocking=True), kv.to(self.device, non_blocking=True), *longest)
+        return Varlen(q.to(self.device, non_blocking=True), kv.to(self.device, non_blocking=True), *self.longest)
 
     @functools.cached_property
     def in_float32(self) -> bool:
@@ -85,7 +88,8 @@ class SegmentBounds:
 
     def dealt(self, rank: int, size: int) -> SegmentBounds:
         """The bounds of this context-parallel rank: its queries (`deal`) against all keys."""
-        return SegmentBounds([-(-max(c - rank, 0) // size) for c in self.cu_q], self.cu_kv, self.device)
+        q = [-(-max(c - rank, 0) // size) for c in self.cu_q]
+        return SegmentBounds(q, self.cu_kv, self.device, (-(-self.longest[0] // size), self.longest[1]))
 
     def segments(self) -> list[tuple[int, int, int, int]]:
         """(q start, q stop, kv start, kv stop) of each segment that has queries."""

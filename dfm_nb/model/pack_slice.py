@@ -50,8 +50,8 @@ class PackSlice:
             to(pack.text),
             to(pack.pool),
             to(pack.fps),
-            SegmentBounds(pack.cu_q, pack.cu_q, device).dealt(rank, size),
-            SegmentBounds(pack.cu_q, pack.cu_kv, device).dealt(rank, size),
+            SegmentBounds(pack.cu_q, pack.cu_q, device, (pack.longest[0], pack.longest[0])).dealt(rank, size),
+            SegmentBounds(pack.cu_q, pack.cu_kv, device, pack.longest).dealt(rank, size),
             device,
         )
 

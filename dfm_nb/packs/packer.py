@@ -36,11 +36,50 @@ def fill(lengths: Sequence[int], capacity: int) -> list[int]:
 
 
 class PackItem(NamedTuple):
-    """A sample in an epoch (if it has a weight: the number of its uses before); `tokens` are its length in a pack."""
+    """A sample in an epoch (if it has a weight: the number of its uses before); `tokens` are its length in a pack.
+
+    text, rows : at most so many text tokens and conditioning rows; needed where packs have one shape.
+    """
 
     epoch: int
     sample: int
     tokens: int
+    text: int = 0
+    rows: int = 0
+
+
+class PackShape(NamedTuple):
+    """What every pack of a run has, where their shape is fixed; in each, one row, text token and segment is padding's.
+
+    longest : tokens of the longest sample.
+    """
+
+    text: int
+    rows: int
+    segments: int
+    longest: int
+
+    @classmethod
+    def of(cls, packs: Sequence[list[PackItem]], longest: int, text_multiple: int, row_multiple: int) -> PackShape:
+        """What the largest of these packs need."""
+        text = 1 + max(sum(item.text for item in pack) for pack in packs)
+        rows = 1 + max(sum(item.rows for item in pack) for pack in packs)
+        segments = 1 + max(map(len, packs))
+        return cls(
+            -(-text // text_multiple) * text_multiple, -(-rows // row_multiple) * row_multiple, segments, longest
+        )
+
+    def first_that_fit(self, items: Sequence[PackItem]) -> list[int]:
+        """Indices of the items that one pack takes, from the first on; always the first one."""
+        chosen: list[int] = []
+        text = rows = 1
+        for i, item in enumerate(items):
+            fits = text + item.text <= self.text and rows + item.rows <= self.rows
+            if not chosen or (fits and len(chosen) + 1 < self.segments):
+                chosen.append(i)
+                text += item.text
+                rows += item.rows
+        return chosen
 
 
 class Packer:
@@ -54,15 +93,17 @@ class Packer:
     ----------
     capacity : tokens of one pack.
     buffer_size : samples to choose from; more give fuller packs, and samples wait longer.
+    shape : a pack also ends where its text, rows or segments are full; None: only its tokens count.
 
     Attributes
     ----------
     waiting : oldest first.
     """
 
-    def __init__(self, capacity: int, buffer_size: int):
+    def __init__(self, capacity: int, buffer_size: int, shape: PackShape | None = None):
         self.capacity = capacity
         self.buffer_size = buffer_size
+        self.shape = shape
         self.waiting: list[PackItem] = []
 
     def next(self, stream: Iterator[PackItem]) -> list[PackItem]:
@@ -72,5 +113,7 @@ class Packer:
             self.waiting.append(next(stream))
             tokens += self.waiting[-1].tokens
         chosen = fill([item.tokens for item in self.waiting], self.capacity)
+        if self.shape is not None:
+            chosen = [chosen[i] for i in self.shape.first_that_fit([self.waiting[i] for i in chosen])]
         items = [self.waiting.pop(i) for i in reversed(chosen)]  # from the end, so that the others keep their index
         return items[::-1]

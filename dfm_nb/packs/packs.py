@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple, Sequence
 
 import torch
@@ -19,6 +20,7 @@ from dfm_nb.base.seeds import generator_for
 from dfm_nb.config.networks import Network
 from dfm_nb.config.schema import Config, ModelConfig
 from dfm_nb.diffusion import edm
+from dfm_nb.packs.packer import PackShape
 from dfm_nb.packs.patches import check_divides, grid_positions, patchify
 
 CLEAN_SIGMA = 0.002
@@ -42,6 +44,8 @@ class PackSettings:
     token_multiple, text_multiple, row_multiple : tokens, text tokens and conditioning rows of a pack are padded to
     multiples of these. A layout may need it, and repeated shapes are faster, because oneDNN compiles a kernel for every
     shape of a bfloat16 product.
+    shape : of all training packs; a pack whose samples need more (their captions are longer than the index says) has
+    more. None: each has its own.
     """
 
     config: Config
@@ -49,6 +53,7 @@ class PackSettings:
     token_multiple: int = 1
     text_multiple: int = 1
     row_multiple: int = 1
+    shape: PackShape | None = None
 
     @property
     def patch_volume(self) -> int:
@@ -135,15 +140,15 @@ def sample_segment(
     t, h, w = grid
     first, last = ends
     clean = Row(0, CLEAN_SIGMA, fps, noisy=False)
+    after = last * h * w + sum(map(math.prod, given))
     rows = [
         clean._replace(tokens=first * h * w),
         Row((t - first - last) * h * w, sigma, fps),
-        clean._replace(tokens=last * h * w),
+        clean._replace(tokens=after),
     ]
     positions = [grid_positions(grid, model.network.centred)]
     before = 0  # frames between the target's first one and those of `given` so far
     for own in given:
-        rows.append(clean._replace(tokens=math.prod(own)))
         before += own[0]
         positions.append(grid_positions(own, model.network.centred))
         positions[-1][:, 0] -= before
@@ -157,6 +162,8 @@ class PackLayout:
     sigma, fps : float32 [R]; row : int64 [S], token -> row; positions : float32 [S, 3]; loss_mask : bool [S];
     text : bfloat16 [K, D]; pool : float32 [R, K], each row averages its segment's text.
     cu_q, cu_kv : bounds of the segments among tokens and text tokens; the last segment is the padding, if there is any.
+    Packs of one shape have empty segments after it.
+    longest : at least the tokens and text tokens of each segment, equal for all packs of one shape.
     """
 
     sigma: torch.Tensor
@@ -168,6 +175,7 @@ class PackLayout:
     pool: torch.Tensor
     cu_q: list[int]
     cu_kv: list[int]
+    longest: tuple[int, int]
 
 
 def pack_layout(
@@ -177,6 +185,7 @@ def pack_layout(
     text_multiple: int = 1,
     row_multiple: int = 1,
     capacity: int | None = None,
+    shape: PackShape | None = None,
 ) -> PackLayout:
     """Concatenate segments, then pad tokens, text and rows.
 
@@ -188,7 +197,7 @@ def pack_layout(
     Parameters
     ----------
     model : its `text_padding` pads each text with rows of zeros, which are attended to, or truncates it.
-    token_multiple, text_multiple, row_multiple : see `PackSettings`.
+    token_multiple, text_multiple, row_multiple, shape : see `PackSettings`.
     capacity : tokens of the pack; None: the number of tokens, rounded up to `token_multiple`.
     """
     segments = list(segments)
@@ -201,7 +210,10 @@ def pack_layout(
     assert padding >= 0, (tokens, capacity)
     # All padding is one last segment, so that no sample attends to it. Padding tokens need a text token to attend to,
     # because a softmax over nothing is NaN. Padding text alone is a segment without tokens and without a row.
-    text_padding = _round_up(text + 1 if padding else text, text_multiple) - text
+    padded_text = _round_up(text + 1 if padding else text, text_multiple)
+    if shape is not None:
+        padded_text = max(padded_text, shape.text)
+    text_padding = padded_text - text
     if padding or text_padding:
         zeros = segments[0].text.new_zeros(text_padding, segments[0].text.shape[1])
         rows = [padding_row._replace(tokens=padding)] if padding else []
@@ -213,8 +225,16 @@ def pack_layout(
         cu_q.append(cu_q[-1] + len(s.positions))
         cu_kv.append(cu_kv[-1] + len(s.text))
         all_rows += s.rows
+    longest = [max(b - a for a, b in pairwise(bounds)) for bounds in (cu_q, cu_kv)]
+    if shape is not None:
+        # longer padding takes the one other value that is enough for any
+        longest = [shape.longest if longest[0] <= shape.longest else cu_q[-1], cu_kv[-1]]
+        for bounds in (cu_q, cu_kv):
+            bounds += bounds[-1:] * (shape.segments + 1 - len(bounds))
     # The last rows have no tokens; their pooled text stays zero.
     all_rows += [padding_row] * (-len(all_rows) % row_multiple)
+    if shape is not None:
+        all_rows += [padding_row] * (shape.rows - len(all_rows))
     pool = torch.zeros(len(all_rows), cu_kv[-1])
     row = 0
     for i, s in enumerate(segments):
@@ -231,6 +251,7 @@ def pack_layout(
         pool=pool,
         cu_q=cu_q,
         cu_kv=cu_kv,
+        longest=(longest[0], longest[1]),
     )
 
 
@@ -252,6 +273,7 @@ def retexted(pack: PackLayout, text: torch.Tensor, text_multiple: int = 1) -> Pa
         pool=F.pad(pool.repeat_interleave(length, 1) / length, (0, padding)),
         cu_q=cu_q,
         cu_kv=cu_kv,
+        longest=(pack.longest[0], max(length, padding)),
     )
 
 
@@ -404,8 +426,9 @@ def pack_draws(draws: Sequence[Draw], settings: PackSettings, capacity: int | No
     Samples are sorted by length, so that equal lengths are neighbours and share one batched attention call.
     """
     draws = sorted(draws, key=lambda d: (len(d.x0), d.grid, len(d.text), d.key))
+    s = settings
     layout = pack_layout(
-        draws, settings.config.model, settings.token_multiple, settings.text_multiple, settings.row_multiple, capacity
+        draws, s.config.model, s.token_multiple, s.text_multiple, s.row_multiple, capacity, shape=s.shape
     )
     padding = (0, 0, 0, layout.cu_q[-1] - layout.cu_q[len(draws)])
     return Pack(

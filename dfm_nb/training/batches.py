@@ -91,7 +91,13 @@ def packed_loader(
     d = config.dataset
     settings = pack_settings(config, statistics or store.statistics)
     order = PackOrder(
-        store, settings, pack_capacity(config), d.packing_buffer_size, lanes=d.lanes, lane_window=d.lane_window
+        store,
+        settings,
+        pack_capacity(config),
+        d.packing_buffer_size,
+        lanes=d.lanes,
+        lane_window=d.lane_window,
+        one_shape=parallel.device().type != "cpu",  # compiled layers and graphs are then made once
     )
     packs_per_step = config.train.global_batch_size // config.train.micro_batch_size
     return PackedLoader(order, packs_per_step, dp_rank, dp_size, d.num_workers, d.balance_steps)

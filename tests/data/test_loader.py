@@ -10,6 +10,7 @@ from dfm_nb import config as cfg
 from dfm_nb.data.loader import PackedLoader
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import MockStore
+from dfm_nb.packs.packer import PackShape
 from dfm_nb.packs.packs import CLEAN_SIGMA, LatentStatistics, PackSettings, caption_of, draw_sample, pack_draws
 from dfm_nb.packs.patches import unpatchify
 
@@ -120,6 +121,17 @@ def test_padded_text_alone_is_a_segment_without_tokens():
     plain, pack = pack_draws(some, SETTINGS), pack_draws(some, replace(SETTINGS, text_multiple=64))
     assert pack.cu_q == [*plain.cu_q, plain.cu_q[-1]] and pack.cu_kv == [*plain.cu_kv, 64]
     assert torch.equal(pack.sigma, plain.sigma) and not pack.pool[:, plain.cu_kv[-1] :].any()
+
+
+def test_a_pack_of_the_runs_shape_has_empty_rows_and_segments_at_the_end():
+    some = draws()
+    plain = pack_draws(some, SETTINGS)
+    shaped = replace(SETTINGS, shape=PackShape(text=64, rows=24, segments=20, longest=30))
+    pack = pack_draws(some, shaped)
+    assert (len(pack.text), len(pack.sigma), len(pack.cu_q), len(pack.cu_kv)) == (64, 24, 21, 21)
+    assert pack.cu_q[: len(plain.cu_q)] == plain.cu_q and set(pack.cu_q[len(plain.cu_q) :]) == {plain.cu_q[-1]}
+    assert pack.longest == (30, 64)
+    assert pack_draws(some, shaped, 640).longest[0] == 640  # its padding is longer
 
 
 @pytest.mark.parametrize("first, last, rows", [(1, 0, "gn"), (0, 1, "ng"), (1, 1, "gng")])

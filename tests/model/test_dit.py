@@ -13,6 +13,7 @@ from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
 from dfm_nb.model.dit import DiTConfig, _Rotate, rotary_table, transformer_config
+from dfm_nb.packs.packer import PackShape
 from dfm_nb.packs.packs import PackSettings, draw_sample, pack_draws
 from tests import tiny_run
 
@@ -110,7 +111,8 @@ def test_new_model_gives_zero(one_rank):
 @pytest.mark.parametrize("rope", ["false", "true"])
 def test_sample_does_not_depend_on_its_company(one_rank, rope):
     chunk, some = make(f"model.rope={rope}"), draws()
-    together = outputs(chunk, pack_draws(some, SETTINGS, capacity=200))
+    one_shape = replace(SETTINGS, shape=PackShape(text=64, rows=16, segments=12, longest=200))
+    together = outputs(chunk, pack_draws(some, one_shape, capacity=200))
     for d in some:
         alone = outputs(chunk, pack_draws([d], SETTINGS))
         torch.testing.assert_close(together[d.key], alone[d.key], rtol=1e-4, atol=1e-4)

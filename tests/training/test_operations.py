@@ -33,6 +33,7 @@ class Operations(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.names: list[str] = []
+        self.shapes: list[tuple[torch.Size, ...]] = []
         self.waits = 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
@@ -40,6 +41,7 @@ class Operations(TorchDispatchMode):
         name = operation._schema.name.partition("::")[2]
         self.names.append(name)
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        self.shapes.append(tuple(tensor.shape for tensor in tensors))
         waits = name == "_local_scalar_dense" or (name == "_to_copy" and str(kwargs.get("device")) == "cpu")
         if waits and tensors[0].is_meta:
             self.waits += 1
@@ -104,6 +106,19 @@ def test_a_step_of_the_large_model_is_few_operations_and_one_wait(on_meta):
     assert (step.waits, gradients.waits) == (1, 0)
 
 
+def test_packs_of_different_samples_dispatch_the_same_operations_on_the_same_shapes(on_meta):
+    trainer, loader = on_meta
+    traces = []
+    samples = set()
+    for _ in range(5):
+        packs = loader.next_step()
+        samples.add(tuple(packs[0].grids))
+        with Operations() as step:
+            trainer.step(packs)
+        traces.append((step.names, step.shapes))
+    assert len(samples) > 1 and traces == traces[:1] * 5
+
+
 def attention_by_mask(q, k, v, bounds, scale):
     """FlashAttention's packed interface with torch's plain attention."""
     segments = [
@@ -114,15 +129,16 @@ def attention_by_mask(q, k, v, bounds, scale):
     return torch.nn.functional.scaled_dot_product_attention(*heads_first, mask, scale=scale)[0].transpose(0, 1)
 
 
-def test_all_layers_are_one_compiled_graph_from_the_first_pack_on(one_rank, monkeypatch):
-    """CUDA's code on the CPU: without a break, with few graphs for packs of many shapes, and with equal gradients."""
+def test_all_layers_are_one_compiled_graph_for_twenty_packs(one_rank, monkeypatch):
+    """CUDA's code and packs on the CPU: without a break, and with equal gradients."""
     gathered = lambda _, row, count, dtype: ROWS(row, (row == torch.arange(count)[:, None]).to(dtype), None)  # noqa: E731
     monkeypatch.setattr(dit, "Rows", SimpleNamespace(of=functools.partial(gathered, None)))
     monkeypatch.setitem(attention.BACKENDS, "varlen", attention_by_mask)
     monkeypatch.setattr("dfm_nb.model.build.pick_backend", lambda *_: "varlen")
     trainer, loader = make_trainer(["optimizer.use_distributed_optimizer=false", "model.num_layers=3"])
     randomise(trainer)
-    steps = [loader.next_step() for _ in range(3)]
+    loader.restore(loader.state() | {"one_shape": True})  # as on CUDA
+    steps = [loader.next_step() for _ in range(5)]
 
     def gradients():
         losses = [trainer.backward(packs) for packs in steps]
@@ -134,4 +150,4 @@ def test_all_layers_are_one_compiled_graph_from_the_first_pack_on(one_rank, monk
         layer.compiled = torch.compile(dit.DiTLayer.inner, fullgraph=True, backend=counter)
     for plain, compiled in zip(eager, gradients(), strict=True):
         torch.testing.assert_close(compiled, plain, rtol=1e-5, atol=1e-6)
-    assert 1 <= counter.frame_count <= 4 < sum(map(len, steps))
+    assert counter.frame_count == 1 and sum(map(len, steps)) == 20
