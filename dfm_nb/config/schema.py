@@ -132,6 +132,9 @@ class ModelConfig(Group):
     compile: bool | None = option(
         None, "torch.compile the layers for training; null: on a CUDA device whose layout allows it", network=False
     )
+    cuda_graph: bool = option(
+        False, "forward and backward of a step as one CUDA graph, where the layout allows it", network=False
+    )
     recompute_granularity: Literal["selective", "full"] | None = option(
         None, "recompute in the backward pass: selective (attention), full (layers), or null (nothing)", network=False
     )

@@ -5,7 +5,7 @@ slice of the tokens; noise levels and noise are drawn for the complete pack.
 """
 
 from dataclasses import dataclass
-from typing import Callable, Iterable
+from typing import Any, Callable, Iterable, NamedTuple
 
 import torch
 from megatron.core import parallel_state as mpu
@@ -27,27 +27,49 @@ class TokenLosses:
     row: torch.Tensor
 
 
+class PackInputs(NamedTuple):
+    """A training pack on this rank's device. x0, noise, target : float32 [S, p]; mask : bool [S]; sigma : [R]."""
+
+    part: PackSlice
+    sigma: torch.Tensor
+    x0: torch.Tensor
+    noise: torch.Tensor
+    mask: torch.Tensor
+    target: torch.Tensor | None
+
+    @classmethod
+    def of(cls, pack: Pack, device: torch.device, backend: str) -> "PackInputs":
+        """backend : of attention."""
+        part = PackSlice.of(pack, device).for_backend(backend)
+        sigma = pack.sigma.to(device, non_blocking=True)
+        target = None if pack.target is None else part.take(pack.target)
+        return cls(part, sigma, part.take(pack.x0), part.take(pack.noise), part.take(pack.loss_mask), target)
+
+
 def forward(
-    model: torch.nn.Module, pack: Pack, objective: Objective, device: torch.device
+    model: Any, pack: Pack, objective: Objective, device: torch.device
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], TokenLosses]]:
     """Run the network on a noised pack.
 
     Returns (output, loss_of): on the last pipeline stage `loss_of(output)` returns `TokenLosses`.
     """
-    part = PackSlice.of(pack, device)
-    sigma = pack.sigma.to(device, non_blocking=True)
-    x0 = part.take(pack.x0)
-    noise = part.take(pack.noise)
-    token_sigma = sigma[part.row][:, None]
-    x = x0 + token_sigma * noise
-    output = model(objective.scaled(x, token_sigma), edm.c_noise(sigma), part)
+    return run(model, PackInputs.of(pack, device, model.config.packed_attention_backend), objective)
+
+
+def run(
+    model: torch.nn.Module, pack: PackInputs, objective: Objective
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], TokenLosses]]:
+    """`forward` from what is on the device."""
+    token_sigma = pack.sigma[pack.part.row][:, None]
+    x = pack.x0 + token_sigma * pack.noise
+    output = model(objective.scaled(x, token_sigma), edm.c_noise(pack.sigma), pack.part)
 
     def loss_of(network_output: torch.Tensor) -> TokenLosses:
         if pack.target is None:
-            loss = objective.loss(network_output, x0, noise, token_sigma).mean(-1)
+            loss = objective.loss(network_output, pack.x0, pack.noise, token_sigma).mean(-1)
         else:
-            loss = pseudo_huber(objective.residual(network_output, part.take(pack.target), x, token_sigma))
-        return TokenLosses(loss, part.take(pack.loss_mask), part.row)
+            loss = pseudo_huber(objective.residual(network_output, pack.target, x, token_sigma))
+        return TokenLosses(loss, pack.mask, pack.part.row)
 
     return output, loss_of
 

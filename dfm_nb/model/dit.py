@@ -435,6 +435,7 @@ class DiT(MegatronModule):
         float [S, p] on the last pipeline stage, hidden states [S, 1, h] on the others (megatron-core's shape).
         """
         c = self.config
+        part = part.for_backend(c.packed_attention_backend)
         cond, context = self.conditioning(c_noise, part)
         rows = layer_rows = Rows.of(part.row, len(cond), c.params_dtype)
         layer_cond = cond
@@ -454,9 +455,7 @@ class DiT(MegatronModule):
         if c.rope:
             angles = self.rotary_angles(part.positions)
             rotary = rotary_table(angles, c.num_attention_heads // c.tensor_model_parallel_size)
-        backend = c.packed_attention_backend
-        bounds = part.self_bounds.on_device(backend), part.cross_bounds.on_device(backend)
-        step = LayerContext(layer_rows, *bounds, rotary, part.text_cache)
+        step = LayerContext(layer_rows, part.self_bounds, part.cross_bounds, rotary, part.text_cache)
         hidden = self.decoder(hidden_states=hidden, context=context, **step.arguments(layer_cond))
         if not self.post_process:  # megatron-core frees it after sending it, and a view would keep its memory
             return make_viewless_tensor(inp=hidden[:, None], requires_grad=hidden.requires_grad, keep_graph=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from megatron.core import parallel_state as mpu
 
-from dfm_nb.model.attention import SegmentBounds, deal
+from dfm_nb.model.attention import SegmentBounds, Varlen, deal
 from dfm_nb.packs.packs import PackLayout
 
 
@@ -28,8 +28,8 @@ class PackSlice:
     text: torch.Tensor
     pool: torch.Tensor
     fps: torch.Tensor
-    self_bounds: SegmentBounds
-    cross_bounds: SegmentBounds
+    self_bounds: SegmentBounds | Varlen
+    cross_bounds: SegmentBounds | Varlen
     device: torch.device
     text_cache: dict | None = None
 
@@ -53,6 +53,14 @@ class PackSlice:
             SegmentBounds(pack.cu_q, pack.cu_q, device, (pack.longest[0], pack.longest[0])).dealt(rank, size),
             SegmentBounds(pack.cu_q, pack.cu_kv, device, pack.longest).dealt(rank, size),
             device,
+        )
+
+    def for_backend(self, backend: str) -> PackSlice:
+        """With the bounds that this back end of attention takes, on the device."""
+        if isinstance(self.self_bounds, Varlen) or isinstance(self.cross_bounds, Varlen):
+            return self
+        return replace(
+            self, self_bounds=self.self_bounds.on_device(backend), cross_bounds=self.cross_bounds.on_device(backend)
         )
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:

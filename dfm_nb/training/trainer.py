@@ -7,7 +7,7 @@ weights; validation changes nothing and uses no random numbers.
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,12 +23,13 @@ from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints.loading import Weights
 from dfm_nb.diffusion.objective import get_objective
 from dfm_nb.model.build import build_chunks, why_eager
-from dfm_nb.model.denoiser import TokenLosses, forward
+from dfm_nb.model.denoiser import PackInputs, TokenLosses, forward, run
 from dfm_nb.model.ema import PowerEMA
 from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import mpu
 from dfm_nb.training.distillation import Teacher
 from dfm_nb.training.muon import Muon, matrices_of
+from dfm_nb.training.step_graph import StepGraph
 
 LONG_S = 10.0
 """A step that takes longer gets a bar of its packs on a terminal."""
@@ -46,6 +47,11 @@ class StepResult:
     tokens: int
     grad_norm: float
     skipped: bool
+
+
+def _loss_and_count(losses: TokenLosses) -> torch.Tensor:
+    """[sum of a pack's token losses, tokens that count]."""
+    return torch.stack(((losses.loss * losses.mask).sum(), losses.mask.sum().float()))
 
 
 def no_bars() -> bool:
@@ -96,6 +102,10 @@ class Trainer:
             self.trained = self.ddp[0].params_with_grad
             self.ddp[0].grad_accs.clear()  # the hooks live no longer than these
         self.first_pack = True
+        self.graph: StepGraph | None = None
+        self.why_no_graph = self._why_no_graph()
+        if config.model.cuda_graph and self.why_no_graph and parallel.rank() == 0:
+            log.warning("model.cuda_graph is not used, because %s", self.why_no_graph)
         sync = [d.no_sync for d in self.ddp]
         self.model_config.no_sync_func = sync if len(sync) > 1 else sync[0]
         self._compile_layers()
@@ -227,11 +237,44 @@ class Trainer:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         self.first_pack = True
+        if self.config.model.cuda_graph and not self.why_no_graph:
+            backend = self.model_config.packed_attention_backend
+            return self._backward_by_graph([PackInputs.of(pack, self.device, backend) for pack in packs])
 
         def loss_and_count(_pack: Pack, losses: TokenLosses) -> torch.Tensor:
-            return torch.stack(((losses.loss * losses.mask).sum().detach(), losses.mask.sum().float()))
+            return _loss_and_count(losses).detach()
 
         return self._sums(self.lessons(packs), loss_and_count, 2, forward_only=False)
+
+    def _why_no_graph(self) -> str | None:
+        """Why a step's forward and backward cannot be one CUDA graph; None if they can."""
+        if self.config.model.student:
+            return "a student's teacher samples in each step"
+        if self.dp_size > 1:
+            return f"there are {self.dp_size} data-parallel processes"
+        if not self.trained:
+            return "optimizer.use_distributed_optimizer is true"
+        return why_eager(self.config.model, self.device)
+
+    def _backward_by_graph(self, packs: list[PackInputs]) -> torch.Tensor:
+        """`backward` without megatron-core's schedule; packs that do not fit the graph run one by one, as it does."""
+        if self.graph is None:
+            self.graph = StepGraph(self._backward_packs, packs)
+        sums = (self.graph if self.graph.fits(packs) else self._backward_packs)(packs)
+        self._finish_gradients(self.ddp, sums[1].int())
+        return sums
+
+    def _backward_packs(self, packs: Sequence[PackInputs]) -> torch.Tensor:
+        """Gradients of the summed loss of this rank's packs; float64 [loss sum, tokens]."""
+        self.first_pack = True
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for pack in packs:
+            output, loss_of = run(self.ddp[0], pack, self.objective)
+            loss_and_count = _loss_and_count(loss_of(output))
+            loss_and_count[0].backward()
+            self._add_gradients()
+            sums = sums + loss_and_count.detach()
+        return sums
 
     @torch.no_grad()
     def _add_gradients(self) -> None:

@@ -12,7 +12,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dfm_nb.model import adaln, attention, dit
+from dfm_nb.model.denoiser import PackInputs
 from dfm_nb.parallel import groups, megatron_cpu
+from dfm_nb.training import step_graph
 from tests.distributed.layouts import make_trainer, randomise
 
 ROWS = adaln.Rows
@@ -28,13 +30,13 @@ XL = [
 
 
 class Operations(TorchDispatchMode):
-    """Counts operations; a copy to the host is a wait, and every number that it gives is 1."""
+    """Counts operations; a copy to the host is a wait, every number that it gives is 1, and one from it an upload."""
 
     def __init__(self):
         super().__init__()
         self.names: list[str] = []
         self.shapes: list[tuple[torch.Size, ...]] = []
-        self.waits = 0
+        self.waits = self.uploads = 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -42,6 +44,7 @@ class Operations(TorchDispatchMode):
         self.names.append(name)
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         self.shapes.append(tuple(tensor.shape for tensor in tensors))
+        self.uploads += name in ("_to_copy", "copy_") and not all(tensor.is_meta for tensor in tensors)
         waits = name == "_local_scalar_dense" or (name == "_to_copy" and str(kwargs.get("device")) == "cpu")
         if waits and tensors[0].is_meta:
             self.waits += 1
@@ -127,6 +130,46 @@ def attention_by_mask(q, k, v, bounds, scale):
     mask = segments[0][:, None] == segments[1]
     heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(*heads_first, mask, scale=scale)[0].transpose(0, 1)
+
+
+def test_a_graphs_region_uploads_nothing_and_never_waits(on_meta):
+    trainer, loader = on_meta
+    inputs = [PackInputs.of(pack, META, "varlen") for pack in loader.next_step()]
+    with Operations() as region:
+        trainer._backward_packs(inputs)
+    assert region.waits == 0 and region.uploads == 0
+
+
+def test_steps_by_a_graph_are_those_without(one_rank, monkeypatch):
+    """A replay is played by the function that a GPU would have captured: it reads and writes the same tensors."""
+    settings = ["optimizer.use_distributed_optimizer=false", "model.cuda_graph=true"]
+    replays = []
+
+    def played(run):
+        result = run()
+        return result, lambda: replays.append(result.copy_(run()))
+
+    monkeypatch.setattr("dfm_nb.model.build.pick_backend", lambda *_: "varlen")
+    monkeypatch.setitem(attention.BACKENDS, "varlen", attention_by_mask)
+    monkeypatch.setattr(step_graph, "captured", played)
+
+    def losses(graph):
+        trainer, loader = make_trainer(settings)
+        trainer.why_no_graph = None if graph else "it is compared"
+        randomise(trainer)
+        shapes = [True, True, True, False, True]  # the fourth step's packs do not fit
+        steps = []
+        for one_shape in shapes:
+            loader.restore(loader.state() | {"one_shape": one_shape})
+            steps.append(trainer.step(loader.next_step()))
+        assert (trainer.graph is not None) == graph
+        return steps, [p.clone() for p in trainer.chunks[0].parameters()]
+
+    by_graph, weights = losses(True)
+    eager, plain = losses(False)
+    assert by_graph == eager
+    assert all(map(torch.equal, weights, plain))
+    assert len(replays) == 4
 
 
 def test_all_layers_are_one_compiled_graph_for_twenty_packs(one_rank, monkeypatch):
