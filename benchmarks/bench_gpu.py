@@ -1,25 +1,23 @@
-"""The CUDA benchmark: training steps of every DiT size on one GPU, eager and compiled, by attention back end.
+"""The CUDA benchmark: training steps on one GPU, eager, as one CUDA graph, and with compiled layers.
 
-    python benchmarks/bench_gpu.py [--sizes DiT-S,DiT-XL] [--tokens 8192,16384] [--profile]
-    python benchmarks/bench_gpu.py --device cpu --smoke        the same code on tiny sizes, to see that it runs
+    python benchmarks/bench_gpu.py [--cases DiT-XL,graph] [--profile]
+    python benchmarks/bench_gpu.py --device cpu --smoke        the same code on a tiny size, to see that it runs
 
 It measures tokens/s, TFLOP/s, MFU and memory, prints a table and writes benchmarks/results/bench_gpu.{json,md} after
 each case. Packs are random latents of pictures and a short clip with 128 caption tokens. It runs from a bare checkout:
 the package need not be installed, its dependencies must be.
 
-A case is a size, a pack length, a back end of `dfm_nb.model.attention`, and eager or compiled layers. A step is
-forward, backward and fused AdamW in bf16 with fp32 master weights. First every size runs with the default back end,
-eager and compiled; then DiT-XL runs with each other back end. DiT-7B runs with as many of its layers as memory allows,
-and says how many.
+`CASES` has the cases, the most telling first: a size, a pack length, the number of heads, and how a step runs. A step
+is forward, backward, fused AdamW in bf16 with fp32 master weights, and averages. DiT-7B runs with as many of its layers
+as memory allows, and says how many. Attention is FlashAttention 3 where its package is installed; a row says so.
 
 FLOPs are `counts.model_flops`: true segment lengths, recomputation not counted. MFU is against the dense bf16 peak in
 `sizes.PEAK_FLOPS`; a GPU that is not listed there gets none. The step is timed on three packs that it has seen before,
-and on packs that it has not. Where a new pack takes much longer, `torch.compile` recompiles for each pack.
+and on packs that it has not.
 
 Every case is a process of its own with a time limit. One that dies, runs out of memory or hangs becomes a row with the
 reason. The others go on, and the exit code is then 1. Without CUDA the exit code is 2. `--profile` adds where the
-GPU's time goes in a step of DiT-XL. Allow about 45 s a case on an H100-class GPU; after `--budget-s` seconds no new
-case starts.
+GPU's time goes in a step of the first case. After `--budget-s` seconds no new case starts.
 """
 
 from __future__ import annotations
@@ -46,7 +44,18 @@ MIX = [[1, 64, 64], [5, 32, 32], [1, 48, 64], [1, 32, 32]]
 They are a picture of 512 px, a clip of 17 frames of 256 px, and pictures of 384 x 512 and 256 px.
 """
 SMOKE_MIX = [[1, 8, 8], [3, 8, 8], [1, 8, 12]]
-SIZES = ("DiT-S", "DiT-B", "DiT-L", "DiT-XL", "DiT-7B")
+CASES = (
+    ("DiT-XL", 16_384, None, "eager"),
+    ("DiT-XL", 16_384, None, "graph and compiled"),
+    ("DiT-XL", 16_384, 9, "graph and compiled"),  # heads of 128 channels; DiT-XL's have 72
+    ("DiT-XL", 16_384, None, "graph"),
+    ("DiT-7B", 8_192, None, "graph and compiled"),
+    ("DiT-7B", 8_192, None, "eager"),
+    ("DiT-XL", 8_192, None, "graph and compiled"),
+    ("DiT-XL", 8_192, None, "graph"),
+    ("DiT-7B", 8_192, None, "graph"),
+)
+"""Size, tokens of a pack, attention heads (None: the size's own), and how a step runs."""
 BYTES_PER_PARAMETER = 18
 """bf16 weight; fp32 gradient, master weight and two moments."""
 
@@ -68,7 +77,6 @@ def settings(case: dict[str, Any]) -> list[str]:
     mix = SMOKE_MIX if case["smoke"] else MIX
     out = [
         f"model.size={case['size']}",
-        f"model.attention_backend={case['backend']}",
         "model.in_channels=16",
         "model.text_dim=1024",
         "model.sigma_data=0.5",
@@ -82,9 +90,11 @@ def settings(case: dict[str, Any]) -> list[str]:
         "train.global_batch_size=1",
         "train.train_iters=1000",
         "scheduler.lr_warmup_iters=1",
-        f"model.compile={json.dumps(case['compiled'] and case['device'] == 'cuda')}",
+        f"model.compile={json.dumps('compiled' in case['step'] and case['device'] == 'cuda')}",
+        f"model.cuda_graph={json.dumps('graph' in case['step'])}",
+        "optimizer.use_distributed_optimizer=false",
     ]
-    return out + ([f"model.num_layers={case['num_layers']}"] if case.get("num_layers") else [])
+    return out + [f"model.{name}={case[name]}" for name in ("num_layers", "num_attention_heads") if case.get(name)]
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +122,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         )
     config = cfg.resolve(None, overrides=settings(case)).config
     trainer = Trainer(config)
-    if case["compiled"] and not cuda:
+    if "compiled" in case["step"] and not cuda:
         for layer in trainer.chunks[0].decoder.layers:
             layer.compiled = torch.compile(type(layer).inner, backend="aot_eager")
     loader = packed_loader(config, open_store(config), 0, 1)
@@ -146,7 +156,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "num_layers": config.model.num_layers,
         "parameters": counts.parameter_count(config.model),
-        "resolved_backend": trainer.model_config.packed_attention_backend,
+        "attention": attention_of(trainer.model_config.packed_attention_backend),
         "step_s": statistics.median(step_s),
         "each_step_s": step_s,
         "first_step_s": first_s,
@@ -161,6 +171,14 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         out["time_by_kernel"] = profile(lambda: trainer.step(packs[0]), cuda)
     parallel.shutdown()
     return out
+
+
+def attention_of(backend: str) -> str:
+    """The back end, and torch's FlashAttention if it is not its own."""
+    from torch.nn import attention
+
+    active = getattr(attention, "current_flash_attention_impl", lambda: None)()  # older torch has one version alone
+    return f"{backend}, {active}" if active else backend
 
 
 def _resident_peak() -> int:
@@ -212,36 +230,20 @@ def child(case: dict[str, Any]) -> int:
 
 
 def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every size with the default back end, eager and compiled; then one size with each other back end, eager.
-
-    A back end that this machine does not have is a case with the reason as `unavailable`.
-    """
-    import torch
-
-    from dfm_nb.model.attention import BACKENDS, pick_backend
-
-    sizes = ["tiny"] if args.smoke else args.sizes.split(",")
-    lengths = [128] if args.smoke else [int(t) for t in args.tokens.split(",")]
-    swept = "DiT-XL" if "DiT-XL" in sizes else sizes[-1]
-    common = {"device": args.device, "smoke": args.smoke, "warmup": 3, "steps": 2 if args.smoke else args.steps}
-    wanted = [(s, t, "auto", c) for s in sizes for t in lengths for c in (False, True)]
-    default = pick_backend("auto", torch.device(args.device))
-    others = [b for b in BACKENDS if b != default]
-    wanted += [(swept, t, b, False) for t in lengths for b in others]
+    """Those of `CASES` whose size or way of a step is asked for; the first one is profiled."""
+    wanted = [("tiny", 128, None, step) for step in ("eager", "graph", "graph and compiled")] if args.smoke else CASES
     out = []
-    for size, tokens, backend, compiled in wanted:
-        profiled = args.profile and (size, backend) == (swept, "auto")
-        case = {**common, "size": size, "tokens": tokens, "backend": backend, "compiled": compiled, "profile": profiled}
-        try:
-            pick_backend(backend, torch.device(args.device))
-        except ValueError as error:
-            case["unavailable"] = str(error)
-        out.append(case)
+    for size, tokens, heads, step in wanted:
+        case = {"device": args.device, "smoke": args.smoke, "warmup": 3, "steps": 2 if args.smoke else args.steps}
+        case |= {"size": size, "tokens": tokens, "num_attention_heads": heads, "step": step}
+        case["profile"] = args.profile and not out
+        if args.smoke or not args.cases or {size, step} & set(args.cases.split(",")):
+            out.append(case)
     return out
 
 
 def run_case(case: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """The case with its measurement, or with `failed` or `unavailable` and the reason."""
+    """The case with its measurement, or with `failed`, the reason."""
     argv = [sys.executable, str(Path(__file__).resolve()), "--case", json.dumps(case)]
     with tempfile.TemporaryFile("w+") as said:
         try:
@@ -261,30 +263,30 @@ def run_case(case: dict[str, Any], limit_s: float) -> dict[str, Any]:
 def text(rows: list[dict], about: dict) -> str:
     cells = []
     for r in rows:
-        size, backend = r["size"], r["backend"]
+        size = r["size"]
         if size == "DiT-7B" and "num_layers" in r:
             size += f" ({r['num_layers']} layers)"
-        if backend == "auto" and "resolved_backend" in r:
-            backend += f" = {r['resolved_backend']}"
+        if r["num_attention_heads"]:
+            size += f", {r['num_attention_heads']} heads"
         if "step_s" in r:
             found = [f"{1e3 * r['step_s']:,.1f}", f"{1e3 * r['unseen_pack_step_s']:,.1f}", f"{r['tokens_per_s']:,.0f}"]
             mfu = f"{r['mfu']:.1%}" if r["mfu"] is not None else ""
             found += [f"{r['tflops_per_s']:,.4g}", mfu, f"{r['peak_bytes'] / 2**30:.1f}"]
         else:
-            found = [r.get("unavailable") or "failed: " + r["failed"], *[""] * 5]
-        cells.append([size, f"{r['tokens']:,}", backend, "compiled" if r["compiled"] else "eager", *found])
+            found = ["failed: " + r["failed"], *[""] * 5]
+        cells.append([size, f"{r['tokens']:,}", r.get("attention", ""), r["step"], *found])
     gpu = next(
         (f"{r['gpu']}, CUDA {r['cuda']}, " for r in rows if "gpu" in r and r["device"] == "cuda"),
         "no GPU: a smoke run on the CPU, ",
     )
-    head = ["size", "tokens", "attention", "layers", "ms a step", "on a new pack", "tokens/s", "TFLOP/s", "MFU"]
+    head = ["size", "tokens", "attention", "step", "ms a step", "on a new pack", "tokens/s", "TFLOP/s", "MFU"]
     lines = [f"bf16 training steps on one device: {gpu}{report.sentence(about)}.", ""]
     lines.append(report.table([*head, "peak GiB"], cells))
     for r in (r for r in rows if "time_by_kernel" in r):
         p = r["time_by_kernel"]
         lines += [
             "",
-            f"A step of {r['size']} at {r['tokens']:,} tokens, {'compiled' if r['compiled'] else 'eager'}: "
+            f"A step of {r['size']} at {r['tokens']:,} tokens, {r['step']}: "
             f"{p['wall_ms']:.1f} ms, of which the device was busy {p['busy_ms']:.1f} ms. Longest:",
             "",
         ]
@@ -296,11 +298,10 @@ def text(rows: list[dict], about: dict) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = report.arguments(
         __doc__,
-        sizes=",".join(SIZES),
-        tokens=("8192,16384", "of a pack"),
+        cases=("", "sizes or ways of a step, separated by commas; empty: all"),
         steps=(10, "timed, after three that are not"),
-        case_limit_s=300.0,
-        budget_s=(3600.0, "no new case after that many seconds"),
+        case_limit_s=90.0,
+        budget_s=(480.0, "no new case after that many seconds"),
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
@@ -325,9 +326,6 @@ def main(argv: list[str] | None = None) -> int:
     about, begun, rows = report.machine(), time.monotonic(), []
     todo = cases(args)
     for case in tqdm(todo, desc="cases", disable=None):
-        if "unavailable" in case:
-            rows.append(case)
-            continue
         if time.monotonic() - begun > args.budget_s:
             rows.append({**case, "failed": f"not started: the budget of {args.budget_s:.0f} s is spent"})
             continue
@@ -338,7 +336,7 @@ def main(argv: list[str] | None = None) -> int:
         report.write("bench_gpu", result, text(rows, about), args.output_dir)
     print(text(rows, about))
     failed = [r for r in rows if "failed" in r]
-    print(f"{len(rows) - len(failed)} of {len(rows)} cases ran or are not available here, {len(failed)} failed")
+    print(f"{len(rows) - len(failed)} of {len(rows)} cases ran, {len(failed)} failed")
     return int(bool(failed))
 
 

@@ -145,6 +145,14 @@ def pick_backend(name: str, device: torch.device, mixed_precision: str = "bf16")
     return name
 
 
+def use_flash_attention_3(device: torch.device) -> None:
+    """Let torch's FlashAttention be version 3, written for Hopper GPUs, where torch offers it and it is installed."""
+    activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)
+    if activate and importlib.util.find_spec("flash_attn_interface"):
+        if torch.cuda.get_device_capability(device)[0] == 9:
+            activate("FA3")
+
+
 def sdpa(q_QHD, k_KHD, v_KHD, bounds, scale):
     """torch's SDPA, batched by `SegmentBounds.calls`."""
     runs, start, index = bounds.calls

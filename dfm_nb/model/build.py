@@ -7,7 +7,7 @@ import torch
 from dfm_nb import parallel
 from dfm_nb.config import counts
 from dfm_nb.config.schema import ModelConfig
-from dfm_nb.model.attention import pick_backend
+from dfm_nb.model.attention import pick_backend, use_flash_attention_3
 from dfm_nb.model.dit import DiT, DiTConfig, init_weights, network_class, transformer_config
 from dfm_nb.model.linear import freeze_base, is_lora
 from dfm_nb.parallel.groups import Layout, mpu
@@ -38,6 +38,8 @@ def build_chunks(model: ModelConfig, mixed_precision: str, seed: int, **override
     """
     device = parallel.device()
     backend = pick_backend(model.attention_backend, device, mixed_precision)
+    if backend == "varlen":
+        use_flash_attention_3(device)
     config = transformer_config(model, mixed_precision, backend, **overrides)
     stages = range(config.virtual_pipeline_model_parallel_size or 1)
     chunks = []

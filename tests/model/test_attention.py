@@ -83,3 +83,13 @@ def test_backend_choice_is_refused_with_the_reason(monkeypatch):
 def test_a_new_backend_runs_where_nothing_is_needed(monkeypatch):
     monkeypatch.setitem(attention.BACKENDS, "plain", attention.sdpa)
     assert pick_backend("plain", torch.device("cpu")) == "plain"
+
+
+@pytest.mark.parametrize("package, generation", [(True, 9), (False, 9), (True, 10)])
+def test_flash_attention_3_is_used_on_hopper_where_it_is_installed(monkeypatch, package, generation):
+    activated = []
+    monkeypatch.setattr(attention.importlib.util, "find_spec", lambda name: package or None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (generation, 0))
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activated.append)
+    attention.use_flash_attention_3(torch.device("cuda"))
+    assert activated == (["FA3"] if package and generation == 9 else [])
