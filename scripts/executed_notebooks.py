@@ -1,24 +1,101 @@
-"""The executed notebooks as HTML pages for the docs: no kernel, no network, no paths of this machine.
+"""The executed notebooks: HTML pages for the docs, and copies in docs/notebooks that GitHub and VS Code show.
 
-    python scripts/executed_notebooks.py [--output build/docs/notebooks]
+    python scripts/executed_notebooks.py [--output build/docs/notebooks] [--copies docs/notebooks]
 
 They run headless with their defaults, in order, in one folder, like a reader would run them: about 12 minutes on two
-cores. The times are printed and listed in index.html.
+cores. The times are printed and listed in index.html. In the copies a picture or clip is a PNG, because GitHub shows no
+picture of an HTML output; nothing has a path of this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import html
+import io
 import subprocess
 import sys
 import tempfile
 import time
+from html.parser import HTMLParser
 from pathlib import Path
+
+import nbformat
+import numpy as np
+from PIL import Image
+
+from dfm_nb.base.video import read_image, read_video
+from dfm_nb.display import contact_sheet
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 PROJECT = "~/butterflies"
+LARGEST_CELL = 256
+"""px of the pictures that are put on a sheet; a wider one, alone, stays as it is."""
+
+
+class Media(HTMLParser):
+    """The pictures and clips in an output's HTML, uint8 [T, H, W, 3], each with the text before it."""
+
+    def __init__(self, markup: str):
+        super().__init__()
+        self.entries: list[tuple[list[np.ndarray], str]] = []
+        self.text = ""
+        self.feed(markup)
+
+    def handle_data(self, data: str) -> None:
+        self.text = data.strip() or self.text
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        said = dict(attrs)
+        kind, _, content = (said.get("src") or "").partition(";base64,")
+        if kind not in ("data:image/png", "data:video/mp4"):
+            return
+        with tempfile.NamedTemporaryFile(suffix=f".{kind[-3:]}") as file:
+            file.write(base64.b64decode(content))
+            file.flush()
+            frames = read_image(file.name)[None] if kind.endswith("png") else read_video(file.name)[0]
+        self.entries.append(([frames], said.get("alt") or said.get("aria-label") or self.text))
+        self.text = ""
+
+
+def picture(markup: str) -> Image.Image | None:
+    """What an output's HTML shows, as one picture; None without pictures."""
+    entries = Media(markup).entries
+    if not entries:
+        return None
+    (videos, _) = entries[0]
+    if len(entries) == 1 and max(videos[0].shape) > LARGEST_CELL:
+        return Image.fromarray(videos[0][0])
+    return Image.fromarray(contact_sheet({"": entries}))
+
+
+def for_readers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook with outputs that are shown without a kernel: PNG, tables and text."""
+    for cell in notebook.cells:
+        kept = []
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            markup = data.get("text/html", "")
+            image = picture(markup)
+            if "image/png" in data:
+                image = Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
+            if image is not None:
+                file = io.BytesIO()
+                image.convert("RGB").quantize(128).save(file, "png", optimize=True)
+                output.data = {"image/png": base64.b64encode(file.getvalue()).decode()}
+            elif "<table" in markup:
+                output.data = {"text/html": markup, "text/plain": data["text/plain"]}
+            elif any("widget" in kind for kind in data):
+                continue
+            elif data:
+                output.data = {"text/plain": data.get("text/plain", "")}
+            if data.get("text/plain", "").strip() or image is not None or output.get("text", "").strip():
+                kept.append(output)
+        if cell.cell_type == "code":
+            cell.outputs = kept
+    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
+    return notebook
 
 
 def without_places(page: str, folder: Path) -> str:
@@ -40,6 +117,7 @@ def without_places(page: str, folder: Path) -> str:
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--output", type=Path, default=ROOT / "build" / "docs" / "notebooks")
+    p.add_argument("--copies", type=Path, default=ROOT / "docs" / "notebooks")
     args = p.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -53,6 +131,8 @@ def main() -> None:
             took = time.monotonic() - began
             page = without_places(Path(place, f"{name}.html").read_text(encoding="utf-8"), folder)
             (args.output / f"{name}.html").write_text(page, encoding="utf-8")
+            copy = nbformat.writes(for_readers(nbformat.read(f"{place}/{name}.ipynb", as_version=4)))
+            (args.copies / f"{name}.ipynb").write_text(without_places(copy, folder), encoding="utf-8")
             rows.append(f'<li><a href="{name}.html">{html.escape(name)}</a>, {took:.0f} s</li>')
             print(f"{name}: {took:.0f} s, {len(page) / 1e6:.1f} MB", flush=True)
     head = '<!doctype html><meta charset="utf-8"><title>Notebooks</title><h1>The notebooks after a run</h1>'
