@@ -146,6 +146,6 @@ def test_a_run_goes_on_with_data_that_grew_if_it_is_told(shards_of_four, tmp_pat
     state = read_state(run / "checkpoints" / "iter_0000005")
     assert state["grown"] == [2] and state["data"]["lanes"][0]["epoch"] > 0
     shutil.rmtree(data)
-    tiny_run.prepare(data)
+    tiny_run.prepare(data, "synthetic:square")
     with pytest.raises(AssertionError, match="dataset.path"):
         losses(run, grow, "train.train_iters=6")
