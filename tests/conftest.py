@@ -147,7 +147,7 @@ def run(tmp_path) -> Path:
 
 @pytest.fixture(scope="session")
 def theirs(make_once):
-    """`data` as NeMo DFM's script writes it, and its encoders: `cosmos`, `t5`."""
+    """`data` as NeMo DFM's script writes it, its encoders `cosmos` and `t5`, and `butterflies`, as the hub has them."""
     from tests.data import dfm_shards
 
     return make_once("theirs", dfm_shards.make)
@@ -158,7 +158,7 @@ def shards_of_four(make_once):
     """A prepared folder of many shards."""
     from tests import tiny_run
 
-    return make_once("shards-of-four", tiny_run.prepare_shards_of_four)
+    return make_once("shards-of-four", lambda folder: tiny_run.prepare(folder, "synthetic", 30, "--shard-size", "4"))
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from dfm_nb.config import networks
 
 ROOT = Path(networks.__file__).parents[2]
@@ -42,8 +40,3 @@ def test_no_code_of_the_core_asks_for_the_name_of_a_network():
         or (isinstance(leaf, ast.Attribute) and leaf.attr == "variant")
     ]
     assert not found
-
-
-@pytest.mark.parametrize("name", networks.names())
-def test_no_attribute_of_a_network_is_its_name(name):
-    assert name not in [value for cls in networks.find(name).__mro__ for value in vars(cls).values()]

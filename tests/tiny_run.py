@@ -16,27 +16,19 @@ SIZE = [
 ]
 
 
-def prepare(folder: Path, source: str = "synthetic", num_images: int = 30) -> Path:
+def prepare(folder: Path, source: str = "synthetic", num_images: int = 30, *flags: str) -> Path:
     """Pictures and 4 clips of short side 32 px."""
     from dfm_nb.prepare import main
 
     argv = "--tokenizer pca --num-clips 4 --short-side 32 --val-fraction 0.05".split()
-    assert main(["--source", source, "--num-images", str(num_images), *argv, "--output-dir", str(folder)]) == 0
+    assert main(["--source", source, "--num-images", str(num_images), *argv, *flags, "--output-dir", str(folder)]) == 0
     return folder
 
 
-def prepare_shards_of_four(folder: Path) -> None:
-    """30 pictures and 4 clips."""
-    from dfm_nb.prepare import main
-
-    argv = "--source synthetic --tokenizer pca --num-images 30 --num-clips 4 --short-side 32 --shard-size 4".split()
-    assert main([*argv, "--val-fraction", "0.1", "--output-dir", str(folder)]) == 0
-
-
-def train(data: Path, run: Path, *overrides: str) -> Path:
-    """In a process of its own; returns the run folder."""
-    argv = ["--recipe", "demo", "--dataset-path", str(data), "--run-dir", str(run), *SIZE, *overrides]
-    assert run_ranks(1, _train, argv) == [0]
+def train(data: Path, run: Path, *overrides: str, recipe: str = "demo", ranks: int = 1) -> Path:
+    """In processes of its own; returns the run folder."""
+    argv = ["--recipe", recipe, "--dataset-path", str(data), "--run-dir", str(run), *SIZE, *overrides]
+    assert run_ranks(ranks, _train, argv) == [0] * ranks
     return run
 
 

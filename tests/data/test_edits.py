@@ -2,10 +2,9 @@
 
 import pytest
 
-from dfm_nb.base.records import Clip, SampleError
+from dfm_nb.base.records import SampleError
 from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
 from dfm_nb.data.stores import ShardStore
-from tests.data.test_encoding import Source, encoding
 
 
 def test_an_edit_replaces_the_one_before_it_and_an_empty_one_takes_it_away(tmp_path):
@@ -27,13 +26,6 @@ def test_a_line_that_is_no_edit_is_named(tmp_path, line):
     (tmp_path / EDITS).write_bytes(b'{"key": "a", "left_out": true}\n' + line.encode("latin-1") + b"\n")
     with pytest.raises(ValueError, match="line 2"):
         read_edits(tmp_path)
-
-
-def test_a_clip_that_is_set_aside_leaves_the_others_of_its_video():
-    edits = {"item-0-1": Edit(key="item-0-1", left_out=True), "item-0-2": Edit(key="item-0-2", caption="new")}
-    with encoding.ReadAhead(encoding.Reading(Source([3]), edits=edits), [0]) as ahead:
-        found = [r for _, r in ahead.take(1)]
-    assert [r.caption if isinstance(r, Clip) else r.reason for r in found] == ["caption 0", "left_out", "new"]
 
 
 def test_training_leaves_out_at_once(data):

@@ -25,9 +25,9 @@ def settings(*overrides):
 SETTINGS = settings()
 
 
-def loader(dp_rank=0, dp_size=1, workers=0, packs_per_step=4, length=41):
-    store = MockStore(SIZES, text_tokens=5, channels=4, text_dim=6, length=length)
-    return PackedLoader(PackOrder(store, SETTINGS, 64, 10), packs_per_step, dp_rank, dp_size, workers)
+def loader(workers):
+    store = MockStore(SIZES, text_tokens=5, channels=4, text_dim=6, length=41)
+    return PackedLoader(PackOrder(store, SETTINGS, 64, 10), 4, 0, 1, workers)
 
 
 def digest(packs):
@@ -162,12 +162,12 @@ def test_first_and_last_frames_are_given_independently():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_restored_loader_goes_on_bit_for_bit(workers):
-    one = loader(workers=workers)
+    one = loader(workers)
     for _ in range(7):
         one.next_step()
     state = json.loads(json.dumps(one.state()))
     want = [digest(one.next_step()) for _ in range(6)]
-    two = loader(workers=workers)
+    two = loader(workers)
     two.restore(state)
     assert [digest(two.next_step()) for _ in range(6)] == want
     one.close()

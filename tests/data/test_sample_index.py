@@ -73,13 +73,6 @@ def test_tars_that_are_not_of_the_preparation_are_named(data, caplog):
     assert "rank7-000000.tar" in caplog.text
 
 
-def test_writing_it_again_changes_nothing(data):
-    names = [p.name for p in data.glob("*.arrow")]
-    whole = [(data / name).read_bytes() for name in ("checksums.json", *names)]
-    assert index_dataset(data)["counts"]["train"] == 11
-    assert [(data / name).read_bytes() for name in ("checksums.json", *names)] == whole
-
-
 def test_fingerprint_follows_the_shards_content(data):
     before = ShardStore(data)
     plan = PackOrder(before, SETTINGS, 64, 4)

@@ -5,7 +5,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ import yaml
 
 from dfm_nb.text.commands import MergeOptions, PreprocessOptions
 from dfm_nb.train import TrainOptions
-from tests.processes import commands, wait_until
+from tests.processes import wait_until
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-SLURM = DEPLOY / "slurm"
 
 
 def job_command() -> list[str]:
@@ -27,68 +25,44 @@ def job_command() -> list[str]:
     return [re.sub(r"\$\((\w+)\)", lambda name: values[name[1]], word) for word in container["command"]]
 
 
-def edited(script: Path, **variables: str) -> str:
-    """A batch script with other values of its variables, as a user edits them."""
-    text = script.read_text()
-    for name, value in variables.items():
-        old = re.search(rf"^{name}=(\(.*?^\)|.*?$)", text, re.M | re.S)
-        assert old is not None, name
-        text = text.replace(old[0], f"{name}={value}", 1)
-    return text
-
-
 # ---- commands ------------------------------------------------------------------------------------------------------
 
-SRUN = """#!{python}
-import os, shlex, signal, sys
-words = sys.argv[1:]
-while words[0].startswith("-"):
-    del words[0]
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
-with open(os.environ["SRUN_LOG"], "a") as f:
-    print(shlex.join(words), file=f)
-if "TRAINS" in os.environ:
-    sys.exit(signal.sigtimedwait([signal.SIGUSR1], 50) is None)
+STAND_INS = """
+source() { :; }
+scontrol() { if [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> "$DESK/scontrol.log"; fi; }
+srun() {
+    while [[ $1 == -* ]]; do shift; done
+    [ -z "${TRAINS-}" ] || { trap 'exit 0' USR1; sleep 0.5; }
+    printf '%q ' "$@" > "$DESK/srun.log"
+    [ -z "${TRAINS-}" ] || { for _ in {1..500}; do sleep 0.1; done; exit 1; }
+}
 """
-"""Writes the command down; with TRAINS it lasts until SIGUSR1, as training does, which then saves."""
-
-SCONTROL = """#!/bin/bash
-if [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> "$SCONTROL_LOG"; fi
-"""
+"""Of Slurm and the environment: `srun` writes the command down; with TRAINS it lasts until SIGUSR1, as training does,
+which then saves."""
 
 
-JOB_ID = str(os.getpid())
-"""The script's port follows from it: two of these tests at a time must differ."""
+def batch(tmp_path: Path, name: str, *arguments: str, **environment: str) -> subprocess.Popen:
+    """A batch script at work."""
+    (tmp_path / name).write_text(STAND_INS + (DEPLOY / "slurm" / name).read_text())
+    job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7", "DESK": str(tmp_path)}
+    return subprocess.Popen(["bash", str(tmp_path / name), *arguments], env={**os.environ, **job, **environment})
 
 
-def desk(tmp_path: Path) -> dict[str, str]:
-    """An environment with stand-ins for Slurm's commands before all others, and an empty VENV."""
-    folder = tmp_path / "bin"
-    folder.mkdir(exist_ok=True)
-    for name, text in (("srun", SRUN.format(python=sys.executable)), ("scontrol", SCONTROL), ("activate", "")):
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    job = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": JOB_ID}
-    logs = {f"{name.upper()}_LOG": str(tmp_path / f"{name}.log") for name in ("srun", "scontrol")}
-    env = commands().environment(**job, **logs)
-    return {**env, "PATH": os.pathsep.join([str(folder), env["PATH"]])}
-
-
-def started(tmp_path: Path, script: str, *arguments: str) -> list[str]:
+def started(*given) -> list[str]:
     """The one command that a batch script hands to srun."""
-    subprocess.run(["bash", "-s", *arguments], input=script, text=True, env=desk(tmp_path), check=True)
-    return shlex.split((tmp_path / "srun.log").read_text().splitlines()[-1])
+    assert batch(*given).wait(60) == 0
+    return shlex.split((given[0] / "srun.log").read_text())
 
 
 def test_training_commands_are_understood_by_torchrun_and_by_dfm(tmp_path):
     from torch.distributed.run import get_args_parser
 
-    batch = started(tmp_path, edited(SLURM / "train.sbatch", VENV=str(tmp_path)))
-    for command in (batch, job_command()):
+    slurm = started(tmp_path, "train.sbatch")
+    for command in (slurm, job_command()):
         args = get_args_parser().parse_args(command[1:])
         assert command[0] == "torchrun" and args.module and args.training_script == "dfm_nb.train"
         assert (args.nnodes, args.nproc_per_node, args.max_restarts) == ("2", "8", 3)
-        assert args.rdzv_backend == "c10d" and (command is not batch or "SIGUSR1" in args.signals_to_handle)
+        assert args.rdzv_backend == "c10d" and (command is not slurm or "SIGUSR1" in args.signals_to_handle)
         training = TrainOptions.parse(args.training_script_args)
         assert (training.dataset_path, training.run_dir) == ("/shared/data/shards", "/shared/runs/dit-xl")
         # the shards are not here
@@ -98,7 +72,7 @@ def test_training_commands_are_understood_by_torchrun_and_by_dfm(tmp_path):
 
 @pytest.mark.parametrize("options, arguments", [(PreprocessOptions, []), (MergeOptions, ["merge"])])
 def test_the_text_job_is_understood_by_dfm(tmp_path, options, arguments):
-    words = started(tmp_path, edited(SLURM / "text.sbatch", VENV=str(tmp_path)), *arguments)
+    words = started(tmp_path, "text.sbatch", *arguments)
     assert words[:3] == ["dfm", "text", (*arguments, "preprocess")[0]]
     assert options.parse(words[3:]).output_prefix == "/shared/data/megatron/techpulse"
 
@@ -110,14 +84,9 @@ def test_batch_script_passes_the_signal_on_and_queues_again(tmp_path):
     """SIGUSR1 to the batch shell, as Slurm sends it, then the job's second life. What training does with that signal:
     `tests/training/test_loop.py`.
     """
-    (tmp_path / "train.sbatch").write_text(edited(SLURM / "train.sbatch", VENV=str(tmp_path)))
-    env = desk(tmp_path)
-    command = ["bash", str(tmp_path / "train.sbatch")]
-    batch = subprocess.Popen(command, env=env | {"TRAINS": "1"})
-    wait_until(lambda: batch.poll() is not None or (tmp_path / "srun.log").exists(), "the step")
-    batch.send_signal(signal.SIGUSR1)
-    assert batch.wait(60) == 0
-    assert (tmp_path / "scontrol.log").read_text() == f"requeue {JOB_ID}\n"
-    subprocess.run(command, env=env, check=True)
-    # A job that is done does not queue again.
-    assert (tmp_path / "scontrol.log").read_text().count("requeue") == 1
+    job = batch(tmp_path, "train.sbatch", TRAINS="1")
+    wait_until(lambda: job.poll() is not None or (tmp_path / "srun.log").exists(), "the step")
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(60) == 0
+    assert started(tmp_path, "train.sbatch")  # a job that is done does not queue again
+    assert (tmp_path / "scontrol.log").read_text() == "requeue 7\n"

@@ -16,12 +16,13 @@ from tests.networks import cases
 pytestmark = pytest.mark.slow
 
 GIVEN = "given dataset.condition_frames_prob=0.5 dataset.condition_last_prob=0.5".split()
+RECOMPUTE = ["recompute full", "recompute selective"]
 NETWORKS = {
     # name: (settings, tensors with gradients, layouts)
-    "dit": ([], 95, [name for name in LAYOUTS if name not in ("TP2", "CP2", "PP2")]),
+    "dit": ([], 95, ["TP2+SP", "PP2 virtual", "DP2", "TP2xCP2", "CP2xDP2", "TP2xSPxPP2", *RECOMPUTE]),
     "lora": (["model.lora.rank=3", "model.lora.alpha=6"], 0, ["TP2+SP", "PP2", "DP2 distributed optimizer"]),
-    "given": (GIVEN, 95, ["TP2", "CP2", "PP2", "DP2"]),
-    "muon": (MUON, 95, ["TP2+SP", "PP2 virtual", "DP2", "TP2xPP2"]),
+    "given": (GIVEN, 95, ["TP2", "CP2", "PP2"]),
+    "muon": (MUON, 95, ["TP2+SP", "PP2 virtual", "DP2"]),
 }
 NETWORKS = cases("PARALLEL", NETWORKS)
 

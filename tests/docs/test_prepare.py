@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from dfm_nb.base import video
 from dfm_nb.butterflies import synthetic
 from dfm_nb.data import shards
-from tests.data.encoder_files import make_small_hub
 from tests.docs.docs_pages import Page, desk
 from tests.json_files import read_json
 
@@ -46,9 +45,9 @@ def make_hub(folder, hub):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_every_block_of_the_page_runs(tmp_path, make_once, theirs):
+def test_every_block_of_the_page_runs(tmp_path, theirs):
     make_inputs(tmp_path)
-    hub = make_hub(tmp_path / "hub", make_once("nemo-dfm-hub", make_small_hub))
+    hub = make_hub(tmp_path / "hub", theirs)
     shutil.copytree(theirs / "data", tmp_path / "nemo_webdataset")
     here = desk(tmp_path, hub=hub)
     said = here.run_page(PAGE)

@@ -39,7 +39,6 @@ SETTINGS = (
     [
         ("clip.mp4", "clip.png"),
         ("clip.PNG", "clip.png"),
-        ("clip", "clip.png"),
         ("clip.v2", "clip.v2.png"),
         ("new/", "new/out.png"),
         ("there", "there/out.png"),

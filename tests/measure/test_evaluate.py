@@ -12,7 +12,7 @@ from dfm_nb import prepare
 from dfm_nb.base import video
 from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image
-from dfm_nb.butterflies import synthetic, wordings
+from dfm_nb.butterflies import attributes, exam, synthetic, wordings
 from dfm_nb.butterflies.attributes import MEASURED, TOGETHER
 from dfm_nb.checkpoints import folders
 from dfm_nb.data.adoption import index_dataset
@@ -21,10 +21,17 @@ from dfm_nb.measure import evaluate, reference, run_verdict
 from tests import tiny_run
 from tests.json_files import read_json
 
+pytestmark = pytest.mark.slow
+
 STEPS = ["--num-steps", "2", "--guidance", "2", "--size-px", "32"]
 
 
-@pytest.mark.slow
+@pytest.fixture(autouse=True)
+def few_renders(monkeypatch):
+    monkeypatch.setattr(attributes, "MOST_RENDERS", {"images": 6, "clips": 4})
+    monkeypatch.setattr(exam, "ONE_PROMPT", 2)
+
+
 def test_the_command_measures_images_and_clips_against_a_prepared_folder(tiny_checkpoint, tiny_data, tmp_path, capsys):
     argv = ["--checkpoint", str(tiny_checkpoint), "--dataset", str(tiny_data), *STEPS]
     argv += "--split train --num-prompts 4 --num-clips 2".split()
@@ -48,13 +55,12 @@ def test_the_command_measures_images_and_clips_against_a_prepared_folder(tiny_ch
     assert read_image(tmp_path / "e.png").shape[2] > 500
 
 
-@pytest.mark.slow
 def test_a_model_of_pairs_is_asked_with_what_is_given(tmp_path, monkeypatch):
     """All pairs have one caption; what is given makes a held-out one unseen."""
     looks = synthetic.seen_combinations()[:24]
-    for i, attributes in enumerate(looks):
+    for i, look in enumerate(looks):
         for suffix, seed in (("", i), (".source", 100 + i)):
-            video.write_png(tmp_path / f"set/{i}{suffix}.png", synthetic.render(attributes, seed, 32, 32)[0])
+            video.write_png(tmp_path / f"set/{i}{suffix}.png", synthetic.render(look, seed, 32, 32)[0])
         (tmp_path / f"set/{i}.txt").write_text("turn it a little")
     argv = ["--source", f"folder:{tmp_path / 'set'}", "--tokenizer", "pca", "--output-dir", str(tmp_path / "data")]
     assert prepare.main([*argv, "--short-side", "32", "--val-fraction", "0.25"]) == 0
@@ -70,7 +76,6 @@ def test_a_model_of_pairs_is_asked_with_what_is_given(tmp_path, monkeypatch):
     assert all(len(request.given) == 1 for request in asked) and len({request.given for request in asked}) == len(asked)
 
 
-@pytest.mark.slow
 def test_without_flags_unseen_captions_and_training_ones_are_asked_as_generate_does(tiny_checkpoint, tmp_path):
     """Of 24 held-out pictures one has a caption of training and one a picture of training."""
     draw = [
@@ -99,7 +104,6 @@ def test_without_flags_unseen_captions_and_training_ones_are_asked_as_generate_d
     assert found.contact_sheet().shape[1] > 1500 and "23 unseen images" in str(found)
 
 
-@pytest.mark.slow
 def test_unseen_combinations_need_no_dataset_and_repeat(tiny_checkpoint, tmp_path, caplog, monkeypatch):
     """A model of other data is asked for them too, with a warning."""
     argv = ["--checkpoint-path", str(tiny_checkpoint), "--num-prompts", "6", "--num-clips", "0", *STEPS]
@@ -135,7 +139,6 @@ def run_and_data(tiny_checkpoint, tiny_data, tmp_path_factory):
     return run, top / "data"
 
 
-@pytest.mark.slow
 def test_all_checkpoints_get_a_verdict_and_a_damaged_one_is_named(run_and_data, tmp_path, capsys, caplog):
     run, data = run_and_data
     with (run / "metrics.jsonl").open("a") as file:
@@ -151,7 +154,6 @@ def test_all_checkpoints_get_a_verdict_and_a_damaged_one_is_named(run_and_data, 
     assert (run / "verdict.png").exists() and (tmp_path / "c.png").exists()
 
 
-@pytest.mark.slow
 def test_drift_is_from_the_prompts_of_the_base_if_it_is_there(caplog):
     asked = evaluate.EvaluateOptions(checkpoint_path="runs/a", num_steps=1, guidance=1.0)
     tuned = cfg.Config()
@@ -167,7 +169,6 @@ def test_drift_is_from_the_prompts_of_the_base_if_it_is_there(caplog):
     )
 
 
-@pytest.mark.slow
 def test_what_cannot_be_measured_is_one_sentence(run_and_data, tiny_checkpoint, tiny_data, tmp_path, capsys):
     run, data = run_and_data
     other = shutil.copytree(tiny_data, tmp_path / "other")

@@ -9,7 +9,6 @@ from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model.denoiser import forward
 from dfm_nb.model.linear import is_lora
 from tests import tiny_run
-from tests.conftest import run_ranks
 from tests.distributed.layouts import make_trainer, randomise
 
 LORA = ["model.lora.rank=3", "model.lora.alpha=6"]
@@ -55,10 +54,9 @@ def test_only_updates_move(one_rank):
 @pytest.mark.slow
 def test_exports_hold_the_base_and_what_two_tp_ranks_have_learnt(tiny_data, tiny_checkpoint, tmp_path):
     base, run = tiny_checkpoint, tmp_path / "run"
-    argv = ["--recipe", "demo", "--dataset-path", str(tiny_data), "--run-dir", str(run), *tiny_run.SIZE]
-    argv += [f"checkpoint.pretrained={base}", "model.lora.rank=4", "model.lora.alpha=8", "train.train_iters=4"]
-    argv += ["model.tensor_model_parallel_size=2", "checkpoint.save_interval=2", "checkpoint.keep_last=0"]
-    assert run_ranks(2, tiny_run._train, argv) == [0, 0]
+    settings = [f"checkpoint.pretrained={base}", "model.lora.rank=4", "model.lora.alpha=8", "train.train_iters=4"]
+    settings += ["model.tensor_model_parallel_size=2", "checkpoint.save_interval=2", "checkpoint.keep_last=0"]
+    tiny_run.train(tiny_data, run, *settings, ranks=2)
     read = lambda name: exported.read(tmp_path / name)[0]  # noqa: E731
     assert export.main([str(base), "--output", f"{tmp_path}/base/model.safetensors"]) == 0
     for kind, how in (("apart", ["--lora", "apart"]), ("merged", [])):

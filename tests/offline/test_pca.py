@@ -4,8 +4,8 @@ import torch
 from dfm_nb.offline.pca import PCATokenizer, build
 
 
-def videos(count=30, frames=9, seed=0):
-    g = torch.Generator().manual_seed(seed)
+def videos(count=30, frames=9):
+    g = torch.Generator().manual_seed(0)
     coarse = torch.rand(count, 3, frames, 4, 6, generator=g) * 2 - 1
     return torch.nn.functional.interpolate(coarse, (frames, 32, 48), mode="trilinear")
 
@@ -25,13 +25,6 @@ def test_latents_of_the_fitting_set_are_white(tokenizer):
 def test_encode_inverts_decode(tokenizer):
     z = torch.randn(2, 16, 3, 4, 6)
     torch.testing.assert_close(tokenizer.encode(tokenizer.decode(z)), z, atol=1e-4, rtol=1e-4)
-
-
-def test_coding_is_causal(tokenizer):
-    x = videos(1, seed=4)
-    y = x.clone()
-    y[:, :, 5:] = 0
-    assert torch.equal(tokenizer.encode(x)[:, :, :2], tokenizer.encode(y)[:, :, :2])
 
 
 def test_saved_tokenizer_is_the_same(tokenizer, tmp_path):

@@ -169,14 +169,6 @@ def test_only_a_folder_that_a_killed_build_left_is_removed(prefixes, tmp_path):
     assert not dead.exists() and held.exists() and len([*cache.iterdir()]) == 4
 
 
-def test_order_depends_on_the_seed_alone(prefixes, tmp_path):
-    def run(cache, seed):
-        data = build(blend_of(prefixes, [0.5, 0.3, 0.2]), tmp_path / cache, 50, seed=seed)["train"]
-        return torch.stack([data[i]["tokens"] for i in range(50)])
-
-    assert torch.equal(run("x", 1), run("y", 1)) and not torch.equal(run("x", 1), run("z", 2))
-
-
 def test_faults_of_a_blend_are_named_before_building(prefixes, tmp_path):
     blend = blend_of(prefixes[:1], [1.0])
     with pytest.raises(ValueError, match=".meta.json"):

@@ -94,12 +94,6 @@ def test_inspect_decodes_and_refuses_a_pair_that_does_not_fit(corpus):
         text_check.inspect(prefix)
 
 
-@pytest.mark.parametrize("content", [b"[1]", b"{", b"\xff", b'{"tokenizer": [1]}', b"[" * 100_000])
-def test_a_damaged_provenance_counts_as_none(corpus, content):
-    Path(f"{(prefix := corpus())}.meta.json").write_bytes(content)
-    assert read_meta(prefix) == {}
-
-
 def test_verify_compares_tokenizers(corpus, folders):
     prefix, other = corpus(), corpus("other", "bpe")
     assert failed(text_check.verify(prefix, str(folders["gpt2"]), progress=False)) == []

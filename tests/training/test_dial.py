@@ -48,10 +48,11 @@ def test_minutes_settle_a_run_that_its_configuration_repeats(tiny_data, tmp_path
     assert losses(plain) == losses(run)
 
 
-def test_minutes_that_are_over_before_training_begins_still_give_a_run(tiny_data, tmp_path):
-    asked = dict(recipe="own", minutes=0.001, overrides=[*SMALL, "validation.samples=false"])
-    run = train_model(dataset_path=tiny_data, run_dir=tmp_path, **asked)
-    assert run.config.config.train.train_iters == 8 and losses(run)
+def test_minutes_that_are_over_before_training_begins_still_give_a_run(one_rank, monkeypatch):
+    monkeypatch.setattr(dial, "_iteration", lambda *_: (1.3, 2_000))
+    asked = cfg.resolve("own", overrides=["train.minutes=1"])
+    t = dial.of_rate(asked, MockStore([(1, 8, 8)], length=10), time.monotonic() - 100).config.train
+    assert t.train_iters == 8 and t.exit_duration_s > 8 * 1.3
 
 
 def clip_share(config, store) -> float:
@@ -73,9 +74,13 @@ def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_p
 
     assert start(same) == (dial.BASE, source.config.model.num_layers)
     assert start(same, "checkpoint.pretrained=null") == start("pca") == (None, 4)
-    for other in ("model.hidden_size=48", "model.qk_layernorm=false"):
-        assert start(same, other)[0] is None, "another network"
+    for other in ("model.hidden_size=48", "model.qk_layernorm=false", "checkpoint.load_checkpoint=a"):
+        assert start(same, other)[0] is None, "another network, or weights of one's own"
     assert start(same, store=MockStore([(1, 8, 8), (3, 8, 8)]))[0] is None, "clips"
+
+    monkeypatch.setattr(dial, "_iteration", lambda *_: (2.0, 100))
+    monkeypatch.setattr(dial, "ROUNDS", 1)
+    monkeypatch.setattr(dial, "BASE_PASSES", 0)
 
     def trained(name: str, *overrides: str, minutes: float = 0.05):
         asked = ["validation.samples=false", "train.eval_iters=1", *overrides]
@@ -83,7 +88,6 @@ def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_p
 
     run, again = trained("run"), trained("run")
     assert run.config.config.checkpoint.pretrained == again.config.config.checkpoint.pretrained == dial.BASE
-    assert trained("on", f"checkpoint.load_checkpoint={run.path}").config.config.checkpoint.pretrained is None
     assert "Started from the weights of drawings" in (tmp_path / "run" / "log.txt").read_text()
     monkeypatch.setattr(dial, "BASE_PASSES", 1e9)
     assert trained("short").config.config.checkpoint.pretrained is None

@@ -177,12 +177,6 @@ def test_parquet_files_of_a_hub_data_set_are_one_table_with_its_splits(hub, sour
     assert found.identity() == build("hf://datasets/OWNER/NAME").identity() and same(found, build(str(hub)))
 
 
-def test_a_hub_data_set_of_pictures_has_its_captions_and_splits(hub, photos):
-    """No hub is reachable in tests: `Hub` replaces it."""
-    shutil.copytree(photos, hub)
-    assert same(folder.build(str(photos)), folder.build("hf://datasets/OWNER/NAME"))
-
-
 def test_a_folder_of_tables_names_files_inside_it_alone(tmp_path):
     pictures(tmp_path, "in/a.png", "secret.png")
     image = [{"bytes": None, "path": path} for path in ("a.png", "../secret.png", "http://127.0.0.1:9/a.png")]

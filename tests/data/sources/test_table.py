@@ -5,7 +5,6 @@ import io
 import json
 import threading
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +13,7 @@ from PIL import Image
 
 from dfm_nb.base import urls, video
 from dfm_nb.data.sources import _location, folder, table
-from tests.data.sources.test_folder import fault, read
+from tests.data.sources.test_folder import counting_clip, fault, read
 from tests.json_files import write_lines
 from tests.servers import Quiet, serving
 
@@ -25,9 +24,8 @@ def png(colour="red", size=(24, 20)) -> bytes:
     return buffer.getvalue()
 
 
-def mp4(tmp_path, t=9) -> bytes:
-    frames = np.broadcast_to((np.arange(t) * 12).astype(np.uint8)[:, None, None, None], (t, 32, 32, 3))
-    video.write_mp4(tmp_path / "made.mp4", frames, 10)
+def mp4(tmp_path) -> bytes:
+    video.write_mp4(tmp_path / "made.mp4", counting_clip(9), 10)
     return (tmp_path / "made.mp4").read_bytes()
 
 
@@ -327,10 +325,6 @@ def test_a_caption_may_be_a_list_and_tags_a_column(suffix, tmp_path):
     assert [(c.caption, c.more_captions) for c in clips] == [("a red square", ["red"]), ("one", []), ("a, b", [])]
     assert [c.tags for c in clips] == [["red", "square"], [], ["a", "b"]] and source.tagged
     assert fault(source, 3).reason == "no_caption" and "row 4" in fault(source, 3).detail
-    changed = [{**rows[0], "caption": ["a red square", "crimson"]}, *rows[1:]]
-    other = table.build(str(write_table(tmp_path / f"t{suffix}", changed)) if suffix else pd.DataFrame(changed))
-    differ = {name for name, value in source.identity().items() if value != other.identity()[name]}
-    assert differ == {"captions_sha256"}
 
 
 def test_a_row_has_a_weight(build, tmp_path):
@@ -390,7 +384,6 @@ def test_columns_can_be_chosen(build, option, column, tmp_path):
         ("t.csv", b"", ""),
         ("t.csv", b"image,caption\n", ""),
         ("t.csv", b"image,caption\na,b\nc,d,e\n", "line 3"),
-        ("t.csv", b"image,caption\na,b,c\n", ""),
         ("t.csv", b"image,caption, caption,,\na,b,c,,\n", "caption"),
         ("t.csv", b'image,caption\na,"big\nb,c\n', "line 2"),
         ("t.csv", b'image,caption\na,b\nb,"big\nc,d\nd,"e"\n', "line 3"),

@@ -14,8 +14,8 @@ CAPTIONS = ["a blue butterfly", "a red butterfly over a meadow, wings spread", "
 
 
 @pytest.fixture(scope="module")
-def folder(make_once):
-    return make_once("t5", encoder_files.save_t5)
+def folder(theirs):
+    return theirs / "t5"
 
 
 def padded_reference(folder, captions, max_length=512):

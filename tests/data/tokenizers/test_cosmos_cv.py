@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow  # networks, process groups or whole preparations 
 
 
 @pytest.fixture(scope="module")
-def folder(make_once):
-    return make_once("cosmos", encoder_files.save_cosmos)
+def folder(theirs):
+    return theirs / "cosmos"
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +25,8 @@ def half(make_once):
     return make_once("cosmos-bf16", lambda place: encoder_files.save_cosmos(place, torch.bfloat16))
 
 
-def video(frames, height=32, width=48, batch=1, seed=0):
-    return torch.rand(batch, 3, frames, height, width, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+def video(frames, height=32, width=48, batch=1):
+    return torch.rand(batch, 3, frames, height, width, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
 def off(a, b):

@@ -49,17 +49,14 @@ def all_as_the_object(index):
 INDEXES = {
     "nothing": lambda index: declared_as(index, None),
     "folder above": lambda index: place_of_weight(index, relative_path="../__0_0.distcp"),
-    "number as name": lambda index: place_of_weight(index, relative_path=3),
     "negative offset": lambda index: place_of_weight(index, offset=-1),
     "transformed": lambda index: place_of_weight(index, transform_descriptors=["stream.zstd"]),
     "a pickle for a tensor": all_as_the_object,
     "part outside": lambda index: setattr(index.state_dict_metadata[WEIGHT], "size", torch.Size([4, 3])),
     "larger": lambda index: setattr(index.state_dict_metadata[WEIGHT], "size", torch.Size([1 << 40])),
-    "entry without place": lambda index: index.state_dict_metadata.pop(WEIGHT) and None,
     "a command": lambda _: pickle.dumps(Evil(RAN)),
     "cut": lambda index: pickle.dumps(index)[:-100],
-    # BUILD, of (None, {"poison": 1}) and of {"poison": 1}, sets attributes of whatever the unpickler handed out
-    "slots of a class": lambda _: b"\x80\x04cos\nsystem\n(N}\x8c\x06poisonK\x01stb.",
+    # BUILD of {"poison": 1} sets attributes of whatever the unpickler handed out
     "attributes of a class": lambda _: b"\x80\x04cos\nsystem\n}\x8c\x06poisonK\x01sb.",
 }
 

@@ -15,10 +15,8 @@ from dfm_nb.model.build import build_chunks
 from dfm_nb.model.denoiser import forward
 from dfm_nb.packs.packs import PackSettings, noised, pack_draws
 from dfm_nb.packs.patches import unpatchify
-from tests import tiny_run
 from tests.integrations.wan.reference import GRIDS, TEXT_DIM, random_network, reference_output
 from tests.networks import samples
-from tests.test_train import losses
 
 
 def settings_of(network, *more: str):
@@ -73,18 +71,6 @@ def test_outputs_and_gradients_are_those_of_diffusers(one_rank, sizes, rows):
         want = gradients[name]
         bound = 1e-5 * (largest if rows == 512 else want.abs().max())
         torch.testing.assert_close(p.grad, want, rtol=0, atol=bound.item())
-
-
-@pytest.mark.slow
-def test_low_rank_updates_go_on(make_once, tiny_data, tmp_path):
-    tiny_wan = tiny_run.checkpoint_of("wan", make_once, tiny_data)
-    lora = ["model.lora.rank=4", "train.train_iters=4", "checkpoint.save_interval=2"]
-    run = tiny_run.train(tiny_data, tmp_path / "run", f"checkpoint.pretrained={tiny_wan}", *lora)
-    start = run / "checkpoints" / "iter_0000002"
-    resumed = tiny_run.train(
-        tiny_data, tmp_path / "on", *tiny_run.VARIANTS["wan"], *lora, f"checkpoint.load_checkpoint={start}"
-    )
-    assert losses(resumed) == {i: loss for i, loss in losses(run).items() if i > 2} and len(losses(run)) == 4
 
 
 PUBLISHED = {

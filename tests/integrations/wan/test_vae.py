@@ -1,10 +1,7 @@
 """diffusers' AutoencoderKLWan with random weights, saved as Wan's folder holds it: ours gives what it gives."""
 
-import shutil
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from dfm_nb.integrations.wan import vae
 from tests.integrations.wan.pipeline_folder import save_wan_vae
@@ -31,14 +28,6 @@ def test_latents_and_pixels_are_diffusers(folder, theirs, frames):
         pixels = theirs.decode(latents).sample
     assert latents.shape == (2, 16, 1 + (frames - 1) // 4, 4, 6)
     assert torch.equal(ours.encode(video), latents) and torch.equal(ours.decode(latents), pixels)
-
-
-def test_identity_tells_other_weights_and_another_configuration(folder, tmp_path):
-    first = vae.build(folder).identity()
-    other = shutil.copytree(folder, tmp_path / "other")
-    path = next(other.rglob("*.safetensors"))
-    save_file({name: t + 1e-3 for name, t in load_file(path).items()}, path)
-    assert first["name"] == "wan_vae" and vae.build(other).identity()["sha256"] != first["sha256"]
 
 
 def test_wrong_files_are_named(folder, tmp_path):
