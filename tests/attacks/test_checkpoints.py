@@ -101,3 +101,11 @@ def test_exported_file_that_is_a_pickle_runs_nothing(one_rank, tmp_path, suffix)
     refused(generate, file, tmp_path / "ran")
     file.write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
     refused(generate, file, tmp_path / "ran")
+
+
+@pytest.mark.parametrize("change", [{"optimizer_step": None}, {"optimizer_step": "5"}, {"scheduler": []}])
+def test_state_of_other_types_is_refused(one_rank, run, change):
+    path = run / "checkpoints" / NAME / "state.json"
+    change_json(path, change)
+    with pytest.raises((TypeError, ValueError, RuntimeError)):  # `training.loop` puts it into a sentence
+        resume(run)

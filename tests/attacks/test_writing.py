@@ -1,5 +1,6 @@
 """Nothing of others is replaced, and nothing is written through a link below a folder that somebody named."""
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.import_ import import_weights
 from dfm_nb.text import mixture
 from dfm_nb.text.check import sound
+from dfm_nb.text.indexed import Index
 from dfm_nb.text.parts import Parts
 from workbench import lab, notebook_run
 from workbench.studio import Studio
@@ -279,3 +281,12 @@ def test_a_notebook_replaces_what_it_wrote_before_alone(theirs, tmp_path, monkey
     Path("o.ipynb").write_bytes(Path("a.ipynb").read_bytes())
     with pytest.raises(FileExistsError, match="o.ipynb"):
         notebook_run.execute("a.ipynb", "o.ipynb", {}, progress=False)
+
+
+@pytest.mark.parametrize("progress", [{}, [1], {"at": [0] * 9}, {"sizes": {"text.bin": -1}}, {"counts": 1}], ids=str)
+def test_the_progress_of_others_is_not_believed(tmp_path, progress):
+    (tmp_path / "c.unfinished").mkdir()
+    told = {"signature": {"of": "test"}, "progress": progress}
+    (tmp_path / "c.unfinished/progress.json").write_text(json.dumps(told))
+    corpus(tmp_path)
+    assert Index.open(tmp_path / "c_text_document").num_tokens == 3

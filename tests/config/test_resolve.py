@@ -510,3 +510,10 @@ def test_weights_and_a_run_that_is_resumed_name_no_module(key, value, tmp_path, 
         resolved("demo", *start, settings_of=lambda path: {key: value})
     assert resolved("demo", *asked, run_dir=tmp_path).get(key) == value
     assert resolved("demo", *start, *asked, settings_of=lambda path: {key: value}).get(key) == value
+
+
+def test_each_setting_is_read_outside_config():
+    package = Path(C.__file__).parents[1]
+    read = "".join(p.read_text() for p in package.rglob("*.py") if p.parent != package / "config")
+    unread = {key for key in FIELDS if not re.search(rf"\b{key.rpartition('.')[2]}\b", read)}
+    assert unread == {f"optimizer.adam_{name}" for name in ("beta1", "beta2", "eps")}, "passed by megatron-core's names"

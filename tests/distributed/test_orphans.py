@@ -6,12 +6,14 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
 
 from dfm_nb.base.run import Run
 from tests.processes import commands, wait_until
+from tests.text.text_tokenizers import build, save
 from tests.tiny_run import SIZE
 
 pytestmark = pytest.mark.slow
@@ -61,6 +63,7 @@ def test_a_command_that_another_started_ends_with_it(tmp_path):
     )
     code = f"""
 import sys
+import time
 from pathlib import Path
 from dfm_nb.base.process import start
 print(start([sys.executable, "-c", {child!r}], Path({str(tmp_path / "log")!r}), own_session=False).pid, flush=True)
@@ -72,3 +75,19 @@ sys.stdin.read()
     sweep.kill()
     sweep.wait(60)
     assert not psutil.wait_procs([run], timeout=LIMIT_S)[1]
+
+
+def test_tokenizing_workers_end_with_their_command(tmp_path):
+    tokenizer = save(build("gpt2"), tmp_path / "tokenizer")
+    (tmp_path / "in.jsonl").write_text('{"text": "a blue butterfly over a meadow, wings spread"}\n' * 1_000_000)
+    flags = ["--input", tmp_path / "in.jsonl", "--output-prefix", tmp_path / "out", "--tokenizer-model", tokenizer]
+    command = [sys.executable, "-m", "dfm_nb", "text", "preprocess", *map(str, flags), "--workers", "2"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    found = lambda: [p for p in psutil.Process(process.pid).children() if "--multiprocessing-fork" in p.cmdline()]  # noqa: E731
+    wait_until(lambda: process.poll() is not None or len(found()) >= 2, "both workers")
+    workers = found()
+    time.sleep(1)  # they import, or tokenize
+    assert process.poll() is None
+    process.kill()
+    process.wait(60)
+    assert not psutil.wait_procs(workers, timeout=LIMIT_S)[1]

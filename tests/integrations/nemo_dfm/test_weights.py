@@ -15,6 +15,7 @@ from dfm_nb.checkpoints import loading
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.parallel.megatron_cpu import STAND_IN
 from tests.attacks.checkpoint_files import Evil
+from tests.distributed.layouts import make_trainer
 from tests.integrations.nemo_dfm.reference import random_network
 
 TINY = ["--tokenizer", "residual", "--text-encoder", "minilm"]
@@ -112,3 +113,17 @@ def test_every_key_is_accounted_for(theirs, tmp_path, capsys):
         assert guard(cli.main, ["import", str(tmp_path / "model.pth"), "--output", str(tmp_path / "out.pth")]) == 2
         error = capsys.readouterr().err.strip()
         assert name in error and "\n" not in error and not (tmp_path / "out.pth").exists()
+
+
+@pytest.mark.slow
+def test_training_goes_on_from_imported_weights(one_rank, theirs, tmp_path):
+    file = imported(consolidated(tmp_path, theirs), tmp_path / "start.pth")
+    like = ["model.variant=dfm", "model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4"]
+    like += ["model.in_channels=16", "model.text_dim=24", "model.adaln_lora_dim=256", "model.rope=false"]
+    trainer, loader = make_trainer([*like, "train.global_batch_size=1"])
+    loading.load_pretrained(trainer, file)
+    first = trainer.step(loader.next_step()).loss
+    assert first == first and trainer.step(loader.next_step()).loss != first
+    other, _ = make_trainer(["model.in_channels=16", "train.global_batch_size=1"])
+    with pytest.raises(ValueError, match="model.variant"):
+        loading.load_pretrained(other, file)
