@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dfm_nb import config as cfg
+from dfm_nb.base import plugins
 from dfm_nb.base.argv import NPROC, guard, quietly, world_size_from_env
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import read_metrics, read_table
@@ -38,11 +39,11 @@ def _settings_of(weights: str) -> dict:
 def _dialled(resolved: cfg.Resolved, world_size: int) -> cfg.Resolved:
     """With the settings that follow from the data set, if `train.minutes` is set."""
     if resolved.config.train.minutes and not resolved.is_dialled and resolved.config.dataset.path:
-        from dfm_nb.training import batches, dial
+        from dfm_nb.training import batches
 
         log.info("Iterations, validations and checkpoints follow when a run has timed its first iterations")
         store = batches.open_store(resolved.config)
-        return dial.of_data(batches.with_data(resolved, store), store, world_size)
+        return plugins.find("dials", "minutes").of_data(batches.with_data(resolved, store), store, world_size)
     return resolved
 
 

@@ -104,7 +104,7 @@ class Resolved:
 
     @property
     def is_dialled(self) -> bool:
-        """Whether `train.minutes` has set its settings (`dfm_nb.training.dial`), not only those of a run before."""
+        """Whether `train.minutes` has set its settings (`dfm_nb.planner.minutes`), not only those of a run before."""
         return any(v.startswith(DIALLED) for k, v in self.provenance.items() if not k.startswith(LASTING))
 
     def is_free(self, key: str) -> bool:

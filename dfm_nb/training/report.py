@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 
@@ -17,10 +18,14 @@ from dfm_nb.base.metrics import Metrics, read_metrics
 from dfm_nb.base.plots import plot_loss
 from dfm_nb.base.run import Run
 from dfm_nb.config import counts, sizes
+from dfm_nb.data.stores import SampleStore
 from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import layout_of
 from dfm_nb.training.loggers import Loggers
 from dfm_nb.training.trainer import StepResult
+
+PASSES = {140: "85 to 100 %", 30: "25 to 93 %"}
+"""Pictures that came back from their captions in runs with at least that many passes (docs/own-pictures.md)."""
 
 
 class Report:
@@ -147,3 +152,31 @@ def _memory() -> dict[str, float]:
     if parallel.device().type == "cuda":
         out["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / GIB
     return out
+
+
+def epoch_tokens(config: cfg.Config, store: SampleStore) -> list[np.ndarray]:
+    """Tokens in an epoch, of each still and of each clip."""
+    m = config.model
+    tokens = store.voxels(slice(None)) / (m.patch_temporal * m.patch_spatial**2)
+    weights = store.weights(config.dataset.clip_weight)
+    if weights is not None:
+        tokens = tokens * weights
+    return [tokens[store.of_kind(still)] for still in (True, False)]
+
+
+def expected(config: cfg.Config, store: SampleStore, tokens: float) -> str:
+    """What that many tokens of training are for the samples, and what that has given."""
+    stills, clips = epoch_tokens(config, store)
+    epochs = tokens / (stills.sum() + clips.sum())
+    uses = {"picture": (len(stills), epochs), "clip": (len(clips), epochs * config.dataset.clip_weight)}
+    parts = []
+    for kind, (count, n) in uses.items():
+        if count:
+            parts.append(f"each {kind} about {format(n, '.0f' if n >= 1 else '.2f')} times")
+    seen = next((share for least, share in PASSES.items() if len(stills) and epochs >= least), None)
+    gave = f"The shortest measured runs used each picture {min(PASSES)} times"
+    if seen:
+        gave = f"In measured runs of that many passes, {seen} of the pictures came back from their captions"
+    share = clips.sum() / (stills.sum() + clips.sum())
+    work = f"; clips take {share:.0%} of the work" if 0 < share < 1 else ""
+    return f"Training uses {' and '.join(parts)}{work}. {gave} (docs/own-pictures.md)"
