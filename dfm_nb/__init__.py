@@ -3,7 +3,7 @@
 One folder per stage; each imports only those to its right and below:
 
     verbs: prepare train generate, adopt inspect export import_ doctor   cli.py finds them
-      training      loop, trainer, Muon, loggers    generation   Pipeline, requests, files of clips
+      training      loop, trainer, Muon, report     generation   Pipeline, requests, files of clips
       checkpoints   save, load, export, import      model        DiT, attention, EMA
       data          sources, encoders, shards       packs        samples, noise -> one sequence
       diffusion     EDM, flow, samplers             parallel     process groups

@@ -12,7 +12,7 @@ To add one, add a module with a function `build`: here, one file in `dfm_nb/data
     moths = "their_package.moths"
 
 Entry points of `dfm_nb.networks` are classes (`config.networks`), of `dfm_nb.samplers` and `dfm_nb.loggers` functions
-(`diffusion.samplers`, `training.loggers`), of `dfm_nb.pretrained` folders of packaged models, of `dfm_nb.exams` classes
+(`diffusion.samplers`, `training.report`), of `dfm_nb.pretrained` folders of packaged models, of `dfm_nb.exams` classes
 such as `butterflies.exam.Exam`, of `dfm_nb.displays` and `dfm_nb.dials` modules such as `display` and
 `planner.minutes`.
 
