@@ -24,10 +24,10 @@ from dfm_nb.base.files import read_json
 from dfm_nb.base.log import duration
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss, series
-from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.run import Run
 from dfm_nb.config.schema import INT_LIMIT
 from dfm_nb.display import data_url
+from dfm_nb.display.plots import PALETTE
 from dfm_nb.experiments.runs import differing, ended, runs_below, settings_of
 from workbench.controls import Section, Slider, table_html
 from workbench.gallery import Gallery

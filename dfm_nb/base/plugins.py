@@ -14,7 +14,7 @@ To add one, add a module with a function `build`: here, one file in `dfm_nb/data
 Entry points of `dfm_nb.networks` are classes (`config.networks`), of `dfm_nb.samplers` and `dfm_nb.loggers` functions
 (`diffusion.samplers`, `training.report`), of `dfm_nb.pretrained` folders of packaged models, of `dfm_nb.exams` classes
 such as `butterflies.exam.Exam`, of `dfm_nb.displays` and `dfm_nb.dials` modules such as `display` and
-`planner.minutes`.
+`planner.minutes`, and of `dfm_nb.plots` functions of a `Run` that has ended.
 
 The module of the others (a class, or the function `build` alone, will do) is called as `build(spec_or_table, **flags)`
 of a source, `build(path, device=..., **flags)` of a tokenizer, and `build(path, device=..., max_tokens=..., **flags)`

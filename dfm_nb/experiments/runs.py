@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dfm_nb import config as cfg
 from dfm_nb import display
-from dfm_nb.base import plots
 from dfm_nb.base.files import MARK, UNLIMITED, plain, read_json
 from dfm_nb.base.log import legible
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.metrics import damage_of, series, smooth
 from dfm_nb.base.run import MEDIA, Run, ended, media_in
 from dfm_nb.config import notation
+from dfm_nb.display import plots
 
 if TYPE_CHECKING:
     import pandas as pd

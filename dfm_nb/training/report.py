@@ -23,7 +23,6 @@ from dfm_nb.base.files import appending
 from dfm_nb.base.log import log
 from dfm_nb.base.machine import GIB
 from dfm_nb.base.metrics import Metrics, read_metrics
-from dfm_nb.base.plots import plot_loss
 from dfm_nb.base.run import Run
 from dfm_nb.config import counts, sizes
 from dfm_nb.config.schema import LoggerConfig
@@ -200,10 +199,11 @@ class Report:
                 self.loggers.sample(iteration, *sample)
 
     def close(self) -> None:
-        """Close the loggers and plot the loss."""
+        """Close the loggers, and draw the plots of the run."""
         if self.rank == 0:
             self.loggers.close()
-            plot_loss(read_metrics(self.run.metrics_file), self.run.path / "loss.png", self.run.name)
+            for plot in plugins.load_all("plots").values():
+                plot(self.run)
 
     def _write(self, iteration: int, record: Mapping[str, object]) -> None:
         if self.rank == 0:
