@@ -178,25 +178,21 @@ def own_flags(module: ModuleType) -> Mapping[str, Field]:
 
 def flags(kind: str) -> dict[str, Field]:
     """The flags of all plug-ins of a kind, by name."""
-    joined: dict[str, Field] = {}
-    for module in load_all(kind).values():
-        joined |= own_flags(module)
-    return joined
+    return fields(_joined(kind))
 
 
 def all_flags() -> type[Options]:
     """The flags of all kinds, as one model."""
-    models = []
-    for kind in PASSED:
-        models += [getattr(module, "Flags", Options) for module in load_all(kind).values()]
-    return _joined(*models)
+    return _joined(*PASSED)
 
 
 @functools.cache
-def _joined(*models: type[Options]) -> type[Options]:
+def _joined(*kinds: str) -> type[Options]:
     every: dict[str, Any] = {}
-    for model in models:
-        every |= {name: (info.annotation, info) for name, info in model.model_fields.items()}
+    for kind in kinds:
+        for module in load_all(kind).values():
+            own = getattr(module, "Flags", Options).model_fields
+            every |= {name: (info.annotation, info) for name, info in own.items()}
     return create_model("Flags", __base__=Options, **every)
 
 
