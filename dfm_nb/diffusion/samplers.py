@@ -446,7 +446,7 @@ def classifier_free(D_cond: Tensor, D_uncond: Tensor, guidance: float) -> Tensor
     return D_uncond + guidance * (D_cond - D_uncond)
 
 
-def guidance_at(sigma: float | Tensor, guidance: float, interval: tuple[float, float] | None = None) -> float:
+def guidance_at(sigma: float, guidance: float, interval: tuple[float, float] | None = None) -> float:
     """Guidance at a noise level: `guidance` if interval[0] < sigma <= interval[1], else 1 (Kynkaanniemi et al. 2024).
 
     A value of 1 means that the unconditional estimate need not be computed.
@@ -456,7 +456,7 @@ def guidance_at(sigma: float | Tensor, guidance: float, interval: tuple[float, f
     low, high = interval
     if not 0 <= low < high:
         raise ValueError(f"a guidance interval must be two noise levels, 0 <= low < high; got {low} and {high}")
-    return guidance if low < float(sigma) <= high else 1.0
+    return guidance if low < sigma <= high else 1.0
 
 
 def rescale(D_guided: Tensor, D_cond: Tensor, amount: float) -> Tensor:
