@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import legible
-from dfm_nb.base.metrics import read_metrics, series, smooth
+from dfm_nb.base.metrics import read_metrics, series
 from dfm_nb.base.run import Run
 
 if TYPE_CHECKING:
@@ -64,6 +65,16 @@ def plain(axes: Axes) -> None:
     """Style axes without a frame, with a faint grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+
+
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """Centred running mean over `window` values, narrower at both ends."""
+    half = window // 2
+    at = np.arange(len(values))
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    low = np.maximum(at - half, 0)
+    high = np.minimum(at + half + 1, len(values))
+    return ((sums[high] - sums[low]) / (high - low)).tolist()
 
 
 def plot_loss(run: Run) -> None:

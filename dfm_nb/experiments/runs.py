@@ -15,7 +15,7 @@ from dfm_nb import display
 from dfm_nb.base.files import MARK, UNLIMITED, plain, read_json
 from dfm_nb.base.log import legible
 from dfm_nb.base.markup import Html, fill
-from dfm_nb.base.metrics import damage_of, series, smooth
+from dfm_nb.base.metrics import damage_of, series
 from dfm_nb.base.run import MEDIA, Run, ended, media_in
 from dfm_nb.config import notation
 from dfm_nb.display import plots
@@ -210,7 +210,7 @@ def curve_png(iterations: Sequence[float], losses: Sequence[float], title: str) 
     """Losses of a run as a PNG; of many a running mean."""
     drawn = plots.blank(8.4, 3.4)
     axes = drawn.add_subplot()
-    axes.plot(iterations, smooth(losses, max(1, len(losses) // 40)), color=plots.PALETTE[0])
+    axes.plot(iterations, plots.smooth(losses, max(1, len(losses) // 40)), color=plots.PALETTE[0])
     axes.set(xlabel="iteration", ylabel="loss", title=title)
     plots.plain(axes)
     return plots.png(drawn)
