@@ -479,8 +479,9 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
     # one for all, whatever their processors
     arithmetic = everyones(precision(resolved.config.mixed_precision))[0]
     resolved = resolved.with_derived({"mixed_precision": arithmetic}, "the processor of rank 0")
-    timed = resolved.config.train.minutes and not resolved.is_dialled and resolved.is_free("train.train_iters")
-    if resolved.config.train.minutes and not resolved.is_dialled:
+    unsettled = resolved.config.train.minutes and not resolved.is_dialled
+    timed = unsettled and resolved.is_free("train.train_iters")
+    if unsettled:
         run.tell("timing iterations")
         resolved = plugins.find("dials", "minutes").settings(resolved, store, dist.get_world_size(), started)
     config = resolved.config
