@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from dfm_nb.base import video
-from dfm_nb.base.run import media_in
 from dfm_nb.config.samples import Captions, Kind, TrainingSamples, simhash
 from dfm_nb.config.schema import Config, DatasetConfig, GenerationConfig
 from dfm_nb.diffusion import samplers
+from dfm_nb.display import media_in
 from dfm_nb.generate import GenerateOptions
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.request import Request
