@@ -3,7 +3,7 @@
 One folder per stage; each imports only those to its right and below:
 
     verbs: prepare train generate, adopt inspect export import_ doctor   cli.py finds them
-      training      loop, trainer, Muon, loggers    generation   Pipeline, requests, files of clips
+      training      loop, trainer, Muon, report     generation   Pipeline, requests, files of clips
       checkpoints   save, load, export, import      model        DiT, attention, EMA
       data          sources, encoders, shards       packs        samples, noise -> one sequence
       diffusion     EDM, flow, samplers             parallel     process groups
@@ -12,12 +12,12 @@ One folder per stage; each imports only those to its right and below:
     The core, what the first three verbs import, ends here. It finds the rooms around it by their entry_points.txt:
 
       measure       `dfm evaluate`: distances, copies, the verdict on checkpoints
-      planner       `dfm plan`: memory and time before anything is built
+      planner       `dfm plan`: memory and time before anything is built; settings from minutes
       experiments   `dfm sweep`, the table of runs
       offline       encoders and drawings that need no hub
-      display       pictures and clips in a notebook
+      display       pictures and clips in a notebook, static plots
       butterflies   a toy world, its judge and packaged models
-      integrations  networks and formats from elsewhere
+      integrations  networks and formats from elsewhere, loggers
       text          JSONL -> Megatron .bin/.idx, blends
 
     workbench/, next to dfm_nb/: form, launcher, monitor, gallery and studio of the notebooks

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dfm_nb import config as cfg
-from dfm_nb.base.argv import NPROC, guard, quietly, world_size_from_env
+from dfm_nb.base import plugins
+from dfm_nb.base.argv import NPROC, from_launcher, guard, quietly
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import read_metrics, read_table
 from dfm_nb.base.options import option
@@ -38,11 +39,11 @@ def _settings_of(weights: str) -> dict:
 def _dialled(resolved: cfg.Resolved, world_size: int) -> cfg.Resolved:
     """With the settings that follow from the data set, if `train.minutes` is set."""
     if resolved.config.train.minutes and not resolved.is_dialled and resolved.config.dataset.path:
-        from dfm_nb.training import batches, dial
+        from dfm_nb.training import batches
 
         log.info("Iterations, validations and checkpoints follow when a run has timed its first iterations")
         store = batches.open_store(resolved.config)
-        return dial.of_data(batches.with_data(resolved, store), store, world_size)
+        return plugins.find("dials", "minutes").of_data(batches.with_data(resolved, store), store, world_size)
     return resolved
 
 
@@ -114,7 +115,7 @@ class TrainOptions(Verb):
         return _dialled(resolved, num_processes) if self.print_config else None
 
     def run(self) -> Any:
-        world_size = world_size_from_env()
+        world_size = from_launcher("WORLD_SIZE")
         resolved = self.resolve(world_size)
         if self.print_config:
             return _dialled(resolved, world_size)
@@ -174,8 +175,8 @@ def train_model(
     """
     flags |= {"dataset_path": dataset_path, "run_dir": run_dir, "recipe": recipe, "overrides": overrides}
     options = TrainOptions(**flags)
-    options.preflight(num_processes if num_processes > 1 else world_size_from_env())
     if num_processes > 1:
+        options.preflight(num_processes)
         launch("pretrain", options.words(), num_processes)
         return TrainedRun(Path(options.run_dir).resolve())
     from dfm_nb import parallel
@@ -190,7 +191,7 @@ def train_model(
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
         stop_logging()
-        if world_size_from_env() == 1:  # an interrupted training; other ranks are torchrun's to end
+        if from_launcher("WORLD_SIZE") == 1:  # an interrupted training; other ranks are torchrun's to end
             parallel.shutdown()
 
 

@@ -35,8 +35,8 @@ except FileNotFoundError as error:
 """
 HIDDEN = "for lib in /lib/*/libEGL.so.1 /lib/*/libGL.so.1 /usr/lib/*/lib{EGL,GL}.so.1; do "
 HIDDEN += '[ ! -e "$lib" ] || mount --bind /dev/null "$lib" || exit 9; done; '
-LOADED = ("sources", "tokenizers", "text_encoders", "networks", "pretrained")
-"""Kinds of plug-ins that a verb loads for flags and names; `exams`, `displays` and other verbs it leaves alone."""
+LOADED = ("sources", "tokenizers", "text_encoders", "networks", "pretrained", "loggers", "plots", "displays")
+"""Kinds of plug-ins that these verbs load; `exams`, `dials` and other verbs they leave alone."""
 
 
 @pytest.mark.slow

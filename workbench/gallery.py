@@ -21,7 +21,7 @@ from dfm_nb.base import pretrained, video
 from dfm_nb.base.files import is_plain
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.records import SampleError
-from dfm_nb.base.run import MEDIA, is_iteration
+from dfm_nb.base.run import is_iteration
 from dfm_nb.experiments.runs import clip_settings
 
 DESCRIBED = dict(
@@ -107,11 +107,11 @@ def load(thing: Any) -> Item:
 
 
 def _from_file(path: Path) -> Item:
-    kind = MEDIA.get(path.suffix.lower())
+    kind = display.MEDIA.get(path.suffix.lower())
     if not path.is_file():
         raise FileNotFoundError(f"there is no clip {path}; dfm generate --video-save-path {path} writes one")
     if kind is None:
-        raise ValueError(f"{path} must be one of {', '.join(MEDIA)}; convert it first")
+        raise ValueError(f"{path} must be one of {', '.join(display.MEDIA)}; convert it first")
     # of a foreign clip only the name is known
     return Item(kind, path.read_bytes(), {"name": path.stem, **clip_settings(path)}, real=_real_of(path))
 
@@ -194,7 +194,7 @@ def download(item: Item) -> Html:
     name = file_stem(item.prompt)
     if "seed" in item.settings:
         name += f"-seed{item.settings['seed']}"
-    suffix = next(suffix for suffix, kind in MEDIA.items() if kind == item.media_type)
+    suffix = next(suffix for suffix, kind in display.MEDIA.items() if kind == item.media_type)
     link = '<a href="#" download="{}" style="color:inherit;text-decoration:underline" onclick="{}">download</a>'
     return fill(link, name + suffix, DOWNLOAD)
 
@@ -244,7 +244,9 @@ def _listed(things: Any) -> list[Any]:
     if isinstance(things, (str, Path)):
         path = Path(things).expanduser()
         if path.is_dir():
-            media = [file for file in path.rglob("[!.]*") if file.suffix.lower() in MEDIA and is_plain(file, path)]
+            media = [
+                file for file in path.rglob("[!.]*") if file.suffix.lower() in display.MEDIA and is_plain(file, path)
+            ]
             return sorted(media)
         return [path]
     return list(things) if isinstance(things, Iterable) else [things]

@@ -24,10 +24,10 @@ from dfm_nb.base.files import read_json
 from dfm_nb.base.log import duration
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss, series
-from dfm_nb.base.plots import PALETTE
 from dfm_nb.base.run import Run
 from dfm_nb.config.schema import INT_LIMIT
-from dfm_nb.display import data_url
+from dfm_nb.display import data_url, newest_samples, sample_rounds
+from dfm_nb.display.plots import PALETTE
 from dfm_nb.experiments.runs import differing, ended, runs_below, settings_of
 from workbench.controls import Section, Slider, table_html
 from workbench.gallery import Gallery
@@ -377,8 +377,8 @@ class Monitor(Live):
         rounds: set[int] = set()
         whole = 0  # those after it are still being written
         for watched in picked:
-            rounds.update(iteration for iteration, _ in watched.run.rounds())
-            newest = watched.run.newest_samples()
+            rounds.update(iteration for iteration, _ in sample_rounds(watched.run))
+            newest = newest_samples(watched.run)
             if newest:
                 whole = max(whole, newest[0])
         iterations = sorted(iteration for iteration in rounds if iteration <= whole)
@@ -395,7 +395,7 @@ class Monitor(Live):
         shown: dict[str, list[Path]] = {}
         state: list[Any] = [chosen]
         for watched in picked:
-            samples = watched.run.newest_samples(chosen)
+            samples = newest_samples(watched.run, chosen)
             if samples:
                 label = f"{watched.label}, iteration {samples[0]}"
                 shown[label] = samples[1][:12]

@@ -23,7 +23,6 @@ from dfm_nb.base import video
 from dfm_nb.base.files import replacing
 from dfm_nb.base.geometry import FRAMES_PER_LATENT
 from dfm_nb.base.metrics import read_metrics
-from dfm_nb.base.plots import PALETTE, blank, literal, plain, png
 from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run
 from dfm_nb.base.seeds import generator_for
@@ -31,6 +30,7 @@ from dfm_nb.config.schema import ModelConfig
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.diffusion import edm, samplers
+from dfm_nb.display.plots import PALETTE, blank, literal, plain, png
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
 from dfm_nb.packs.packs import PackSettings

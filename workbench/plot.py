@@ -16,8 +16,7 @@ import anywidget
 import numpy as np
 import traitlets
 
-from dfm_nb.base.metrics import smooth
-from dfm_nb.base.plots import PALETTE, blank, plain, png
+from dfm_nb.display.plots import PALETTE, blank, plain, png, smooth
 
 MAX_POINTS = 500
 DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 4", "10 4")

@@ -16,7 +16,7 @@ from dfm_nb.base.log import legible
 from dfm_nb.base.markup import fill
 from dfm_nb.base.run import IDENTITY, LOCK, WRITTEN, Run
 from dfm_nb.checkpoints.folders import ASSETS, NEEDED, TRACKER
-from dfm_nb.display import media_html
+from dfm_nb.display import media_html, newest_samples
 from dfm_nb.experiments.runs import compare, run_page, runs_below
 from workbench.controls import table_html
 from workbench.gallery import load
@@ -139,7 +139,7 @@ class Runs(Live):
     # ---- what is seen ---------------------------------------------------------------------------------------------
 
     def _thumbnail(self, name: str) -> str:
-        samples = Run(self.paths[name]).newest_samples()
+        samples = newest_samples(Run(self.paths[name]))
         if not samples:
             return ""
         item = load(samples[1][0])

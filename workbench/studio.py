@@ -26,7 +26,6 @@ from dfm_nb.base import geometry, pretrained, video
 from dfm_nb.base.files import subfolder, write_atomically
 from dfm_nb.base.log import duration, is_headless
 from dfm_nb.base.markup import fill
-from dfm_nb.base.run import MEDIA, media_in
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated, read_clip
 from dfm_nb.generation.request import FLAGS, OF_STUDENTS, Request, of_size, read_prompts, requests_of_keywords, usual
@@ -385,7 +384,7 @@ class Studio(Live):
         """The newest clips of these weights in the folder, oldest first."""
         clips: list[Generated] = []
         weights = {key: value for key, value in self.pipe.made_by.items() if key in ("checkpoint", "ema")}
-        paths = media_in(self.folder) if self.folder and self.folder.is_dir() else []
+        paths = display.media_in(self.folder) if self.folder and self.folder.is_dir() else []
         for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
             with contextlib.suppress(Exception):  # a damaged file or another one: safetensors has its own error
                 clip = read_clip(path)
@@ -486,7 +485,9 @@ class Studio(Live):
         draw.on_click(lambda _button: self.redraw(sure=True))
         stop = w.Button(description="Stop", icon="stop")
         stop.on_click(lambda _button: self._on_stop())
-        upload = w.FileUpload(description="Open", accept=",".join(MEDIA), tooltip="a clip with settings, or a start")
+        upload = w.FileUpload(
+            description="Open", accept=",".join(display.MEDIA), tooltip="a clip with settings, or a start"
+        )
         upload.observe(lambda change: self._on_upload(change["new"]), names="value")
         self._image = w.HTML(pieces.EMPTY)
         self._strip = w.HTML()

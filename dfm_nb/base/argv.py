@@ -179,11 +179,6 @@ def forget_launcher() -> None:
         os.environ.pop(name, None)
 
 
-def world_size_from_env() -> int:
-    """Number of processes that torchrun started; 1 without it."""
-    return from_launcher("WORLD_SIZE")
-
-
 @contextlib.contextmanager
 def imported_without(instead: Mapping[str, Any]) -> Iterator[None]:
     """Within the block these modules are the given objects, if they are not there yet; None: they cannot be imported.

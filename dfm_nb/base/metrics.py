@@ -170,15 +170,3 @@ def compared_loss(keys: Iterable[str]) -> str:
             averages[float(average[1])] = key
     length = generated_with(averages)
     return "val_loss" if length is None else averages[length]
-
-
-def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Centred running mean over `window` values, narrower at both ends."""
-    import numpy as np
-
-    half = window // 2
-    at = np.arange(len(values))
-    sums = np.concatenate(([0.0], np.cumsum(values)))
-    low = np.maximum(at - half, 0)
-    high = np.minimum(at + half + 1, len(values))
-    return ((sums[high] - sums[low]) / (high - low)).tolist()

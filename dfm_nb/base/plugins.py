@@ -12,8 +12,9 @@ To add one, add a module with a function `build`: here, one file in `dfm_nb/data
     moths = "their_package.moths"
 
 Entry points of `dfm_nb.networks` are classes (`config.networks`), of `dfm_nb.samplers` and `dfm_nb.loggers` functions
-(`diffusion.samplers`, `training.loggers`), of `dfm_nb.pretrained` folders of packaged models, of `dfm_nb.exams` classes
-such as `butterflies.exam.Exam`, of `dfm_nb.displays` modules such as `display`.
+(`diffusion.samplers`, `training.report`), of `dfm_nb.pretrained` folders of packaged models, of `dfm_nb.exams` classes
+such as `butterflies.exam.Exam`, of `dfm_nb.displays` and `dfm_nb.dials` modules such as `display` and
+`planner.minutes`, and of `dfm_nb.plots` functions of a `Run` that has ended.
 
 The module of the others (a class, or the function `build` alone, will do) is called as `build(spec_or_table, **flags)`
 of a source, `build(path, device=..., **flags)` of a tokenizer, and `build(path, device=..., max_tokens=..., **flags)`
@@ -177,25 +178,21 @@ def own_flags(module: ModuleType) -> Mapping[str, Field]:
 
 def flags(kind: str) -> dict[str, Field]:
     """The flags of all plug-ins of a kind, by name."""
-    joined: dict[str, Field] = {}
-    for module in load_all(kind).values():
-        joined |= own_flags(module)
-    return joined
+    return fields(_joined(kind))
 
 
 def all_flags() -> type[Options]:
     """The flags of all kinds, as one model."""
-    models = []
-    for kind in PASSED:
-        models += [getattr(module, "Flags", Options) for module in load_all(kind).values()]
-    return _joined(*models)
+    return _joined(*PASSED)
 
 
 @functools.cache
-def _joined(*models: type[Options]) -> type[Options]:
+def _joined(*kinds: str) -> type[Options]:
     every: dict[str, Any] = {}
-    for model in models:
-        every |= {name: (info.annotation, info) for name, info in model.model_fields.items()}
+    for kind in kinds:
+        for module in load_all(kind).values():
+            own = getattr(module, "Flags", Options).model_fields
+            every |= {name: (info.annotation, info) for name, info in own.items()}
     return create_model("Flags", __base__=Options, **every)
 
 

@@ -22,8 +22,6 @@ from dfm_nb.base.files import (
     Json,
     check_free,
     is_foreign,
-    is_plain,
-    leads_out,
     local,
     read_json,
     remove_temporaries,
@@ -44,10 +42,6 @@ LOCK = ".run.lock"
 """In a run folder: its writer's lock."""
 OWNER = "owner.json"
 """In a folder of checkpoints: path and id of their run."""
-MEDIA = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
-"""Suffixes of samples, and their media types."""
-MOST_SAMPLE = 1 << 26
-"""Bytes of a sample that is shown."""
 _ITERATION = re.compile(r"iter_(\d+)")
 
 
@@ -126,18 +120,6 @@ class Run:
     def sample_folder(self, of: int | str) -> Path:
         """`samples/iter_0000100` of an iteration, or another of `samples`, created if missing."""
         return subfolder(self.path, "samples", of if isinstance(of, str) else iteration_name(of))
-
-    def newest_samples(self, until: float = float("inf")) -> tuple[int, list[Path]] | None:
-        """The last iteration with samples, at most `until`, and its pictures and clips by name; None without any."""
-        for iteration, folder in reversed(self.rounds()):
-            media = media_in(folder) if iteration <= until else []
-            if media:
-                return iteration, media
-        return None
-
-    def rounds(self) -> list[tuple[int, Path]]:
-        """The folders of samples, by iteration; none that a link leads out to."""
-        return [(i, folder) for i, folder in iteration_folders(self.samples) if not leads_out(folder, self.path)]
 
     # ---- the folder's owner ---------------------------------------------------------------------------------------
 
@@ -315,12 +297,6 @@ def _age_s(path: Path) -> float:
     """Seconds since the file was written, by the clock of its file system, because hosts may disagree on the time."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".now-") as now:
         return os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
-
-
-def media_in(folder: Path) -> list[Path]:
-    """The pictures and clips of a folder, by name."""
-    media = (p for p in folder.iterdir() if p.suffix in MEDIA and not p.name.startswith("."))
-    return sorted(p for p in media if is_plain(p, folder, MOST_SAMPLE))
 
 
 def iteration_folders(parent: Path) -> list[tuple[int, Path]]:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, ImageSequence, PngImagePlugin
 
-from dfm_nb.base.files import MARK, replacing, write_atomically
+from dfm_nb.base.files import MARK, write_atomically
 from dfm_nb.base.geometry import SIDE_MULTIPLE
 from dfm_nb.base.limits import MAX_ASPECT, MAX_BYTES, MOST_HEADER
 from dfm_nb.base.records import SampleError
@@ -563,24 +563,22 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18, co
 
     _, h, w, _ = video.shape
     video = np.pad(video, ((0, 0), (0, h % 2), (0, w % 2), (0, 0)), mode="edge")  # halved colour planes: no odd sides
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        with av.open(str(temporary), "w", format="mp4", options={"movflags": "+faststart"}) as container:
-            container.metadata["comment"] = comment
-            stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
-            stream.height, stream.width = video.shape[1:3]
-            stream.pix_fmt = "yuv420p"
-            stream.options = {"crf": str(crf), "preset": "medium"}
-            context = stream.codec_context
-            context.colorspace = BT709
-            context.color_primaries = BT709
-            context.color_trc = BT709
-            context.color_range = LIMITED_RANGE
-            for array in video:
-                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(array), format="rgb24")
-                frame = frame.reformat(format="yuv420p", dst_colorspace=BT709, dst_color_range=LIMITED_RANGE)
-                container.mux(stream.encode(frame))
-            container.mux(stream.encode(None))
+    with av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"}) as container:
+        container.metadata["comment"] = comment
+        stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1001))
+        stream.height, stream.width = video.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        stream.options = {"crf": str(crf), "preset": "medium"}
+        context = stream.codec_context
+        context.colorspace = BT709
+        context.color_primaries = BT709
+        context.color_trc = BT709
+        context.color_range = LIMITED_RANGE
+        for array in video:
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(array), format="rgb24")
+            frame = frame.reformat(format="yuv420p", dst_colorspace=BT709, dst_color_range=LIMITED_RANGE)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
 
 
 def write_png(path: str | Path, image: np.ndarray) -> None:

@@ -1,7 +1,7 @@
 """Checks of settings: limits on one key, found by pydantic, and rules between keys, each defined once.
 
-The rules yield a `Fault` for each error; nothing is raised here. There are rules for every configuration, for a run
-that is about to start, and for a number of processes.
+The rules yield each error; nothing is raised here. There are rules for every configuration, for a run that is about to
+start, and for a number of processes.
 """
 
 import math
@@ -9,7 +9,7 @@ import os
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -121,14 +121,12 @@ CP = "model.context_parallel_size"
 MICRO = "train.micro_batch_size"
 
 
-def _fault(config: Config, key: str, must: str, fix: str, *also: str) -> Fault:
-    """A broken rule about the value of `key`, and of the keys `also`."""
-    return Fault(key, must, shown(attrgetter(key)(config)), fix, also)
+Broken = Iterator[tuple[str, ...]]
+"""Of each broken rule the key, what must hold of it, the fix, and further keys; no key if it is about their product."""
 
 
-def _network(config: Config) -> Iterator[Fault]:
+def _network(config: Config) -> Broken:
     model = config.model
-    fault = partial(_fault, config)
     width = model.hidden_size
     heads = model.num_attention_heads
     if width % (2 * heads):  # RoPE and the sine-cosine embedding use pairs of channels
@@ -136,90 +134,86 @@ def _network(config: Config) -> Iterator[Fault]:
         fix = f"hidden_size {geometry.nearest_multiples(width, 2 * heads)}"
         if width % 2 == 0:
             fix = f"heads {_nearest_divisors(width // 2, heads)}, or {fix}"
-        yield fault("model.num_attention_heads", must, fix, "model.hidden_size")
+        yield "model.num_attention_heads", must, fix, "model.hidden_size"
     for name, must, fix in model.network.broken():
-        yield fault(f"model.{name}", f"{must} with model.variant={model.variant}", fix, "model.variant")
+        yield f"model.{name}", f"{must} with model.variant={model.variant}", fix, "model.variant"
     if model.lora.alpha is not None and model.lora.rank is None:
-        yield fault("model.lora.alpha", "needs model.lora.rank", "set that to 16, for example", "model.lora.rank")
+        yield "model.lora.alpha", "needs model.lora.rank", "set that to 16, for example", "model.lora.rank"
 
 
-def _optimization(config: Config) -> Iterator[Fault]:
+def _optimization(config: Config) -> Broken:
     optimizer = config.optimizer
     scheduler = config.scheduler
-    fault = partial(_fault, config)
     if optimizer.min_lr > optimizer.lr:
         must = f"must be at most optimizer.lr = {optimizer.lr:g}"
-        yield fault("optimizer.min_lr", must, "lower it, or raise optimizer.lr", "optimizer.lr")
+        yield "optimizer.min_lr", must, "lower it, or raise optimizer.lr", "optimizer.lr"
     if optimizer.optimizer == "muon" and optimizer.use_distributed_optimizer:
         must = "must be false with optimizer.optimizer=muon, which needs complete matrices"
         fix = "set it to false, or optimizer.optimizer to adam"
-        yield fault("optimizer.use_distributed_optimizer", must, fix, "optimizer.optimizer")
+        yield "optimizer.use_distributed_optimizer", must, fix, "optimizer.optimizer"
     end = scheduler.lr_decay_iters or config.train.train_iters
     if (scheduler.lr_warmup_iters or 0) >= end:
         must = f"must be less than the {end} iterations of the schedule"
         also = "train.train_iters", "scheduler.lr_decay_iters"
-        yield fault("scheduler.lr_warmup_iters", must, f"for example {end // 20}", *also)
+        yield "scheduler.lr_warmup_iters", must, f"for example {end // 20}", *also
     if len(set(config.ema.sigma_rels)) < len(config.ema.sigma_rels):
-        yield fault("ema.sigma_rels", "entries must differ", "remove the repeated one")
+        yield "ema.sigma_rels", "entries must differ", "remove the repeated one"
 
 
-def _data_and_start(config: Config) -> Iterator[Fault]:
+def _data_and_start(config: Config) -> Broken:
     data = config.dataset
     start = config.checkpoint
     frames = config.validation.frames
     patch = config.model.patch_temporal
-    fault = partial(_fault, config)
     if data.mock and data.path:
-        yield fault("dataset.path", "excludes dataset.mock", "drop one of the two", "dataset.mock")
+        yield "dataset.path", "excludes dataset.mock", "drop one of the two", "dataset.mock"
     for key in ("condition_frames_prob", "condition_last_prob"):
         if getattr(data, key) and patch > 1:
             must = f"must be 0 with model.patch_temporal = {patch}: a token holds the given latent frame and the next"
             fix = "set it to 0, or model.patch_temporal to 1"
-            yield fault(f"dataset.{key}", must, fix, "model.patch_temporal")
+            yield f"dataset.{key}", must, fix, "model.patch_temporal"
     if start.pretrained and start.load_checkpoint:
         fix = "load_checkpoint resumes a run; pretrained starts a new one"
-        yield fault("checkpoint.pretrained", "excludes checkpoint.load_checkpoint", fix, "checkpoint.load_checkpoint")
+        yield "checkpoint.pretrained", "excludes checkpoint.load_checkpoint", fix, "checkpoint.load_checkpoint"
     if config.model.student:
         for name, only in STUDENT_SAMPLING.items():
             if getattr(config.generation, name) != only:
-                yield fault(f"generation.{name}", f"must be {only} with model.student", "leave it out", "model.student")
+                yield f"generation.{name}", f"must be {only} with model.student", "leave it out", "model.student"
     if start.load and start.load_checkpoint:
         fix = "load_checkpoint must exist, load may be an empty folder; drop one of the two"
-        yield fault("checkpoint.load_checkpoint", "excludes checkpoint.load", fix, "checkpoint.load")
+        yield "checkpoint.load_checkpoint", "excludes checkpoint.load", fix, "checkpoint.load"
     if frames is not None and not geometry.is_frame_count(frames):
-        yield fault("validation.frames", "must be 1 + 4 k", f"nearest: {geometry.nearest_frames(frames)}")
+        yield "validation.frames", "must be 1 + 4 k", f"nearest: {geometry.nearest_frames(frames)}"
 
 
-def _degrees(config: Config) -> Iterator[Fault]:
+def _degrees(config: Config) -> Broken:
     """Rules for a layout, for any number of processes."""
     model = config.model
     train = config.train
-    fault = partial(_fault, config)
     if (model.virtual_pipeline_model_parallel_size or 1) > 1 and model.pipeline_model_parallel_size == 1:
-        yield fault(VPP, f"needs {PP} > 1", "set it to null, or pipeline_model_parallel_size to 2", PP)
+        yield VPP, f"needs {PP} > 1", "set it to null, or pipeline_model_parallel_size to 2", PP
     if model.sequence_parallel and model.tensor_model_parallel_size == 1:
         fix = "set it to false, or tensor_model_parallel_size to 2"
-        yield fault("model.sequence_parallel", f"needs {TP} > 1", fix, TP)
+        yield "model.sequence_parallel", f"needs {TP} > 1", fix, TP
     micro = train.micro_batch_size
     if train.global_batch_size % micro:
         fix = f"nearest: {geometry.nearest_multiples(train.global_batch_size, micro)}"
-        yield fault("train.global_batch_size", f"must be a multiple of {MICRO} = {micro}", fix, MICRO)
+        yield "train.global_batch_size", f"must be a multiple of {MICRO} = {micro}", fix, MICRO
 
 
 # ---- inputs of a training run outside of the configuration --------------------------------------------------------
 
 
-def _start_of_training(config: Config, begun: bool) -> Iterator[Fault]:
+def _start_of_training(config: Config, begun: bool) -> Broken:
     """begun : the run has a checkpoint, which holds the weights that it began with."""
     data = config.dataset
     start = config.checkpoint
-    fault = partial(_fault, config)
     if not data.mock and data.path is None:
         fix = "give --dataset-path DIR (written by dfm prepare), or --mock"
-        yield fault("dataset.path", "must name a folder of shards", fix)
+        yield "dataset.path", "must name a folder of shards", fix
     if config.model.lora.rank and not (start.pretrained or start.load_checkpoint or begun):
         fix = "give checkpoint.pretrained=PATH, or set it to null to train all weights"
-        yield fault("model.lora.rank", "needs weights to adapt", fix)
+        yield "model.lora.rank", "needs weights to adapt", fix
     paths = {
         "dataset.path": None if is_url(data.path) else data.path,
         "checkpoint.load_checkpoint": start.load_checkpoint,
@@ -231,22 +225,21 @@ def _start_of_training(config: Config, begun: bool) -> Iterator[Fault]:
         if path is not None and not os.path.exists(written_path(path)):
             near = nearest(path, files()) if key == "checkpoint.pretrained" else None
             fix = f"did you mean {near}, which comes with the package?" if near else _nearest_path(Path(path))
-            yield fault(key, "must exist", fix)
+            yield key, "must exist", fix
     for key in ("checkpoint.checkpoint_dir", "checkpoint.load", "dataset.cache_dir"):
         if is_url(attrgetter(key)(config)):
-            yield fault(key, "must be a local folder", "copy the files to or from the server")
+            yield key, "must be a local folder", "copy the files to or from the server"
     if start.load and os.path.isfile(start.load):
         fix = "checkpoint.pretrained=FILE starts from exported weights"
-        yield fault("checkpoint.load", "must be a folder of checkpoints", fix)
+        yield "checkpoint.load", "must be a folder of checkpoints", fix
 
 
 # ---- parallel layouts ---------------------------------------------------------------------------------------------
 
 
-def _splits(config: Config) -> Iterator[Fault]:
+def _splits(config: Config) -> Broken:
     """The sizes that each axis must divide."""
     m = config.model
-    fault = partial(_fault, config)
     tp = m.tensor_model_parallel_size
     pp = m.pipeline_model_parallel_size
     cp = m.context_parallel_size
@@ -255,28 +248,27 @@ def _splits(config: Config) -> Iterator[Fault]:
     undivided = [f"{key} = {size}" for key, size in sizes.items() if size % tp]
     if undivided:
         fix = f"nearest: {_nearest_divisors(math.gcd(*sizes.values()), tp)}"
-        yield fault(TP, f"must divide {' and '.join(undivided)}", fix, *sizes)
+        yield TP, f"must divide {' and '.join(undivided)}", fix, *sizes
     layers = m.num_layers
     stages = m.virtual_pipeline_model_parallel_size or 1
     if layers % pp:
         fix = f"nearest: {_nearest_divisors(layers, pp)}"
-        yield fault(PP, f"must divide model.num_layers = {layers}", fix, "model.num_layers")
+        yield PP, f"must divide model.num_layers = {layers}", fix, "model.num_layers"
     elif pp > 1 and layers // pp % stages:
         must = f"must divide the {layers // pp} layers of each pipeline process"
-        yield fault(VPP, must, f"nearest: {_nearest_divisors(layers // pp, stages)}", PP, "model.num_layers")
+        yield VPP, must, f"nearest: {_nearest_divisors(layers // pp, stages)}", PP, "model.num_layers"
     micro = config.train.micro_batch_size
     length = config.dataset.task_encoder_seq_length
     step, words = (cp * tp, "CP * TP") if m.sequence_parallel else (cp, "CP")
     if micro * length % step:
         must = f"times {MICRO} = {micro} must be a multiple of {words} = {step}"
         fix = f"nearest: {geometry.nearest_multiples(length, step)}"
-        yield fault("dataset.task_encoder_seq_length", must, fix, MICRO, CP, TP)
+        yield "dataset.task_encoder_seq_length", must, fix, MICRO, CP, TP
 
 
-def _processes(config: Config, world_size: int) -> Iterator[Fault]:
+def _processes(config: Config, world_size: int) -> Broken:
     m = config.model
     t = config.train
-    fault = partial(_fault, config)
     tp = m.tensor_model_parallel_size
     pp = m.pipeline_model_parallel_size
     cp = m.context_parallel_size
@@ -285,7 +277,7 @@ def _processes(config: Config, world_size: int) -> Iterator[Fault]:
         must = f"TP * PP * CP must divide the number of processes = {world_size}"
         counts = geometry.nearest_multiples(world_size, model)
         fix = f"start {counts} processes, or make TP * PP * CP one of {_nearest_divisors(world_size, model)}"
-        yield Fault("", must, f"{tp} * {pp} * {cp} = {model}", fix, (TP, PP, CP))
+        yield "", must, fix, TP, PP, CP
         return
     key = "train.global_batch_size"
     batch = t.global_batch_size
@@ -293,16 +285,24 @@ def _processes(config: Config, world_size: int) -> Iterator[Fault]:
     step = t.micro_batch_size * dp
     if batch % step and batch % t.micro_batch_size == 0:  # otherwise `_degrees` reports it
         must = f"must be a multiple of micro_batch_size * DP = {t.micro_batch_size} * {dp} = {step}"
-        yield fault(key, must, f"nearest: {geometry.nearest_multiples(batch, step)}", MICRO, TP, PP, CP)
+        yield key, must, f"nearest: {geometry.nearest_multiples(batch, step)}", MICRO, TP, PP, CP
     # megatron-core's interleaved schedule runs the micro-batches in groups of PP
     if batch % step == 0 and (m.virtual_pipeline_model_parallel_size or 1) > 1 and batch // step % pp:
         must = f"must give a number of micro-batches that is a multiple of PP = {pp} with interleaved stages"
-        yield fault(key, must, f"nearest: {geometry.nearest_multiples(batch, step * pp)}", MICRO, TP, PP, CP, VPP)
+        yield key, must, f"nearest: {geometry.nearest_multiples(batch, step * pp)}", MICRO, TP, PP, CP, VPP
+
+
+def _faults(config: Config, *rules: Broken) -> list[Fault]:
+    faults = []
+    for key, rule, fix, *also in chain(*rules):
+        given = [shown(attrgetter(name)(config)) for name in ([key] if key else also)]
+        faults.append(Fault(key, rule, " * ".join(given), fix, tuple(also)))
+    return faults
 
 
 def layout_faults(config: Config, world_size: int) -> list[Fault]:
     """All faults of the parallel layout with this model, batch and number of processes."""
-    return [*_degrees(config), *_splits(config), *_processes(config, world_size)]
+    return _faults(config, _degrees(config), _splits(config), _processes(config, world_size))
 
 
 def faults_of(
@@ -312,8 +312,8 @@ def faults_of(
 
     begun : the run has a checkpoint.
     """
-    faults = [*_network(config), *_optimization(config), *_data_and_start(config)]
-    faults += _degrees(config) if world_size is None else layout_faults(config, world_size)
+    faults = _faults(config, _network(config), _optimization(config), _data_and_start(config))
+    faults += _faults(config, _degrees(config)) if world_size is None else layout_faults(config, world_size)
     if training:
-        faults += _start_of_training(config, begun)
+        faults += _faults(config, _start_of_training(config, begun))
     return faults

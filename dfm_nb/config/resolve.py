@@ -104,7 +104,7 @@ class Resolved:
 
     @property
     def is_dialled(self) -> bool:
-        """Whether `train.minutes` has set its settings (`dfm_nb.training.dial`), not only those of a run before."""
+        """Whether `train.minutes` has set its settings (`dfm_nb.planner.minutes`), not only those of a run before."""
         return any(v.startswith(DIALLED) for k, v in self.provenance.items() if not k.startswith(LASTING))
 
     def is_free(self, key: str) -> bool:
@@ -128,6 +128,8 @@ class Resolved:
 
     def _with(self, values: dict[str, Any], origin: dict[str, str]) -> Resolved:
         """A copy with these values, in which values that follow from other keys are derived again."""
+        if not values:
+            return self
         leaves = {k: None if self._follows(k) else self.get(k) for k in FIELDS} | values
         provenance = self.provenance | origin
         try:
@@ -312,8 +314,7 @@ def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], di
     values = dict(leaves)
     origin = dict.fromkeys(leaves, layer)
     size: Mapping[str, Any] = {}
-    name = leaves.get("model.size")
-    row = sizes.find_size(name) if isinstance(name, str) else None
+    row = sizes.find_size(leaves.get("model.size"))
     if row:
         values["model.size"] = row
         size = sizes.SIZES[row]
@@ -396,7 +397,7 @@ def resolve(
             must = f"must be {shown(then)}, from which the run of {begun} began"
             faults.append(Fault(START, must, shown(now), "leave it out, or give another --run-dir"))
     kept = _kept(merged, stored, saved)
-    settled = merged._with(kept, dict.fromkeys(kept, f"run {begun}")) if kept else merged
+    settled = merged._with(kept, dict.fromkeys(kept, f"run {begun}"))
     faults += _untyped_modules(settled)
     _check(settled, [*layers, f"run {begun}"], faults, faults_of(settled.config, training, world_size, saved))
     told = [k for k in kept if merged.get(k) != "auto" and not stored.provenance[k].startswith(WEIGHTS)]
@@ -462,7 +463,7 @@ def _kept(merged: Resolved, stored: Resolved, saved: bool) -> dict[str, Any]:
 
 
 def _merge(layers: Mapping[str, dict[str, Any]]) -> tuple[Resolved, list[Fault]]:
-    """Merge layers, lowest first; each is typed separately, so that a fault names its layer."""
+    """Merge layers, lowest first. What one lacks or refuses is told with its name."""
     values: dict[str, Any] = {}
     provenance = dict.fromkeys(FIELDS, DEFAULT)
     notices: list[str] = []
@@ -470,21 +471,23 @@ def _merge(layers: Mapping[str, dict[str, Any]]) -> tuple[Resolved, list[Fault]]
     for layer, raw in layers.items():
         own, needless, unknown = _known(raw, layer)
         leaves, origin = _expand_size(own, layer)
-        refused: list[Fault] = []
-        try:
-            _config(leaves)
-        except ValidationError as error:
-            refused = value_faults(error, leaves, origin)
         for key, other in (*EXCLUSIVE, *(pair[::-1] for pair in EXCLUSIVE)):
             if leaves.get(key) and values.get(other):
                 notices.append(f"{key} ({layer}) overrides {other}={values.pop(other)} ({provenance[other]})")
                 provenance[other] = f"{DERIVED}: {key}"
-        rejected = {fault.key for fault in refused}
-        values |= {k: v for k, v in leaves.items() if k not in rejected}
+        values |= leaves
         provenance |= origin
         notices += needless
-        faults += unknown + refused
-    return _derive(Resolved(_config(values), provenance, tuple(notices))), faults
+        faults += unknown
+    try:
+        config = _config(values)
+    except ValidationError as error:
+        refused = value_faults(error, values, provenance)
+        for fault in refused:
+            del values[fault.key]
+        config = _config(values)
+        faults += refused
+    return _derive(Resolved(config, provenance, tuple(notices))), faults
 
 
 def _check(resolved: Resolved, layers: list[str], faults: list[Fault], broken: list[Fault]) -> None:

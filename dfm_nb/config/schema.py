@@ -149,7 +149,7 @@ class ModelConfig(Group):
 
 class TrainConfig(Group):
     minutes: float | None = option(
-        None, "training time; it sets iterations, network, packs, noise levels and checkpoints (training.dial)", gt=0
+        None, "training time; it sets iterations, network, packs, noise levels and checkpoints (planner.minutes)", gt=0
     )
     train_iters: Int = option(10000, "optimizer steps of the whole run", ge=1)
     global_batch_size: Int = option(32, "packs per optimizer step over all processes", ge=1)

@@ -48,6 +48,6 @@ for _variant in networks.names():
     SIZES |= {name: {**row, "variant": _variant} for name, row in networks.find(_variant).sizes.items()}
 
 
-def find_size(name: str) -> str | None:
-    """The name of the row, ignoring case and a patch suffix (`dit-xl/2`)."""
-    return {row.lower(): row for row in SIZES}.get(name.strip().lower().removesuffix("/2"))
+def find_size(name: object) -> str | None:
+    """The name of the row, ignoring case and a patch suffix (`dit-xl/2`); None if there is none."""
+    return {row.lower(): row for row in SIZES}.get(str(name).strip().lower().removesuffix("/2"))

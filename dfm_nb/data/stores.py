@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dfm_nb.base import geometry, seeds, simhash
+from dfm_nb.base import geometry, seeds
 from dfm_nb.base.log import log
 from dfm_nb.base.records import UNKNOWN_FPS, EncodedClip, SampleError
-from dfm_nb.config.samples import SETTINGS, Anchors, Captions, Kind, TrainingSamples
+from dfm_nb.config.samples import SETTINGS, Anchors, Captions, Kind, TrainingSamples, simhash
 from dfm_nb.data.captioning import MIRRORED, captions_of
 from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_empty_text, read_manifest
@@ -214,7 +214,7 @@ def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None =
         _report_untold(told, len(store) - looked_at)
         for form_of, texts in sorted(told.items(), key=lambda item: -len(item[1])):
             if texts:
-                about = {**dict(zip((*SETTINGS, "given"), form_of)), "simhash": simhash.encoded(texts)}
+                about = {**dict(zip((*SETTINGS, "given"), form_of)), "simhash": simhash(texts)}
                 captions.append(Captions.model_validate(about))
     return TrainingSamples(kinds=[kind for _, kind in kinds], captions=captions, given=store.any_given)
 
@@ -243,7 +243,7 @@ def _report_untold(told: Mapping[tuple[Any, ...], list[str]], others: int) -> No
     for form, captions in told.items():
         for caption in captions:
             # whether pictures are given does not matter here
-            shared[simhash.encoded([caption])][form[:-1]] += 1
+            shared[simhash([caption])][form[:-1]] += 1
     outvoted = sum(uses.total() - max(uses.values()) for uses in shared.values())
     if outvoted or others:
         log.info(

@@ -1,7 +1,8 @@
 """EDM: preconditioning, the noise levels of training and validation, and the loss (Karras et al. 2022, "EDM").
 
 Pure elementwise functions: noise levels broadcast against latents, so every sample of a pack can have its own. All
-arithmetic is float32 or float64, and no random numbers are drawn here: the caller handles seeds and ranks.
+arithmetic is float32 or float64, as noise levels are, and no random numbers are drawn here: the caller handles seeds
+and ranks.
 
 Symbols as in the paper: y clean latent, n = sigma * eps noise, x = y + n, D_x denoised, F_x network output.
 """
@@ -23,25 +24,21 @@ def wide(*tensors: Tensor) -> list[Tensor]:
 
 def c_skip(sigma: Tensor, sigma_data: float) -> Tensor:
     """sigma_data^2 / (sigma^2 + sigma_data^2): 1 without noise, 0 in pure noise."""
-    (sigma,) = wide(sigma)
     return sigma_data**2 / (sigma**2 + sigma_data**2)
 
 
 def c_out(sigma: Tensor, sigma_data: float) -> Tensor:
     """sigma * sigma_data / sqrt(sigma^2 + sigma_data^2)."""
-    (sigma,) = wide(sigma)
     return sigma * sigma_data / torch.sqrt(sigma**2 + sigma_data**2)
 
 
 def c_in(sigma: Tensor, sigma_data: float) -> Tensor:
     """1 / sqrt(sigma^2 + sigma_data^2): the network's input has unit variance."""
-    (sigma,) = wide(sigma)
     return torch.rsqrt(sigma**2 + sigma_data**2)
 
 
 def c_noise(sigma: Tensor) -> Tensor:
     """ln(sigma) / 4: the network's input for the noise level. `sigma` must be positive."""
-    (sigma,) = wide(sigma)
     return torch.log(sigma) / 4
 
 
@@ -71,7 +68,6 @@ def sigma_from_normal(normal: Tensor, P_mean: float, P_std: float, times: str = 
         these are the logit-normal ones of Esser et al. 2024. "uniform", ln(sigma) logistic with mean P_mean and scale
         P_std; t is uniform at 0 and 1.
     """
-    (normal,) = wide(normal)
     if times == "uniform":  # the logit of the draw's quantile u, without the cancellation of 1 - u
         normal = torch.special.log_ndtr(normal) - torch.special.log_ndtr(-normal)
     return torch.exp(P_mean + P_std * normal)
@@ -82,7 +78,6 @@ def sigma_from_uniform(uniform: Tensor, P_mean: float, P_std: float, times: str 
 
     A u of 0 or 1 is moved to the nearest float inside the interval, so that no level is 0 or infinite.
     """
-    (uniform,) = wide(uniform)
     tiny = torch.finfo(uniform.dtype).eps / 2
     return sigma_from_normal(torch.special.ndtri(uniform.clamp(tiny, 1 - tiny)), P_mean, P_std, times)
 

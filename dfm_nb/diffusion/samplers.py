@@ -270,34 +270,27 @@ def sample_euler(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callbac
 
 
 @sampler("heun", order=2, evaluations_per_step=2)
-def sample_heun(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
-    """Algorithm 1 of Karras et al. 2022: second order, two evaluations per step, one in the step to 0.
-
-    The correction is evaluated at (x_next, sigma_next). Arguments as in `sample_euler`.
-    """
-    return sample_heun_stochastic(denoise, x, sigmas, callback, S_churn=0)
-
-
-@sampler("heun_stochastic", order=2, evaluations_per_step=2, stochastic=True)
-def sample_heun_stochastic(
+def sample_heun(
     denoise: Denoiser,
     x: Tensor,
     sigmas: Tensor,
     callback: Callback | None = None,
     noise: Noise = None,
-    S_churn: float = 40.0,
+    S_churn: float = 0.0,
     S_tmin: float = 0.05,
     S_tmax: float = 50.0,
     S_noise: float = 1.003,
 ) -> Tensor:
-    """Algorithm 2 of Karras et al. 2022: noise is added back before each Heun step ("churn").
+    """Karras et al. 2022: second order, two evaluations per step, one in the step to 0.
+
+    Algorithm 1, whose correction is evaluated at (x_next, sigma_next); or with `S_churn` Algorithm 2, where noise is
+    added back before each step. Other arguments as in `sample_euler`.
 
     Parameters
     ----------
-    noise : see `Noise`.
-    S_churn : total amount of noise; 0 gives `sample_heun` exactly.
+    noise : see `Noise`; needed with `S_churn`, the total amount of noise.
     S_tmin, S_tmax : levels between which noise is added.
-    S_noise : its standard deviation. The defaults are the paper's for ImageNet-64 (Table 5).
+    S_noise : its standard deviation. The defaults are the paper's for ImageNet-64 (Table 5), with its S_churn of 40.
     """
     assert S_churn >= 0 and S_noise >= 0, (S_churn, S_noise)
     run = _Sampling(denoise, x, sigmas, callback, noise)
@@ -320,35 +313,31 @@ def sample_heun_stochastic(
     return run.result()
 
 
+SAMPLERS["heun_stochastic"] = Sampler(
+    functools.partial(sample_heun, S_churn=40.0), order=2, evaluations_per_step=2, stochastic=True
+)
+
+
 @sampler("dpmpp_2m", order=2)
-def sample_dpmpp_2m(denoise: Denoiser, x: Tensor, sigmas: Tensor, callback: Callback | None = None) -> Tensor:
-    """DPM-Solver++(2M) (Lu et al. 2022b, Algorithm 2): second order, one evaluation per step.
-
-    Two-step exponential integrator in lambda = -ln(sigma) on the denoised estimate; the first step and the step to 0
-    are first order. Arguments as in `sample_euler`.
-    """
-    return sample_dpmpp_2m_sde(denoise, x, sigmas, callback, eta=0)
-
-
-@sampler("dpmpp_2m_sde", order=2, stochastic=True)
-def sample_dpmpp_2m_sde(
+def sample_dpmpp_2m(
     denoise: Denoiser,
     x: Tensor,
     sigmas: Tensor,
     callback: Callback | None = None,
     noise: Noise = None,
-    eta: float = 1.0,
-    S_noise: float = 1.0,
+    eta: float = 0.0,
 ) -> Tensor:
-    """SDE-DPM-Solver++(2M): the same two-step extrapolation for the reverse SDE.
+    """DPM-Solver++(2M) (Lu et al. 2022b, Algorithm 2): second order, one evaluation per step.
+
+    Two-step exponential integrator in lambda = -ln(sigma) on the denoised estimate; the first step and the step to 0
+    are first order. Other arguments as in `sample_euler`.
 
     Parameters
     ----------
-    noise : see `Noise`.
-    eta : 1 is the reverse SDE, 0 the ODE (`sample_dpmpp_2m` exactly); values between interpolate.
-    S_noise : standard deviation of the added noise.
+    noise : see `Noise`; needed with `eta`.
+    eta : 0 is the ODE; 1 the same extrapolation for the reverse SDE, SDE-DPM-Solver++(2M); values between interpolate.
     """
-    assert eta >= 0 and S_noise >= 0, (eta, S_noise)
+    assert eta >= 0, eta
     run = _Sampling(denoise, x, sigmas, callback, noise)
     D_old, h_old = None, 0.0
     for i, s, s_next in run.steps():
@@ -361,11 +350,14 @@ def sample_dpmpp_2m_sde(
             D_mid = D_x if D_old is None else D_x + (h / h_old) / 2 * (D_x - D_old)
             decay = math.exp(-(1 + eta) * h)
             run.x = decay * run.x + (1 - decay) * D_mid
-            if eta > 0 and S_noise > 0:
-                run.x = run.x + s_next * math.sqrt(-math.expm1(-2 * eta * h)) * S_noise * run.eps(run.x)
+            if eta > 0:
+                run.x = run.x + s_next * math.sqrt(-math.expm1(-2 * eta * h)) * run.eps(run.x)
             D_old, h_old = D_x, h
         run.report(i, D_x)
     return run.result()
+
+
+SAMPLERS["dpmpp_2m_sde"] = Sampler(functools.partial(sample_dpmpp_2m, eta=1.0), order=2, stochastic=True)
 
 
 @sampler("unipc", order=4)
@@ -454,7 +446,7 @@ def classifier_free(D_cond: Tensor, D_uncond: Tensor, guidance: float) -> Tensor
     return D_uncond + guidance * (D_cond - D_uncond)
 
 
-def guidance_at(sigma: float | Tensor, guidance: float, interval: tuple[float, float] | None = None) -> float:
+def guidance_at(sigma: float, guidance: float, interval: tuple[float, float] | None = None) -> float:
     """Guidance at a noise level: `guidance` if interval[0] < sigma <= interval[1], else 1 (Kynkaanniemi et al. 2024).
 
     A value of 1 means that the unconditional estimate need not be computed.
@@ -464,7 +456,7 @@ def guidance_at(sigma: float | Tensor, guidance: float, interval: tuple[float, f
     low, high = interval
     if not 0 <= low < high:
         raise ValueError(f"a guidance interval must be two noise levels, 0 <= low < high; got {low} and {high}")
-    return guidance if low < float(sigma) <= high else 1.0
+    return guidance if low < sigma <= high else 1.0
 
 
 def rescale(D_guided: Tensor, D_cond: Tensor, amount: float) -> Tensor:

@@ -8,12 +8,15 @@ import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from dfm_nb.base.files import is_plain, leads_out
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.records import Clip
+from dfm_nb.base.run import Run, iteration_folders
 from dfm_nb.base.video import compressed
 
 PAPER = (250, 249, 246)
@@ -23,6 +26,10 @@ LINE_PX = 16
 CAPTION_LINES = 5
 FILM_FRAMES = 4
 FILM_GAP_PX = 2
+MEDIA = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
+"""Suffixes of samples, and their media types."""
+MOST_SAMPLE = 1 << 26
+"""Bytes of a sample that is shown."""
 
 
 def contact_sheet(sections: Mapping[str, Sequence[tuple[Sequence[np.ndarray], str]]], columns: int = 8) -> np.ndarray:
@@ -209,3 +216,26 @@ def show_output(page: str, sheet: bytes) -> None:
     from IPython.display import display
 
     display({"text/html": page, "image/png": base64.b64encode(sheet).decode(), "text/plain": ""}, raw=True)
+
+
+# ---- samples of a run -----------------------------------------------------------------------------------------------
+
+
+def sample_rounds(run: Run) -> list[tuple[int, Path]]:
+    """The folders of a run's samples, by iteration; none that a link leads out to."""
+    return [(i, folder) for i, folder in iteration_folders(run.samples) if not leads_out(folder, run.path)]
+
+
+def newest_samples(run: Run, until: float = float("inf")) -> tuple[int, list[Path]] | None:
+    """The last iteration with samples, at most `until`, and its pictures and clips by name; None without any."""
+    for iteration, folder in reversed(sample_rounds(run)):
+        media = media_in(folder) if iteration <= until else []
+        if media:
+            return iteration, media
+    return None
+
+
+def media_in(folder: Path) -> list[Path]:
+    """The pictures and clips of a folder, by name."""
+    media = (p for p in folder.iterdir() if p.suffix in MEDIA and not p.name.startswith("."))
+    return sorted(p for p in media if is_plain(p, folder, MOST_SAMPLE))

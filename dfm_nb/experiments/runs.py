@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dfm_nb import config as cfg
 from dfm_nb import display
-from dfm_nb.base import plots
 from dfm_nb.base.files import MARK, UNLIMITED, plain, read_json
 from dfm_nb.base.log import legible
 from dfm_nb.base.markup import Html, fill
-from dfm_nb.base.metrics import damage_of, series, smooth
-from dfm_nb.base.run import MEDIA, Run, ended, media_in
+from dfm_nb.base.metrics import damage_of, series
+from dfm_nb.base.run import Run, ended
 from dfm_nb.config import notation
+from dfm_nb.display import plots
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -159,7 +159,7 @@ def run_page(run: StrPath) -> Html:
         if value != field.default:
             settings.append((key, str(value), resolved.provenance[key]))
     tables = [compare([folder]).reset_index(), pd.DataFrame(settings, columns=["setting", "value", "from"])]
-    rounds = Run(folder).rounds()
+    rounds = display.sample_rounds(Run(folder))
     title = f"Run {folder.name}"
     parts = [fill("<h1>{}</h1>", title), *map(_table, tables)]
     records, _ = damage_of(folder)
@@ -169,7 +169,7 @@ def run_page(run: StrPath) -> Html:
             picture = display.data_url("image/png", curve_png(x, y, name))
             parts.append(fill('<p><img src="{}" alt="{}"></p>', picture, f"{name}: {y[-1]:.4g} at {x[-1]}"))
     for iteration, samples in rounds[:: -max(1, len(rounds) // ROUNDS_SHOWN)]:  # the newest first
-        figures = list(map(_figure, media_in(samples)[:SAMPLES_SHOWN]))
+        figures = list(map(_figure, display.media_in(samples)[:SAMPLES_SHOWN]))
         heading = f"Samples at iteration {iteration}"
         parts.append(fill('<h3>{}</h3><div class="samples">{}</div>', heading, figures))
     page = '<!doctype html><meta charset="utf-8"><title>{}</title><style>{}</style>{}{}'
@@ -202,7 +202,7 @@ def clip_settings(path: Path) -> dict:
 def _figure(path: Path) -> Html:
     """A picture or clip over its prompt or its name."""
     text = clip_settings(path).get("prompt") or path.stem
-    media = display.media_html(MEDIA[path.suffix], path.read_bytes(), text, SAMPLE_PX)
+    media = display.media_html(display.MEDIA[path.suffix], path.read_bytes(), text, SAMPLE_PX)
     return fill("<figure>{}{}</figure>", media, text)
 
 
@@ -210,7 +210,7 @@ def curve_png(iterations: Sequence[float], losses: Sequence[float], title: str) 
     """Losses of a run as a PNG; of many a running mean."""
     drawn = plots.blank(8.4, 3.4)
     axes = drawn.add_subplot()
-    axes.plot(iterations, smooth(losses, max(1, len(losses) // 40)), color=plots.PALETTE[0])
+    axes.plot(iterations, plots.smooth(losses, max(1, len(losses) // 40)), color=plots.PALETTE[0])
     axes.set(xlabel="iteration", ylabel="loss", title=title)
     plots.plain(axes)
     return plots.png(drawn)

@@ -73,7 +73,7 @@ class Generated:
             "latent_sha256": hashlib.sha256(self.latent.numpy().tobytes()).hexdigest(),
             "frames_sha256": hashlib.sha256(self.frames.tobytes()).hexdigest(),
         }
-        write_json(sidecar_of(path), record, indent=1)
+        write_json(sidecar, record, indent=1)
         return path
 
     def encoded(self) -> tuple[str, bytes]:

@@ -126,15 +126,14 @@ class Pipeline:
             raise folders.CheckpointError(
                 f"{folder / folders.MANIFEST} is damaged (source.background); use another checkpoint"
             ) from None
-        self.empty_text = None
+        self._texts: dict[str, Tensor] = {}
         if (folder / EMPTY_TEXT).is_file() or not m.network.encodes_empty_caption:
-            self.empty_text = read_empty_text(folder, m.text_dim)
+            self._texts[""] = read_empty_text(folder, m.text_dim)
         self.statistics = statistics or folders.read_statistics(folder).used_by(m.network)
         self._tokenizer_path = tokenizer_path
         self._text_encoder_path = text_encoder_path
         self.finished = Clips()
         self.memory_check = True
-        self._texts: dict[str, Tensor] = {}
 
     @classmethod
     @quietly()
@@ -232,8 +231,6 @@ class Pipeline:
 
     def encode_text(self, texts: Sequence[str]) -> list[Tensor]:
         """[L, D] per text, each distinct one encoded once; "" is the stored empty caption, if there is one."""
-        if self.empty_text is not None:
-            self._texts[""] = self.empty_text
         missing = sorted(set(texts) - self._texts.keys())
         if missing:
             for text, embedding in zip(missing, self.text_encoder.encode(missing)):

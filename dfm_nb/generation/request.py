@@ -20,12 +20,12 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base import geometry, plugins, simhash, video
+from dfm_nb.base import geometry, plugins, video
 from dfm_nb.base.files import parsed, plain
 from dfm_nb.base.limits import MOST_GIVEN, MOST_STEPS
 from dfm_nb.base.log import log
 from dfm_nb.base.options import Options, fields, option
-from dfm_nb.config.samples import SETTINGS, Captions, Kind
+from dfm_nb.config.samples import ALIKE, SETTINGS, Captions, Kind
 from dfm_nb.config.schema import STUDENT_SAMPLING, Anchor, GenerationConfig
 from dfm_nb.data.sources._media import MediaOptions
 from dfm_nb.diffusion import samplers
@@ -125,10 +125,10 @@ def most_alike(config: cfg.Config, prompt: str, still: bool | None = None) -> li
 
     still : of stills alone, or of clips alone.
     """
-    least = simhash.ALIKE
+    least = ALIKE
     near: list[tuple[Captions, int]] = []
     for known in _known(config, still):
-        bits = simhash.differing_bits(prompt, known.simhash)
+        bits = known.differing_bits(prompt)
         if bits.min() < least:
             least = bits.min()
             near = []

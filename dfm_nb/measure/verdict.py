@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dfm_nb.base.plots import PALETTE, blank, plain, save
+from dfm_nb.display.plots import PALETTE, blank, plain, save
 from dfm_nb.measure import distance
 from dfm_nb.measure.diversity import LEVEL, copied, nearness, thumbnails
 from dfm_nb.measure.features import Features

@@ -91,7 +91,7 @@ STAND_IN = _TorchOnCpu("torch")
 
 LEFT_OUT = (
     "multistorageclient",  # storage on `msc://` addresses
-    "wandb",  # megatron's logging; `training.loggers` imports these two if they are configured
+    "wandb",  # megatron's logging; `integrations.loggers` imports these two if they are configured
     "tensorboard",
 )
 FSDP = ("torch.distributed.tensor", "torch.distributed.fsdp")

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
+from dfm_nb.base import plugins
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log, start_logging, tqdm
 from dfm_nb.base.machine import precision
@@ -32,9 +33,8 @@ from dfm_nb.data.stores import SampleStore
 from dfm_nb.model.dit import network_class
 from dfm_nb.packs.packs import LatentStatistics, Pack
 from dfm_nb.parallel.groups import everyones, layout_of
-from dfm_nb.training import dial
 from dfm_nb.training.batches import data_folder, open_store, packed_loader, with_data
-from dfm_nb.training.report import Report
+from dfm_nb.training.report import Report, expected
 from dfm_nb.training.trainer import Trainer, no_bars
 from dfm_nb.training.validation import Samples, Validation
 from dfm_nb.training.watchdog import Watchdog
@@ -479,10 +479,11 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
     # one for all, whatever their processors
     arithmetic = everyones(precision(resolved.config.mixed_precision))[0]
     resolved = resolved.with_derived({"mixed_precision": arithmetic}, "the processor of rank 0")
-    timed = resolved.config.train.minutes and not resolved.is_dialled and resolved.is_free("train.train_iters")
-    if resolved.config.train.minutes and not resolved.is_dialled:
+    unsettled = resolved.config.train.minutes and not resolved.is_dialled
+    timed = unsettled and resolved.is_free("train.train_iters")
+    if unsettled:
         run.tell("timing iterations")
-        resolved = dial.settings(resolved, store, dist.get_world_size(), started)
+        resolved = plugins.find("dials", "minutes").settings(resolved, store, dist.get_world_size(), started)
     config = resolved.config
     if parallel.rank() == 0:
         write_atomically(run.config_file, cfg.to_yaml(resolved).encode())
@@ -511,7 +512,7 @@ def _train(resolved: cfg.Resolved, run: Run) -> int:
     # the dial, which times them, knows it better
     if config.dataset.path and not timed and not model.student:
         tokens = config.train.train_iters * config.train.global_batch_size * config.dataset.task_encoder_seq_length
-        log.info("%s", dial.expected(config, store, tokens))
+        log.info("%s", expected(config, store, tokens))
     for notice in resolved.notices:
         log.info("%s", notice)
     training.resume()

@@ -1,26 +1,108 @@
-"""What a run reports: log lines on every rank; `metrics.jsonl`, TensorBoard and Weights & Biases on rank 0."""
+"""What a run reports: log lines on every rank; `metrics.jsonl`, and what its loggers write, on rank 0.
 
+TensorBoard and Weights & Biases are loggers (`integrations.loggers`). To add one, write one function, a `Logger`: in a
+package by an entry point of `dfm_nb.loggers`, or anywhere as `logger.report_to='[module:name]'`.
+"""
+
+import contextlib
 import json
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 import torch
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
+from dfm_nb.base import plugins
 from dfm_nb.base.files import appending
 from dfm_nb.base.log import log
 from dfm_nb.base.machine import GIB
 from dfm_nb.base.metrics import Metrics, read_metrics
-from dfm_nb.base.plots import plot_loss
 from dfm_nb.base.run import Run
 from dfm_nb.config import counts, sizes
+from dfm_nb.config.schema import LoggerConfig
+from dfm_nb.data.stores import SampleStore
 from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import layout_of
-from dfm_nb.training.loggers import Loggers
 from dfm_nb.training.trainer import StepResult
+
+PASSES = {140: "85 to 100 %", 30: "25 to 93 %"}
+"""Pictures that came back from their captions in runs with at least that many passes (docs/own-pictures.md)."""
+
+Values = Mapping[str, "float | Sample"]
+Logger = Callable[[Run, LoggerConfig, Mapping[str, object]], Generator[None, tuple[int, Values], None]]
+"""A logger is one generator function of the run, the settings of loggers, and those that are shown with the run.
+
+    def to_csv(run, config, settings):
+        with open(run.path / "log.csv", "a") as file:
+            while True:
+                iteration, values = yield
+                ...
+
+Each `yield` gives an iteration and its values by name, numbers or a `Sample`; at the end of the run the generator is
+closed. A logger that returns before its first `yield` is skipped, and logs the reason itself. One that raises later is
+not used any more.
+"""
+
+
+class Sample(NamedTuple):
+    """A finished sample; `path` is its .mp4 or .png."""
+
+    caption: str
+    path: Path
+
+
+class Loggers:
+    """Send scalars and samples to the loggers of `logger.report_to`.
+
+    Parameters
+    ----------
+    settings : shown with the run in Weights & Biases.
+
+    A resumed run logs the iterations after its checkpoint again, which these services tolerate. A file that is appended
+    to must be truncated in `Report.resume`, as `metrics.jsonl` is.
+    """
+
+    def __init__(self, config: LoggerConfig, run: Run, settings: Mapping[str, object]):
+        names = config.report_to
+        if names is None:
+            names = ["tensorboard", "wandb"] if config.wandb_project else ["tensorboard"]
+        self._open = []
+        for name in dict.fromkeys(names):
+            logger: Logger = plugins.find("loggers", name)
+            opened = logger(run, config, settings)
+            if not isinstance(opened, Generator):
+                raise ValueError(f"logger.report_to: {name} must be a generator function; see dfm_nb.training.report")
+            with contextlib.suppress(StopIteration):  # it is skipped
+                next(opened)
+                self._open.append(opened)
+
+    def scalars(self, iteration: int, record: Mapping[str, object]) -> None:
+        """Every finite number of a metrics record; validation losses by noise level as one series for each."""
+        self._send(iteration, {k: float(v) for k, v in _flat(record).items() if math.isfinite(v)})
+
+    def sample(self, iteration: int, index: int, caption: str, path: Path) -> None:
+        """A finished sample, the `index`-th of its round; `path` is its .mp4 or .png."""
+        self._send(iteration, {f"samples/{index}": Sample(caption, path)})
+
+    def _send(self, iteration: int, values: Values) -> None:
+        self._of_each(lambda logger: logger.send((iteration, values)))
+
+    def close(self) -> None:
+        self._of_each(lambda logger: logger.close())
+
+    def _of_each(self, do: Callable[[Generator[None, Any, None]], object]) -> None:
+        for logger in [*self._open]:
+            try:
+                do(logger)
+            except Exception as error:  # for example, a service cannot be reached: training must continue
+                log.warning("logger %s failed and is not used any more: %r", getattr(logger, "__name__", ""), error)
+                self._open.remove(logger)
 
 
 class Report:
@@ -117,15 +199,29 @@ class Report:
                 self.loggers.sample(iteration, *sample)
 
     def close(self) -> None:
-        """Close the loggers and plot the loss."""
+        """Close the loggers, and draw the plots of the run."""
         if self.rank == 0:
             self.loggers.close()
-            plot_loss(read_metrics(self.run.metrics_file), self.run.path / "loss.png", self.run.name)
+            for plot in plugins.load_all("plots").values():
+                plot(self.run)
 
     def _write(self, iteration: int, record: Mapping[str, object]) -> None:
         if self.rank == 0:
             self.metrics.write({"iteration": iteration, **record})
             self.loggers.scalars(iteration, record)
+
+
+def _flat(record: Mapping[str, object]) -> dict[str, float]:
+    """Numbers by name; `X_by_sigma` lists become X/sigma_0.02, ... with the levels of `val_sigmas`."""
+    out: dict[str, float] = {}
+    levels: Any = record.get("val_sigmas")
+    for name, value in record.items():
+        if isinstance(value, (int, float)) and name != "iteration":
+            out[name] = value
+        elif isinstance(value, list) and name.endswith("_by_sigma"):
+            title = name.removesuffix("_by_sigma")
+            out |= {f"{title}/sigma_{s:.3g}": v for s, v in zip(levels, value) if v is not None}
+    return out
 
 
 def _speed(config: cfg.Config, packs: Sequence[Pack], duration_s: float) -> dict[str, float]:
@@ -147,3 +243,31 @@ def _memory() -> dict[str, float]:
     if parallel.device().type == "cuda":
         out["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / GIB
     return out
+
+
+def epoch_tokens(config: cfg.Config, store: SampleStore) -> list[np.ndarray]:
+    """Tokens in an epoch, of each still and of each clip."""
+    m = config.model
+    tokens = store.voxels(slice(None)) / (m.patch_temporal * m.patch_spatial**2)
+    weights = store.weights(config.dataset.clip_weight)
+    if weights is not None:
+        tokens = tokens * weights
+    return [tokens[store.of_kind(still)] for still in (True, False)]
+
+
+def expected(config: cfg.Config, store: SampleStore, tokens: float) -> str:
+    """What that many tokens of training are for the samples, and what that has given."""
+    stills, clips = epoch_tokens(config, store)
+    epochs = tokens / (stills.sum() + clips.sum())
+    uses = {"picture": (len(stills), epochs), "clip": (len(clips), epochs * config.dataset.clip_weight)}
+    parts = []
+    for kind, (count, n) in uses.items():
+        if count:
+            parts.append(f"each {kind} about {format(n, '.0f' if n >= 1 else '.2f')} times")
+    seen = next((share for least, share in PASSES.items() if len(stills) and epochs >= least), None)
+    gave = f"The shortest measured runs used each picture {min(PASSES)} times"
+    if seen:
+        gave = f"In measured runs of that many passes, {seen} of the pictures came back from their captions"
+    share = clips.sum() / (stills.sum() + clips.sum())
+    work = f"; clips take {share:.0%} of the work" if 0 < share < 1 else ""
+    return f"Training uses {' and '.join(parts)}{work}. {gave} (docs/own-pictures.md)"

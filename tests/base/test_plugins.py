@@ -50,9 +50,11 @@ def moths(tmp_path, monkeypatch):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: their-moths\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[dfm_nb.sources]\nmoths = their_moths\nfolder = their_moths\n")
     monkeypatch.syspath_prepend(tmp_path)
-    plugins._found.cache_clear()
+    for cached in (plugins._found, plugins._joined):
+        cached.cache_clear()
     yield
-    plugins._found.cache_clear()
+    for cached in (plugins._found, plugins._joined):
+        cached.cache_clear()
 
 
 def test_no_package_replaces_a_plugin_of_this_one(moths):

@@ -71,15 +71,7 @@ def test_a_link_in_a_run_folder_is_refused(tmp_path, name):
         Run.create(run.path)
 
 
-def test_newest_samples_are_those_of_the_last_iteration_that_has_some(tmp_path):
-    run = Run.create(tmp_path)
-    assert run.newest_samples() is None
-    for i in (90, 1000):
-        for name in ("b.mp4", "a.png", "captions.json", ".part.mp4"):
-            (run.sample_folder(i) / name).touch()
-    run.sample_folder(2000)
-    iteration, media = run.newest_samples()
-    assert iteration == 1000 and [p.name for p in media] == ["a.png", "b.mp4"]
+def test_names_of_iterations_sort_as_text():
     assert iteration_name(100) == "iter_0000100"
 
 

@@ -155,7 +155,7 @@ def test_stochastic_sampler_is_the_same_for_any_batch(name):
 
 def test_stochastic_sampler_asks_for_noise():
     with pytest.raises(ValueError, match="noise"):
-        S.sample_dpmpp_2m_sde(gaussian, start(), S.karras_sigmas(4))
+        S.SAMPLERS["dpmpp_2m_sde"](gaussian, start(), S.karras_sigmas(4))
 
 
 # ---- what all samplers share

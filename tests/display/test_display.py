@@ -10,6 +10,7 @@ from PIL import Image
 
 from dfm_nb import display
 from dfm_nb.base import video
+from dfm_nb.base.run import Run
 from tests.base.test_video import gradient
 
 
@@ -46,3 +47,14 @@ def test_a_png_of_a_notebook_is_bounded():
     made = display.small_png(noise)
     assert len(made) <= display.SHEET_BYTES and 1 < video.read_image(made).shape[2] < 900
     assert video.read_image(display.small_png(gradient(1)[0])).shape == gradient(1).shape
+
+
+def test_newest_samples_are_those_of_the_last_iteration_that_has_some(tmp_path):
+    run = Run.create(tmp_path)
+    assert display.newest_samples(run) is None
+    for i in (90, 1000):
+        for name in ("b.mp4", "a.png", "captions.json", ".part.mp4"):
+            (run.sample_folder(i) / name).touch()
+    run.sample_folder(2000)
+    iteration, media = display.newest_samples(run)
+    assert iteration == 1000 and [p.name for p in media] == ["a.png", "b.mp4"]

@@ -7,7 +7,7 @@ from dfm_nb.generation.pipeline import Pipeline
 
 def test_a_prompt_that_loses_something_is_named_once(caplog):
     pipe = Pipeline.__new__(Pipeline)
-    pipe.empty_text, pipe._texts = None, {}
+    pipe._texts = {}
     pipe.text_encoder = SimpleNamespace(
         encode=lambda texts: [torch.zeros(2, 4)] * len(texts),
         lost=lambda text: {"text_cut": "it is cut"} if text == "a long one" else {},

@@ -19,11 +19,10 @@ import pytest
 import torch
 
 from dfm_nb.base import video
-from dfm_nb.base.run import media_in
-from dfm_nb.base.simhash import encoded
-from dfm_nb.config.samples import Captions, Kind, TrainingSamples
+from dfm_nb.config.samples import Captions, Kind, TrainingSamples, simhash
 from dfm_nb.config.schema import Config, DatasetConfig, GenerationConfig
 from dfm_nb.diffusion import samplers
+from dfm_nb.display import media_in
 from dfm_nb.generate import GenerateOptions
 from dfm_nb.generation.clip_files import Generated
 from dfm_nb.generation.request import Request
@@ -136,7 +135,7 @@ def test_the_size_follows_a_new_prompt_until_the_user_sets_one():
     pipe = ClosedForm()
     form = {"height": 32, "width": 32, "num_video_frames": 1, "fps": 1.0}
     known = {"a red moth at night": 32, "a wide harbour": 64}
-    captions = [Captions(**form | {"width": w}, given=False, simhash=encoded([text])) for text, w in known.items()]
+    captions = [Captions(**form | {"width": w}, given=False, simhash=simhash([text])) for text, w in known.items()]
     samples = TrainingSamples(kinds=[Kind(**form, sizes=["32x32", "64x32"])], captions=captions)
     pipe.config = Config().with_samples(samples)
     studio = Studio(pipe, "a red moth at night", folder=None)

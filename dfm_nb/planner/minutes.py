@@ -31,6 +31,7 @@ from dfm_nb.config.schema import marked
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.parallel.groups import everyones, layout_of
 from dfm_nb.training.batches import data_folder, packed_loader
+from dfm_nb.training.report import epoch_tokens, expected
 from dfm_nb.training.trainer import Trainer
 from dfm_nb.training.validation import CAPTIONS
 
@@ -42,8 +43,6 @@ OVERTIME = 1.1  # if the machine slows down, the run stops here and saves; the s
 PROBE = 0.03  # share of the time for timing iterations; longer would not be more exact
 FEWEST, MOST = 5, 100  # timed iterations
 CLIP_SHARE = 0.25  # of the work, while pictures outnumber clips (benchmarks/results/own_pictures.md)
-PASSES = {140: "85 to 100 %", 30: "25 to 93 %"}
-"""Pictures that came back from their captions in runs with at least that many passes (docs/own-pictures.md)."""
 BASE = "drawings"
 """The packaged weights that a run starts from where they fit (benchmarks/results/own_pictures.md)."""
 BASE_PASSES = 100  # with fewer, fewer training captions come back than from scratch
@@ -59,7 +58,7 @@ def settings(resolved: cfg.Resolved, store: SampleStore, world_size: int, starte
     c = chosen.config
     tokens = c.train.train_iters * c.train.global_batch_size * c.dataset.task_encoder_seq_length
     from_base = c.checkpoint.pretrained != resolved.config.checkpoint.pretrained
-    if not from_base or tokens >= BASE_PASSES * np.concatenate(_tokens(c, store)).sum():
+    if not from_base or tokens >= BASE_PASSES * np.concatenate(epoch_tokens(c, store)).sum():
         return chosen
     why = f"these are fewer than {BASE_PASSES} passes, too few for a start from {BASE}"
     log.info("Training starts from scratch: %s", why)
@@ -88,7 +87,7 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
     short, long = ("demo", "base") if device == "cpu" else ("DiT-S", "DiT-B")
     size = short if minutes <= 60 else long
     octaves = math.log2(side / 64)
-    stills, clips = _tokens(resolved.config, store)
+    stills, clips = epoch_tokens(resolved.config, store)
     weight = CLIP_SHARE / (1 - CLIP_SHARE) * stills.sum() / max(clips.sum(), 1)
     of_clips = f"so that {len(clips)} clips take {CLIP_SHARE:.0%} of the work beside {len(stills)} pictures"
     of_size = f"for sides of about {side:.0f} px (benchmarks/results/noise_levels.md)"
@@ -133,34 +132,6 @@ def _from_base(resolved: cfg.Resolved, values: dict[str, tuple[Any, str]], store
     if larger or other or loading.different_encoders(source.folder, folder):
         return scratch
     return start
-
-
-def _tokens(config: cfg.Config, store: SampleStore) -> list[np.ndarray]:
-    """Tokens in an epoch, of each still and of each clip."""
-    m = config.model
-    tokens = store.voxels(slice(None)) / (m.patch_temporal * m.patch_spatial**2)
-    weights = store.weights(config.dataset.clip_weight)
-    if weights is not None:
-        tokens = tokens * weights
-    return [tokens[store.of_kind(still)] for still in (True, False)]
-
-
-def expected(config: cfg.Config, store: SampleStore, tokens: float) -> str:
-    """What that many tokens of training are for the samples, and what that has given."""
-    stills, clips = _tokens(config, store)
-    epochs = tokens / (stills.sum() + clips.sum())
-    uses = {"picture": (len(stills), epochs), "clip": (len(clips), epochs * config.dataset.clip_weight)}
-    parts = []
-    for kind, (count, n) in uses.items():
-        if count:
-            parts.append(f"each {kind} about {format(n, '.0f' if n >= 1 else '.2f')} times")
-    seen = next((share for least, share in PASSES.items() if len(stills) and epochs >= least), None)
-    gave = f"The shortest measured runs used each picture {min(PASSES)} times"
-    if seen:
-        gave = f"In measured runs of that many passes, {seen} of the pictures came back from their captions"
-    share = clips.sum() / (stills.sum() + clips.sum())
-    work = f"; clips take {share:.0%} of the work" if 0 < share < 1 else ""
-    return f"Training uses {' and '.join(parts)}{work}. {gave} (docs/own-pictures.md)"
 
 
 def of_rate(resolved: cfg.Resolved, store: SampleStore, started: float) -> cfg.Resolved:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import legible
-from dfm_nb.base.metrics import series, smooth
+from dfm_nb.base.metrics import read_metrics, series
+from dfm_nb.base.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,13 +67,22 @@ def plain(axes: Axes) -> None:
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
 
 
-def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: str = "") -> None:
-    """Draw loss against iteration as a PNG: every record faintly, a running mean, and validation points.
+def smooth(values: Sequence[float], window: int) -> list[float]:
+    """Centred running mean over `window` values, narrower at both ends."""
+    half = window // 2
+    at = np.arange(len(values))
+    sums = np.concatenate(([0.0], np.cumsum(values)))
+    low = np.maximum(at - half, 0)
+    high = np.minimum(at + half + 1, len(values))
+    return ((sums[high] - sums[low]) / (high - low)).tolist()
 
-    Parameters
-    ----------
-    records : of one run; without a finite `loss` nothing is drawn. output : the PNG's path.
+
+def plot_loss(run: Run) -> None:
+    """Draw a run's `loss.png`: every loss faintly by iteration, a running mean, and validation points.
+
+    Without a finite `loss` nothing is drawn.
     """
+    records = read_metrics(run.metrics_file)
     x, y = series(records, "loss")
     if not y:
         return
@@ -83,9 +93,9 @@ def plot_loss(records: Sequence[Mapping[str, Any]], output: str | Path, title: s
     x_val, y_val = series(records, "val_loss")
     if x_val:
         axes.plot(x_val, y_val, "o", color=PALETTE[1], markersize=4.5, label="validation loss", zorder=3)
-    axes.set(xlabel="iteration", ylabel="EDM loss", title=title)
+    axes.set(xlabel="iteration", ylabel="EDM loss", title=run.name)
     top = float(np.quantile(y, 0.995))  # a few early spikes are cut off, so that the curve fills the plot
     axes.set_ylim(0 if min(y) < top / 2 else None, 1.05 * top)
     plain(axes)
     axes.legend(frameon=False)
-    save(drawn, output)
+    save(drawn, run.path / "loss.png")

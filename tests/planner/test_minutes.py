@@ -11,8 +11,9 @@ from dfm_nb import export_weights, prepare_dataset, train_model
 from dfm_nb.checkpoints.folders import read_manifest
 from dfm_nb.checkpoints.loading import find_weights
 from dfm_nb.data.stores import MockStore, ShardStore
-from dfm_nb.training import dial
+from dfm_nb.planner import minutes as dial
 from dfm_nb.training.batches import with_data
+from dfm_nb.training.report import expected
 from tests.tiny_run import SIZE
 
 pytestmark = pytest.mark.slow
@@ -105,7 +106,7 @@ def test_what_the_time_buys_is_counted_in_uses_of_each_sample():
     config = cfg.Config()
     config.dataset.clip_weight = 1 / 3
     epoch = 16 * (90 + 90 / 3)  # tokens
-    assert re.findall(r"\d+", dial.expected(config, store, 24 * epoch)) == ["24", "8", "25", "30"]
+    assert re.findall(r"\d+", expected(config, store, 24 * epoch)) == ["24", "8", "25", "30"]
 
 
 @pytest.mark.parametrize("grid, rounds", [((1, 8, 8), 8), ((13, 12, 12), 4)])

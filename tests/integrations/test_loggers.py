@@ -11,7 +11,7 @@ import pytest
 from dfm_nb.base import plugins, video
 from dfm_nb.base.run import Run
 from dfm_nb.config.schema import LoggerConfig
-from dfm_nb.training.loggers import Loggers
+from dfm_nb.training.report import Loggers
 
 RECORD = {"iteration": 3, "loss": 0.5, "lr": 1e-3, "grad_norm": math.inf, "note": "text"}
 ROUND = {"val_loss": 0.4, "val_loss_by_sigma": [0.1, None], "val_sigmas": [0.05, 2.0]}
