@@ -26,15 +26,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-
 from dfm_nb.base import video
 from dfm_nb.base.files import Json, sha256, write_json
 from dfm_nb.base.geometry import LATENT_CHANNELS, floor_frames, latent_size
 from dfm_nb.base.records import Clip, Content, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
-from dfm_nb.data import shards
-from dfm_nb.data.captioning import MIRRORED, SIDE, caption_keys, captions_of, tag_captions
-from dfm_nb.data.edits import EDITS, LEFT_OUT, Edit
+from dfm_nb.data.captioning import EDITS, LEFT_OUT, MIRRORED, SIDE, Edit, caption_keys, captions_of, tag_captions
 from dfm_nb.data.shard_plan import ShardPlan, Stock, owner_of
+
+from dfm_nb.data import shards
 
 # Limits of memory: see above.
 AHEAD_BYTES = 256 << 20

@@ -23,8 +23,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import model_validator
-
 from dfm_nb.base import plugins, version
 from dfm_nb.base.argv import NPROC, ArgumentParser
 from dfm_nb.base.files import Json, read_json
@@ -32,8 +30,7 @@ from dfm_nb.base.log import log, silent, tqdm
 from dfm_nb.base.options import fields, option
 from dfm_nb.base.records import Clip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.base.verb import Report, Verb
-from dfm_nb.data import prepared_folder, shards
-from dfm_nb.data.edits import edits_sha256, read_edits
+from dfm_nb.data.captioning import edits_sha256, read_edits
 from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, other_captions, rewrite_shard, to_pixels
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.data.ranks import Ranks
@@ -50,6 +47,9 @@ from dfm_nb.data.shard_plan import (
     warn_of_copies,
 )
 from dfm_nb.data.shards import SPLITS
+from pydantic import model_validator
+
+from dfm_nb.data import prepared_folder, shards
 
 SHORT_SIDE_PX = 64  # if the tokenizer has no size of its own
 FIT_ITEMS = 1500  # items a tokenizer is fitted to, evenly spaced over the training split

@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from dfm_nb.base import geometry, seeds, simhash
 from dfm_nb.base.log import log
 from dfm_nb.base.records import UNKNOWN_FPS, EncodedClip, SampleError
 from dfm_nb.config.samples import SETTINGS, Anchors, Captions, Kind, TrainingSamples
-from dfm_nb.data.captioning import MIRRORED, captions_of
-from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
+from dfm_nb.data.captioning import EDITS, LEFT_OUT, MIRRORED, captions_of, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_empty_text, read_manifest
 from dfm_nb.data.remote import RemoteFolder
 from dfm_nb.data.sample_index import SampleIndex, Shard, Sizes, index_path

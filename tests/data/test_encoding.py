@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
 from dfm_nb.base import records
 from dfm_nb.base.records import Clip, SampleError
-from dfm_nb.data import encoding, shards
-from dfm_nb.data.captioning import tag_captions
-from dfm_nb.data.edits import Edit
+from dfm_nb.data.captioning import Edit, tag_captions
 from dfm_nb.data.shard_plan import ShardPlan
+
+from dfm_nb.data import encoding, shards
 
 
 class Source(records.Source):
