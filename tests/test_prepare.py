@@ -7,19 +7,19 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from PIL import Image
+
+from dfm_nb import prepare
 from dfm_nb.base import files, plugins
 from dfm_nb.base.argv import guard
 from dfm_nb.checkpoints.loading import different_encoders
+from dfm_nb.data import preparation, shards
 from dfm_nb.data.captioning import Edit, write_edit
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.inspect import InspectOptions, inspect_dataset
 from dfm_nb.offline import minilm
-from PIL import Image
 from tests.json_files import read_json, write_lines
 from tests.processes import commands
-
-from dfm_nb import prepare
-from dfm_nb.data import preparation, shards
 
 pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
 

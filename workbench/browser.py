@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import ipywidgets as w
+
+from dfm_nb import prepare_dataset
 from dfm_nb.base import plugins, video
 from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.options import fields
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.captioning import EDITS, Edit, read_edits, write_edit
+from dfm_nb.data.preparation import PrepareConfig
 from dfm_nb.data.shard_plan import evenly
 from dfm_nb.data.shards import Fits, how_to_adopt
 from dfm_nb.display.dataset import InspectedShards, pictures, size_of
@@ -26,9 +29,6 @@ from dfm_nb.inspect import figures
 from workbench.controls import table_html
 from workbench.gallery import Gallery, Item
 from workbench.live import Live, fault_html
-
-from dfm_nb import prepare_dataset
-from dfm_nb.data.preparation import PrepareConfig
 
 PAGE = 12
 """Samples a page."""

@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from dfm_nb import config as cfg
+from dfm_nb import parallel
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.log import log, start_logging, tqdm
 from dfm_nb.base.machine import precision
@@ -29,15 +32,12 @@ from dfm_nb.data.stores import SampleStore
 from dfm_nb.model.dit import network_class
 from dfm_nb.packs.packs import LatentStatistics, Pack
 from dfm_nb.parallel.groups import everyones, layout_of
+from dfm_nb.training import dial
 from dfm_nb.training.batches import data_folder, open_store, packed_loader, with_data
 from dfm_nb.training.report import Report
 from dfm_nb.training.trainer import Trainer, no_bars
 from dfm_nb.training.validation import Samples, Validation
 from dfm_nb.training.watchdog import Watchdog
-
-from dfm_nb import config as cfg
-from dfm_nb import parallel
-from dfm_nb.training import dial
 
 OUT_OF_TIME = -1
 """The reason for stopping that is not a signal."""

@@ -1,11 +1,11 @@
 """Captions changed and samples set aside by hand: what is kept of it, and who follows."""
 
 import pytest
+
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data.captioning import EDITS, Edit, read_edits, write_edit
-from tests.data.test_encoding import Source, encoding
-
 from dfm_nb.data.stores import ShardStore
+from tests.data.test_encoding import Source, encoding
 
 
 def test_an_edit_replaces_the_one_before_it_and_an_empty_one_takes_it_away(tmp_path):

@@ -7,13 +7,13 @@ import shutil
 
 import numpy as np
 import pytest
+
 from dfm_nb.base.video import read_image, write_mp4, write_png
 from dfm_nb.data.captioning import EDITS, Edit, read_edits
 from dfm_nb.display.dataset import pictures
 from dfm_nb.generation.pipeline import Pipeline
-from workbench.gallery import Gallery, file_stem, grid
-
 from workbench.browser import DatasetBrowser
+from workbench.gallery import Gallery, file_stem, grid
 
 
 def clip(level: int, frames: int = 5) -> np.ndarray:
