@@ -13,7 +13,7 @@ from dfm_nb.base import files, plugins
 from dfm_nb.base.argv import guard
 from dfm_nb.checkpoints.loading import different_encoders
 from dfm_nb.data import preparation, shards
-from dfm_nb.data.edits import Edit, write_edit
+from dfm_nb.data.captioning import Edit, write_edit
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.inspect import InspectOptions, inspect_dataset
 from dfm_nb.offline import minilm

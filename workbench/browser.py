@@ -2,7 +2,7 @@
 
 It reads and decodes only the samples on the current page. A damaged sample is reported in its place. Pictures are
 decoded with the tokenizer in the manifest; one from the folder itself may consist of tensors only. The browser writes
-only `edits.jsonl`: edited captions and excluded samples (`dfm_nb.data.edits`).
+only `edits.jsonl`: edited captions and excluded samples (`dfm_nb.data.captioning`).
 """
 
 import functools
@@ -20,7 +20,7 @@ from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.options import fields
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
+from dfm_nb.data.captioning import EDITS, Edit, read_edits, write_edit
 from dfm_nb.data.preparation import PrepareConfig
 from dfm_nb.data.shard_plan import evenly
 from dfm_nb.data.shards import Fits, how_to_adopt

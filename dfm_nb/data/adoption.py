@@ -64,7 +64,7 @@ class AdoptOptions(Verb):
         return manifest
 
     def report(self, result: Json) -> Report:
-        return Report(prepared_folder.summary(self.folder))
+        return Report(prepared_folder.summary(self.folder, result))
 
 
 def adopt(options: AdoptOptions) -> Json:
@@ -91,15 +91,14 @@ def adopt(options: AdoptOptions) -> Json:
         log.warning("skipped %d tar(s) without samples, such as %s; remove them", len(empty), empty[0])
         tars = [tar for tar in tars if tar not in empty]
     if place.held_plan() is not None:
-        fix = "it needs no adopting" if (place.path / CHECKSUMS).is_file() else "finish it with --resume"
+        fix = "it needs no adopting" if place.finished else "finish it with --resume"
         raise ValueError(f"{place.path} was made by dfm prepare: {fix}")
     ours = place.records.exists()  # of a run before, which a kill may have ended
     for name in (place.manifest.name, CHECKSUMS, EMPTY_TEXT):
         check_free(place.path / name, ours, "move it away")
     # a wrong path fails now, not after all tars were read
-    device = options.device
-    tokenizer = _build("tokenizer", str(options.tokenizer), options.tokenizer_path, place, device)
-    text_encoder = _build("text_encoder", str(options.text_encoder), options.text_encoder_path, place, device)
+    tokenizer = _build("tokenizer", options, place)
+    text_encoder = _build("text_encoder", options, place)
     about: dict[str, dict] = {
         "source": {"name": "adopted"},
         "tokenizer": tokenizer.identity() if tokenizer else {"name": options.tokenizer},
@@ -116,19 +115,19 @@ def adopt(options: AdoptOptions) -> Json:
                 raise ValueError(f"{place.path}: text embeddings must have one width; {what}; move such shards away")
         totals = preparation.ShardTotals(survey.records.values())
         if not totals.names["train"]:
-            first = totals.drops[0]["detail"] if totals.drops else "its tars are empty"
+            first = totals.drops.named[0]["detail"] if totals.drops.named else "its tars are empty"
             raise ValueError(f"{place.path}: no sample of the train split can be used; the first: {first}")
         if not shards.has_energon_metadata(place.path):
             shards.write_energon_metadata(place.path, splits)
         if hasattr(tokenizer, "save") and (options.tokenizer_path or not place.tokenizer.is_file()):
             tokenizer.save(place.tokenizer)
         _write_empty_caption(place.path, text_encoder, survey.text_dim)
-        items = sum(totals.samples.values()) + totals.reasons.total()
+        items = sum(totals.samples.values()) + totals.drops.reasons.total()
         empty_caption = "zeros" if text_encoder is None else "text encoder"
-        manifest = totals.manifest(about, items, {}, {"empty_caption": empty_caption})
+        manifest = totals.manifest(about, items, {"empty_caption": empty_caption})
         names = itertools.chain(*splits.values())
         write_manifest(place.path, manifest, {name: listed_as(place.path / name) for name in names})
-    totals.warn_of_drops()
+    totals.warn()
     said = "one token of zeros, as in NeMo DFM" if manifest["empty_caption"] == "zeros" else "the text encoder's own"
     log.info("%d samples in %s; the empty caption is %s", manifest["counts"]["samples"], place.path, said)
     own = "" if manifest["counts"]["val"] else " dataset.use_train_split_for_val=true"
@@ -149,7 +148,7 @@ def index_dataset(folder: str | Path) -> Json:
     """
     place = PreparedFolder(folder)
     manifest = prepared_folder.read_manifest(place.path, checked=False)
-    if manifest is None or not (place.path / CHECKSUMS).is_file():
+    if manifest is None or not place.finished:
         fix = f"dfm prepare with --resume, or {shards.how_to_adopt(place.path)}"
         raise ValueError(f"{place.path} lacks manifest.json or checksums.json, so it is not finished; {fix}")
     # those that `dfm adopt` reported; a preparation puts no dropped sample into a tar
@@ -165,8 +164,10 @@ def index_dataset(folder: str | Path) -> Json:
 # ---- the encoders --------------------------------------------------------------------------------
 
 
-def _build(kind: str, name: str, path: str | None, place: PreparedFolder, device: str) -> Any:
+def _build(kind: str, options: AdoptOptions, place: PreparedFolder) -> Any:
     """The plugin with its weights; None if no path was given and the package has no weights."""
+    name = getattr(options, kind)
+    path = getattr(options, f"{kind}_path")
     module = plugins.load(f"{kind}s", name)
     carried = getattr(module, "CARRIED", False)
     if kind == "tokenizer" and place.tokenizer.is_file():
@@ -175,7 +176,7 @@ def _build(kind: str, name: str, path: str | None, place: PreparedFolder, device
         path = path or str(place.tokenizer)
     if path is None and not carried and not getattr(module, "BUNDLED", False):
         return None
-    plugin = module.build(path, device=device)
+    plugin = module.build(path, device=options.device)
     if kind == "tokenizer":
         with torch.no_grad():
             plugin.encode(torch.zeros(1, 3, 1, 64, 64))
@@ -245,7 +246,7 @@ def _splits(folder: Path, tars: list[Path], val_fraction: float) -> shards.Split
     if val_fraction and len(tars) < 2:
         raise ValueError("--val-fraction takes complete shards and needs two or more; omit it and validate on train")
     size = {name: tar.stat().st_size for name, tar in zip(names, tars)}
-    val: list[str] = []
+    val = list[str]()
     for name in sorted(names, key=size.__getitem__)[:-1]:
         if sum(size[n] for n in val) < val_fraction * sum(size.values()):
             val.append(name)

@@ -1,14 +1,25 @@
-"""A sample's captions, tags and weight, from the cells of a table, and captions built from tags."""
+"""A sample's captions, tags and weight, from the cells of a table; captions built from tags; and edits made by hand.
+
+`edits.jsonl` next to the shards has one line per edited sample:
+
+    {"key": "cat-07", "caption": "a black cat on a wall"}
+    {"key": "cat-12", "left_out": true}
+
+The next preparation of the folder applies all edits. Training skips excluded samples from its next start, and every
+other sample keeps its position in the data order.
+"""
 
 import contextlib
+import os
 import re
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dfm_nb.base.files import Json
-from dfm_nb.base.limits import MOST_TEXT
+from dfm_nb.base.files import Json, plain, sha256, write_atomically
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.base.seeds import generator_for
 
@@ -81,14 +92,6 @@ def weight_of(value: Any, where: object) -> float:
     raise SampleError("bad_weight", f"{said}; correct it, or remove the row to leave it out")
 
 
-def check_length(texts: list[str], where: object) -> None:
-    """SampleError if a sample's captions and tags are too long together."""
-    size = sum(map(len, texts))
-    if size > MOST_TEXT:
-        said = f"{where} must have at most {MOST_TEXT} characters of captions; it has {size}; shorten them"
-        raise SampleError("too_large", said)
-
-
 def tag_captions(tags: list[str], count: int, key: str) -> list[str]:
     """`count` captions of a sample's tags, in random order and each without some of them; a function of `key`.
 
@@ -105,3 +108,58 @@ def tag_captions(tags: list[str], count: int, key: str) -> list[str]:
         chosen = [tags[i] for i in order if kept[i]] or [tags[order[0]]]
         captions.append(", ".join(chosen))
     return captions
+
+
+# ---- edits ---------------------------------------------------------------------------------------
+
+EDITS = "edits.jsonl"
+LEFT_OUT = "left_out"
+"""Reason in the `SampleError` of an excluded sample."""
+
+
+class Edit(BaseModel):
+    """The edit of one sample. caption : None if unchanged."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    key: Annotated[str, Field(min_length=1, max_length=1000)]
+    caption: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    left_out: bool = False
+
+
+def read_edits(folder: str | Path) -> dict[str, Edit]:
+    """Edits by key; {} if there are none. The later of two lines for one sample counts.
+
+    Raises
+    ------
+    ValueError : a line is not an edit; the message has its number.
+    """
+    path = Path(folder) / EDITS
+    edits = dict[str, Edit]()
+    if not os.path.lexists(path):
+        return edits
+    for number, line in enumerate(plain(path).read_bytes().splitlines(), 1):
+        try:
+            edit = Edit.model_validate_json(line)
+        except ValidationError:
+            raise ValueError(
+                f'{path}, line {number} must have "key", and "caption" or "left_out"; got {line[:60]!r}; remove it'
+            ) from None
+        edits[edit.key] = edit
+    return edits
+
+
+def write_edit(folder: str | Path, edit: Edit) -> None:
+    """Write an edit to the file, replacing the sample's earlier one; an edit without changes removes the line."""
+    edits = read_edits(folder) | {edit.key: edit}
+    lines = [e.model_dump_json(exclude_defaults=True) + "\n" for e in edits.values() if e.caption or e.left_out]
+    if lines:
+        write_atomically(Path(folder) / EDITS, "".join(lines).encode())
+    else:
+        (Path(folder) / EDITS).unlink(missing_ok=True)
+
+
+def edits_sha256(folder: str | Path) -> str | None:
+    """Checksum of the file; None if there is none."""
+    path = Path(folder) / EDITS
+    return sha256(plain(path)) if os.path.lexists(path) else None

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,8 +33,7 @@ from dfm_nb.base.files import Json, sha256, write_json
 from dfm_nb.base.geometry import LATENT_CHANNELS, floor_frames, latent_size
 from dfm_nb.base.records import Clip, Content, EncodedClip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.data import shards
-from dfm_nb.data.captioning import MIRRORED, SIDE, caption_keys, captions_of, tag_captions
-from dfm_nb.data.edits import EDITS, LEFT_OUT, Edit
+from dfm_nb.data.captioning import EDITS, LEFT_OUT, MIRRORED, SIDE, Edit, caption_keys, captions_of, tag_captions
 from dfm_nb.data.shard_plan import ShardPlan, Stock, owner_of
 
 # Limits of memory: see above.
@@ -60,6 +60,7 @@ class Reading:
     short_side : px that pictures are fitted to; None keeps sizes. fit : see `video.resize`.
     workers : number of threads. edits : by key. tag_captions : further captions to make of a clip's tags.
     flip : whether training also has each clip mirrored. stock : stored samples that are used instead of encoding.
+    on_item : called when an item is done, or with a number of them.
     """
 
     source: Source
@@ -71,8 +72,9 @@ class Reading:
     flip: bool = False
     fit: str = "crop"
     stock: Stock | None = None
+    on_item: Callable[..., object] = lambda *_: None
 
-    def edited(self, clip: Clip) -> Result:
+    def edited(self, clip: Clip) -> Clip | SampleError:
         """The clip with its edited caption and captions made of its tags, without duplicates; or why it is excluded."""
         edit = self.edits.get(clip.key) or Edit(key=clip.key)
         if edit.left_out:
@@ -82,7 +84,7 @@ class Reading:
         caption = edit.caption or clip.caption
         return replace(clip, caption=caption, more_captions=[c for c in more if c != caption], tags=[])
 
-    def mirrored(self, clip: Clip) -> Result:
+    def mirrored(self, clip: Clip) -> Clip | SampleError:
         """The mirror image of an edited clip, with the same captions; its key can be edited, too."""
         key = f"{clip.key}{MIRRORED}"
         for caption in (clip.caption, *clip.more_captions):
@@ -92,8 +94,8 @@ class Reading:
         given = [frames[:, :, ::-1] for frames in clip.given]
         return self.edited(replace(clip, key=key, video=clip.video[:, :, ::-1], given=given))
 
-    def reworded(self, key: str, index: int) -> Result:
-        """A clip with the current captions of the item's sample `key`; or why it has none.
+    def reworded(self, key: str, index: int) -> Json | SampleError:
+        """The current captions of the item's sample `key`, as its .json has them; or why it has none.
 
         Pixels are read only if the source cannot give captions alone.
         """
@@ -107,7 +109,9 @@ class Reading:
                 blank = np.zeros((1, 1, 1, 3), np.uint8)
                 clip = Clip(own, blank, caption, 1.0, self.source.name, more_captions=more, tags=tags)
             result = self.edited(clip)
-            return self.mirrored(result) if isinstance(result, Clip) and own != key else result
+            if isinstance(result, Clip) and own != key:
+                result = self.mirrored(result)
+            return caption_keys(result) if isinstance(result, Clip) else result
         except SampleError as error:
             return error
 
@@ -176,8 +180,8 @@ class ReadAhead:
         self._stopped = False
         self.contents = dict[int, Content | None]()
 
-    def take(self, count: int, on_item: Callable[[], object] = lambda: None) -> Iterator[tuple[int, Result]]:
-        """(index, result) of all clips of the next `count` items; `on_item()` after each item."""
+    def take(self, count: int) -> Iterator[tuple[int, Result]]:
+        """(index, result) of all clips of the next `count` items."""
         for _ in range(count):
             for item in itertools.islice(self._todo, self._window - len(self._lines)):
                 line = _Line(int(item))
@@ -190,7 +194,7 @@ class ReadAhead:
             with self._turn:
                 self._lines.popleft()
                 self._turn.notify_all()
-            on_item()
+            self.reading.on_item()
 
     def __enter__(self) -> ReadAhead:
         return self
@@ -232,10 +236,8 @@ class ReadAhead:
             self.contents[line.index] = content
             stored = self.reading.stock.samples(content) if self.reading.stock else []
             for ending, sample in stored:
-                result = self.reading.reworded(f"{key}{ending}", line.index)
-                if isinstance(result, Clip):
-                    result = Stored(sample, result.key, caption_keys(result))
-                if not self._put(line, result):
+                said = self.reading.reworded(f"{key}{ending}", line.index)
+                if not self._put(line, said if isinstance(said, SampleError) else Stored(sample, key + ending, said)):
                     return
             for clip in () if stored else source.read(line.index):
                 given = True
@@ -270,16 +272,15 @@ def to_frames(pixels: torch.Tensor) -> np.ndarray:
 class Encoders:
     """What turns pixels and captions into numbers; `pad_text_tokens` is a length that embeddings are padded to."""
 
-    tokenizer: Tokenizer
+    latents: LatentEncoder
     text_encoder: TextEncoder
-    device: str = "cpu"
     pad_text_tokens: int | None = None
 
 
 class LatentEncoder:
     """The latents of a batch of frames; a batch that is too large for the device is halved, and later ones with it."""
 
-    def __init__(self, tokenizer: Tokenizer, device: str):
+    def __init__(self, tokenizer: Tokenizer, device: str = "cpu"):
         self.tokenizer = tokenizer
         self.device = torch.device(device)
         self.batch_pixels = BATCH_PIXELS.get(self.device.type, BATCH_PIXELS["cuda"])
@@ -304,12 +305,13 @@ class ShardSlice:
 
     Attributes
     ----------
-    latents : by position in the slice and number: 0 is the sample, the rest what is given; all are there after `flush`.
+    latents : of each sample, its own and those of what is given; all are there after `flush`.
     """
 
     def __init__(self, encode: LatentEncoder):
         self.encode = encode
-        self.latents = dict[tuple[int, int], torch.Tensor]()
+        self.latents = list[list[Any]]()
+        self.latent_bytes = 0
         self.metas = list[dict]()
         self.drops = list[dict]()
         self.texts = dict[str, torch.Tensor]()  # stored embeddings by caption
@@ -317,7 +319,9 @@ class ShardSlice:
         self._groups: dict[tuple, list[tuple[tuple[int, int], np.ndarray]]] = {}
 
     def add(self, clip: Clip | Stored) -> None:
+        self.latent_bytes += _latent_bytes(clip)
         if isinstance(clip, Clip):
+            self.latents.append([None] * (1 + len(clip.given)))
             for number, frames in enumerate((clip.video, *clip.given)):
                 self._add((len(self.metas), number), frames)
             self.metas.append(describe(clip))
@@ -325,8 +329,7 @@ class ShardSlice:
         stored = clip.sample
         texts = (text[0] for text in (stored.text_emb, *stored.more_text))
         self.texts.update(zip(captions_of(stored.meta), texts))
-        for number, latent in enumerate((stored.latent, *stored.given)):
-            self.latents[len(self.metas), number] = latent
+        self.latents.append([stored.latent, *stored.given])
         kept = {name: value for name, value in stored.meta.items() if not name.startswith("more_")}
         self.metas.append({**kept, "key": clip.key, **clip.captions})
 
@@ -337,7 +340,7 @@ class ShardSlice:
         if pixels[shape] >= self.encode.batch_pixels:
             self._flush(shape)
         elif sum(pixels.values()) > HELD_PIXELS:  # many shapes, none of which fills a batch
-            self._flush(max(pixels, key=lambda s: pixels[s]))
+            self._flush(max(pixels, key=pixels.__getitem__))
 
     def flush(self) -> None:
         for shape in list(self._groups):
@@ -346,8 +349,8 @@ class ShardSlice:
     def _flush(self, shape: tuple) -> None:
         places, frames = zip(*self._groups.pop(shape))
         latents = self.encode(torch.from_numpy(np.stack(frames)))
-        for place, latent in zip(places, latents):
-            self.latents[place] = latent[None].clone()
+        for (position, number), latent in zip(places, latents):
+            self.latents[position][number] = latent[None].clone()
 
 
 def describe(clip: Clip) -> dict:
@@ -399,8 +402,7 @@ def _latent_bytes(result: Clip | Stored) -> int:
 def slices_of(reads: Iterable[tuple[str, Result]], encode: LatentEncoder) -> Iterator[ShardSlice]:
     """A shard, slice by slice. `reads` gives results of this shard's items, with the keys of drops."""
     part = ShardSlice(encode)
-    latent_bytes = 0
-    seen = set[str]()
+    seen = set()
     for key, result in reads:
         if not isinstance(result, SampleError) and result.key in seen:
             result = SampleError("duplicate_key", f"{result.key} occurs twice; keys must be unique")
@@ -409,12 +411,10 @@ def slices_of(reads: Iterable[tuple[str, Result]], encode: LatentEncoder) -> Ite
             continue
         seen.add(result.key)
         part.add(result)
-        latent_bytes += _latent_bytes(result)
-        if latent_bytes >= SLICE_BYTES or len(part.metas) >= SLICE_SAMPLES:
+        if part.latent_bytes >= SLICE_BYTES or len(part.metas) >= SLICE_SAMPLES:
             part.flush()
             yield part
             part = ShardSlice(encode)
-            latent_bytes = 0
     part.flush()
     yield part
 
@@ -436,7 +436,6 @@ class OpenShard:
         self.encoders = encoders
         self.writer = shards.ShardWriter(folder / plan.name)
         self.record = shards.ShardRecord(name=plan.name, split=plan.split, texts=plan.texts)
-        self.sums = np.zeros((3, LATENT_CHANNELS))  # count, sum and sum of squares of each channel
         # of this shard alone: what a caption is batched with must not depend on where a run was
         # resumed
         self.known: dict[str, torch.Tensor] = {}
@@ -446,17 +445,15 @@ class OpenShard:
         if sum(t.nbytes for t in self.known.values()) > CAPTIONS_BYTES:
             self.known.clear()
         self.known.update(part.texts)
-        captions = set[str]().union(*map(captions_of, part.metas))
-        missing = sorted(captions - self.known.keys())
+        encoder = self.encoders.text_encoder
+        missing = sorted(set(itertools.chain(*map(captions_of, part.metas))) - self.known.keys())
         if missing:
-            self.known.update(zip(missing, self.encoders.text_encoder.encode(missing)))
-        for position, meta in enumerate(part.metas):
-            text, *more = map(self.known.__getitem__, captions_of(meta))
-            count = 1 + len(meta.get("given_shapes", ()))
-            latent, *given = (part.latents.pop((position, number)) for number in range(count))
+            self.known.update(zip(missing, encoder.encode(missing)))
+        for meta, (latent, *given) in zip(part.metas, part.latents):
+            captions = captions_of(meta)
+            text, *more = map(self.known.__getitem__, captions)
             meta |= {"latent_shape": list(latent.shape[1:]), "text_tokens": len(text)}
-            texts = (lost_text(self.encoders.text_encoder, caption) for caption in captions_of(meta))
-            lost = dict(ChainMap(meta.get("lost", {}), *texts))
+            lost = dict(ChainMap(meta.get("lost", {}), *(lost_text(encoder, caption) for caption in captions)))
             self.record.lost += [
                 {"key": meta["key"], "reason": reason, "detail": said} for reason, said in lost.items()
             ]
@@ -466,7 +463,7 @@ class OpenShard:
             # further captions are of our own readers alone
             padded = F.pad(text, (0, 0, 0, padding))[None]
             self.writer.add(EncodedClip(meta["key"], latent, padded, meta, [t[None] for t in more], given))
-            self.sums[:, : latent.shape[1]] += latent_sums(latent)
+            self.record.latent_sums += latent_sums(latent)
             self.record.text_tokens += sum(map(len, (text, *more)))
         self.record.drops += part.drops
 
@@ -475,22 +472,15 @@ class OpenShard:
         record = self.record
         record.sha256, record.bytes = self.writer.close()
         record.samples = self.writer.samples
-        record.latent_sums = self.sums.tolist()
+        record.latent_sums = np.array(record.latent_sums).tolist()
         record.contents = contents
         path = shards.record_path(self.folder, record.name)
         path.parent.mkdir(exist_ok=True)
         write_json(path, record.model_dump())
 
 
-def encode_shards(
-    plans: list[ShardPlan],
-    reading: Reading,
-    encoders: Encoders,
-    folder: Path,
-    on_item: Callable[[], object] = lambda: None,
-) -> None:
-    """Make the planned shards in `folder`; `on_item()` is called after each item."""
-    encode = LatentEncoder(encoders.tokenizer, encoders.device)
+def encode_shards(plans: list[ShardPlan], reading: Reading, encoders: Encoders, folder: Path) -> None:
+    """Make the planned shards in `folder`."""
     # only the current and the previous shard can be open
     unfinished: deque[OpenShard] = deque(maxlen=2)
     writer = ThreadPoolExecutor(1, "write")
@@ -502,7 +492,7 @@ def encode_shards(
                 unfinished.append(shard)
                 # what is measured on held-out samples stays the same
                 flip = reading.flip and plan.split == "train"
-                for part in slices_of(named(ahead.take(len(plan.items), on_item), reading, flip), encode):
+                for part in slices_of(named(ahead.take(len(plan.items)), reading, flip), encoders.latents):
                     # so at most two slices are held, and a shard with a failed slice is never
                     # finished
                     last.result()
@@ -520,9 +510,7 @@ def encode_shards(
 # ---- captions alone ------------------------------------------------------------------------------
 
 
-def rewrite_shard(
-    plan: ShardPlan, reading: Reading, encoders: Encoders, folder: Path, on_items: Callable[[int], object]
-) -> bool:
+def rewrite_shard(plan: ShardPlan, reading: Reading, encoders: Encoders, folder: Path) -> bool:
     """Update the captions of a shard and drop what leaves it; False if it must be made from pixels.
 
     Latents and the embeddings of unchanged captions are copied. Dropped samples stay dropped.
@@ -544,45 +532,41 @@ def rewrite_shard(
     if len(entries) != record.samples and (rewords or not plan.leaving):
         return False
     leaving = set(plan.leaving)
-    staying = list[tuple[shards.SampleEntry, Result | None]]()
+    # captions of what is gone from the source stay
+    staying = []
     for entry in entries:
         owner = owner_of(entry.key, contents)
         if owner not in leaving:
-            # None: its captions stay, as those of what is gone from the source
             known = rewords and owner in indices
-            staying.append((entry, reading.reworded(entry.key, indices[owner]) if known else None))
+            staying.append((entry, reading.reworded(entry.key, indices[owner]) if known else entry.meta))
     drops = [drop for drop in record.drops if owner_of(drop["key"], contents) not in leaving]
-    same = [result is None or _says(result, entry) for entry, result in staying]
-    unchanged = len(staying) == len(entries) and all(same)
+    unchanged = len(staying) == len(entries) and all(_says(said, entry) for entry, said in staying)
     contents = {key: content for key, content in contents.items() if key not in leaving}
+
+    def stored() -> Iterator[tuple[str, Result]]:
+        for entry, said in staying:
+            if isinstance(said, SampleError):
+                # or it is the whole item's fault
+                if all(drop["detail"] != said.detail for drop in drops):
+                    yield entry.key, said
+                    drops.append({"key": entry.key, "reason": said.reason, "detail": said.detail})
+            else:
+                yield entry.key, Stored(entry.read(), entry.key, said)
+
     # after a kill the record may be of the older tar
     if unchanged and record.sha256 == (sha256(tar) if entries else None):
         now = {"texts": plan.texts, "contents": contents, "drops": drops}
         write_json(path, record.model_dump() | now)
-        on_items(len(plan.items))
-        return True
-
-    def stored() -> Iterator[tuple[str, Result]]:
-        for entry, result in staying:
-            if isinstance(result, SampleError):
-                # or it is the whole item's fault
-                if all(drop["detail"] != result.detail for drop in drops):
-                    yield entry.key, result
-                    drops.append({"key": entry.key, "reason": result.reason, "detail": result.detail})
-            else:
-                said = caption_keys(result) if isinstance(result, Clip) else entry.meta
-                yield entry.key, Stored(entry.read(), entry.key, said)
-
-    shard = OpenShard(folder, plan, encoders)
-    encode = LatentEncoder(encoders.tokenizer, encoders.device)
-    try:
-        shard.record.drops = list(drops)
-        for part in slices_of(stored(), encode):
-            shard.write(part)
-        shard.finish(contents)
-    finally:  # after an error, remove the incomplete shard
-        shard.writer.abort()
-    on_items(len(plan.items))
+    else:
+        shard = OpenShard(folder, plan, encoders)
+        try:
+            shard.record.drops = list(drops)
+            for part in slices_of(stored(), encoders.latents):
+                shard.write(part)
+            shard.finish(contents)
+        finally:  # after an error, remove the incomplete shard
+            shard.writer.abort()
+    reading.on_item(len(plan.items))
     return True
 
 
@@ -598,11 +582,11 @@ def other_captions(plans: Iterable[ShardPlan], reading: Reading, folder: Path) -
         tar = folder / plan.name
         for entry in shards.samples_of(tar) if tar.is_file() else ():
             owner = owner_of(entry.key, indices)
-            now = reading.reworded(entry.key, indices[owner]) if owner in indices else None
-            if isinstance(now, Clip) and not _says(now, entry):
+            said = reading.reworded(entry.key, indices[owner]) if owner in indices else entry.meta
+            if isinstance(said, dict) and not _says(said, entry):
                 yield entry.key
 
 
-def _says(result: Result, entry: shards.SampleEntry) -> bool:
-    """Whether a sample has the captions that are stored."""
-    return isinstance(result, Clip) and captions_of(caption_keys(result)) == captions_of(entry.meta)
+def _says(said: Json | SampleError, entry: shards.SampleEntry) -> bool:
+    """Whether a sample has these captions already."""
+    return isinstance(said, dict) and captions_of(said) == captions_of(entry.meta)

@@ -273,8 +273,9 @@ class PackOrder:
 
     def next(self) -> list[PackItem]:
         number = self.packs % len(self.lanes)
-        items = self.lanes[number].next()
-        self._states[number] = self.lanes[number].state()
+        lane = self.lanes[number]
+        items = lane.next()
+        self._states[number] = lane.state()
         self.packs += 1
         return items
 
@@ -304,10 +305,10 @@ class PackOrder:
             f"these {len(self.store.contents)} shards are the same; {fix}, or checkpoint.pretrained starts a new run"
         )
 
-    def restore(self, state: dict) -> None:
+    def restore(self, state: dict) -> bool:
         """Continue from a state. Its number of lanes, its window and whether packs have one shape apply, on any device.
 
-        Of a data set that grew, every lane begins a new epoch, which no sample was used in: each draws new noise.
+        Of a data set that grew (True), every lane begins a new epoch, which no sample was used in: new noise for each.
 
         Raises
         ------
@@ -325,6 +326,7 @@ class PackOrder:
             for number, lane in enumerate(self.lanes):
                 lane.restore(state["lanes"][number])
         self._states = [lane.state() for lane in self.lanes]
+        return grown
 
 
 class StepOrder:
@@ -397,8 +399,7 @@ class StepOrder:
             numbers += [lane["epoch"], lane["cursor"]]
         if min(numbers) < 0 or max(numbers) >= 1 << 53:  # it may be somebody else's
             raise IndexError("no position in the data")
-        self.packs.restore(state)
-        grown = self.packs.has_grown(state)
+        grown = self.packs.restore(state)
         begun = state if grown else steps["begun"]
         self.window = steps["window"]
         self.counts = {name: begun[name] for name in self.counts}

@@ -10,33 +10,45 @@
 """
 
 import contextlib
+import gc
 import json
 import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from pydantic import model_validator
 
 from dfm_nb.base import plugins, version
-from dfm_nb.base.argv import NPROC, ArgumentParser
+from dfm_nb.base.argv import LAUNCHER, NPROC, USER_ERRORS, ArgumentParser, from_launcher
 from dfm_nb.base.files import Json, read_json
 from dfm_nb.base.log import log, silent, tqdm
 from dfm_nb.base.options import fields, option
 from dfm_nb.base.records import Clip, SampleError, Source, TextEncoder, Tokenizer
+from dfm_nb.base.torchrun import group_of_this_machine
 from dfm_nb.base.verb import Report, Verb
 from dfm_nb.data import prepared_folder, shards
-from dfm_nb.data.edits import edits_sha256, read_edits
-from dfm_nb.data.encoding import Encoders, ReadAhead, Reading, encode_shards, other_captions, rewrite_shard, to_pixels
+from dfm_nb.data.captioning import edits_sha256, read_edits
+from dfm_nb.data.encoding import (
+    Encoders,
+    LatentEncoder,
+    ReadAhead,
+    Reading,
+    encode_shards,
+    other_captions,
+    rewrite_shard,
+    to_pixels,
+)
 from dfm_nb.data.prepared_folder import PreparedFolder
-from dfm_nb.data.ranks import Ranks
 from dfm_nb.data.sample_index import SampleIndex, write_indexes
 from dfm_nb.data.shard_plan import (
     VAL_FROM_ITEMS,
@@ -44,8 +56,8 @@ from dfm_nb.data.shard_plan import (
     ShardPlan,
     ShardPlans,
     Stock,
+    copies_of,
     evenly,
-    find_copies,
     grow,
     warn_of_copies,
 )
@@ -62,6 +74,8 @@ VAL_FRACTION = 0.05
 # with few items, 5 % give a validation loss too noisy to stop by: of 48 items, 6 are held out
 # instead of 2
 SMALL_VAL_FRACTION, SMALL_BELOW_ITEMS = 0.125, 1000
+PATIENCE = timedelta(days=30)  # ranks wait for each other: for the fit, and at the end
+T = TypeVar("T")
 
 
 # ---- settings ------------------------------------------------------------------------------------
@@ -157,14 +171,14 @@ class PrepareConfig(Verb):
 
     def preflight(self, num_processes: int) -> None:
         with silent():
-            check(self, num_processes)
+            Preparation(self, Ranks(world=num_processes)).check()
 
     def run(self) -> Json:
         """The manifest."""
         return prepare(self)
 
     def report(self, result: Json) -> Report:
-        return Report(prepared_folder.summary(self.output_dir))
+        return Report(prepared_folder.summary(self.output_dir, result))
 
     def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
         """Those of the plug-ins among them."""
@@ -208,54 +222,62 @@ class PrepareConfig(Verb):
             raise ValueError(f"--tag-captions needs tags, and --source {self.source} has none; add a column tags")
         return source
 
-    def val_share(self, source: Source) -> float:
-        """`val_fraction`, or by default every eighth of the items without a split of their own, if these are few."""
-        if self.val_fraction is not None:
-            return self.val_fraction
-        drawn = sum(source.item_split(index) is None for index in range(num_items(source, self.limit)))
-        small = VAL_FROM_ITEMS <= drawn < SMALL_BELOW_ITEMS
-        return SMALL_VAL_FRACTION if small and self.test_fraction + SMALL_VAL_FRACTION < 1 else VAL_FRACTION
 
-    def plan(self, source: Source, world: int) -> Json:
-        """The settings that must be equal for a folder to belong to this preparation."""
-        settings = fields(PrepareConfig).items()
-        of_encoders = (*plugins.flags("tokenizers"), *plugins.flags("text_encoders"))
-        plan = {
-            "format": prepared_folder.FORMAT_VERSION,
-            "source": source.identity(),
-            "short_side": self.side_px,
-            "ranks": world,
-            "edits": edits_sha256(self.output_dir),
-            **{name: getattr(self, name) for name, field in settings if field.marks.get("plan")},
-            "tokenizer": self.tokenizer_name,
-            "val_fraction": self.val_share(source),
-            **{name: self.options.get(name) for name in of_encoders},
-        }
-        if plugins.takes(self.source_module, "size_px"):
-            del plan["fit"]  # drawn at their size
-        # a fitted tokenizer follows from the other settings; a given file does not
-        if self.tokenizer_path and getattr(self.tokenizer_module, "CARRIED", False):
-            plan["tokenizer_sha256"] = self.tokenizer_module.build(self.tokenizer_path).identity()["sha256"]
-        return json.loads(json.dumps(plan))
+# ---- the processes -------------------------------------------------------------------------------
 
 
-def num_items(source: Source, limit: int | None) -> int:
-    """Number of items that are used."""
-    return min(len(source), limit or len(source))
+@dataclass(frozen=True)
+class Ranks:
+    """This process's rank in the preparation; gloo, because encoders do not communicate."""
 
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
 
-def item_keys(source: Source, limit: int | None) -> Iterator[str]:
-    """Their keys."""
-    return map(source.item_key, range(num_items(source, limit)))
+    @classmethod
+    def from_env(cls) -> Self:
+        """From torchrun's environment; one rank without it."""
+        return cls(*map(from_launcher, LAUNCHER))
 
+    def __enter__(self) -> Self:
+        if self.world > 1 and not dist.is_initialized():
+            dist.init_process_group("gloo", timeout=PATIENCE, **group_of_this_machine(PATIENCE))
+        return self
 
-def check_unique(source: Source, limit: int | None) -> None:
-    """ValueError if two items have the same key."""
-    hashes = np.sort(np.fromiter(map(hash, item_keys(source, limit)), np.int64))
-    if (hashes[1:] == hashes[:-1]).any():  # or different keys with one hash
-        key, times = Counter(item_keys(source, limit)).most_common(1)[0]
-        if times > 1:
-            raise ValueError(f"the source names two items {key!r}; keys must be unique: rename or remove one of them")
+    def __exit__(self, kind: type[BaseException] | None, *_exc: object) -> None:
+        if self.world > 1 and kind is None:  # after an error, torchrun stops the others
+            # if a rank exits while another still communicates with it, gloo aborts that one (in 2
+            # of 6 preparations)
+            dist.barrier()
+            gc.collect()
+            dist.destroy_process_group()
+
+    def first(self, function: Callable[[], T]) -> T:
+        """`function()` on rank 0 when all arrived; all get the result. A user's error is logged once and ends all."""
+        if self.world == 1:
+            return function()
+        dist.barrier()
+        shared: list[Any] = [None, False]  # the result, whether it failed
+        error: BaseException | None = None
+        if self.rank == 0:
+            try:
+                shared[0] = function()
+            except USER_ERRORS as fault:
+                error = fault
+                shared[1] = True
+        dist.broadcast_object_list(shared, src=0)
+        if shared[1]:
+            raise error or SystemExit(2)
+        return shared[0]
+
+    def device(self, asked: str | None) -> str:
+        """The requested device; by default this process's own GPU, or the CPU without one."""
+        if asked or not torch.cuda.is_available():
+            return asked or "cpu"
+        index = self.local_rank % torch.cuda.device_count()
+        torch.cuda.set_device(index)
+        return f"cuda:{index}"
 
 
 # ---- the work ------------------------------------------------------------------------------------
@@ -263,25 +285,25 @@ def check_unique(source: Source, limit: int | None) -> None:
 
 def prepare(config: PrepareConfig) -> Json:
     """This process's part of a preparation, as torchrun numbers it; returns the manifest when all ranks are done."""
-    folder = PreparedFolder(config.output_dir)
     # the folder's lock is released last: after the process group, when every rank has stopped
     # writing
     with contextlib.ExitStack() as turn, Ranks.from_env() as ranks:
+        preparation = Preparation(config, ranks)
+        folder = preparation.folder
 
         def claim(plan: Json) -> bool:
             turn.enter_context(folder.turn())
             grown = partial(grow, folder.path, preparation.source, preparation.keys, plan)
             return folder.claim(plan, config.resume, config.overwrite, config.texts_only, grown)
 
-        opened = cache(config.open_source)  # once, because it logs what it skips
-        plan = ranks.first(lambda: check(config, ranks.world, opened))
+        plan = ranks.first(preparation.check)
         done = plan is None
         if plan is not None:
             with silent(ranks.rank > 0):  # a failure here leaves the folder unchanged
-                preparation = Preparation(config, opened(), folder, ranks, plan)
+                preparation.load(plan)
             done = ranks.first(lambda: claim(plan))
             if done:
-                ranks.first(lambda: folder.agree_on_encoders(preparation.identities()))
+                ranks.first(preparation.agree_on_encoders)
             else:
                 preparation.run()
         if done and ranks.rank == 0:
@@ -290,69 +312,130 @@ def prepare(config: PrepareConfig) -> Json:
         return ranks.first(lambda: json.loads(folder.manifest.read_text()))
 
 
-def check(config: PrepareConfig, world: int, opened: Callable[[], Source] | None = None) -> Json | None:
-    """The plan for `world` processes, before any work; None if the folder already has the finished data set.
-
-    With other paths of encoders the plan is always returned, because the encoders must be loaded and compared.
-
-    Raises
-    ------
-    ValueError, OSError : the source cannot be used, or the folder must not be written into.
-    """
-    source = (opened or config.open_source)()
-    folder = PreparedFolder(config.output_dir)
-    check_unique(source, config.limit)
-    # the shards depend on the number of processes that started; any number may continue
-    held = {} if config.overwrite else folder.held_plan() or {}
-    began = held.get("ranks")
-    if type(began) is not int or not 0 < began <= MOST_RANKS:
-        began = world
-    plan = config.plan(source, began)
-    if config.val_fraction is None and held.get("val_fraction") in (VAL_FRACTION, SMALL_VAL_FRACTION):
-        plan["val_fraction"] = held["val_fraction"]  # as the default was when the folder was begun
-    copies = held.get("copies") if held else find_copies(source, num_items(source, config.limit))
-    if copies:
-        plan["copies"] = [list(pair) for pair in copies]  # with it they are drawn into one split
-    texts = held.get("texts", 0) + config.texts_only
-    if texts:
-        plan["texts"] = texts  # a shard whose record has a smaller number has older captions
-    finished = folder.check(plan, config.resume, config.overwrite, config.texts_only)
-    made = read_json(folder.manifest).get("arguments", {})
-    same = all(getattr(config, path) == made.get(path) for path in ("tokenizer_path", "text_encoder_path"))
-    return None if finished and same else plan
-
-
 class Preparation:
-    """One process's share of the work; `run` does it after the folder was claimed.
+    """One process's share of the work: `check` before any, `load` the encoders, `run` once the folder is claimed."""
 
-    Existing weights are loaded here, so that a wrong path fails now and not after the first batch.
-    """
+    plan: Json
+    plans: ShardPlans | GrownPlans
 
-    def __init__(self, config: PrepareConfig, source: Source, folder: PreparedFolder, ranks: Ranks, plan: dict):
+    def __init__(self, config: PrepareConfig, ranks: Ranks):
         self.config = config
-        self.source = source
-        self.folder = folder
         self.ranks = ranks
+        self.folder = PreparedFolder(config.output_dir)
+        self.carried = getattr(config.tokenizer_module, "CARRIED", False)
+
+    # ---- what is prepared
+
+    @cached_property
+    def source(self) -> Source:
+        """Opened once, because it logs what it skips."""
+        return self.config.open_source()
+
+    @property
+    def num_items(self) -> int:
+        """Number of items that are used."""
+        return min(len(self.source), self.config.limit or len(self.source))
+
+    @property
+    def keys(self) -> Iterator[str]:
+        """Of the items that are used."""
+        return map(self.source.item_key, range(self.num_items))
+
+    @property
+    def val_share(self) -> float:
+        """`val_fraction`, or by default every eighth of the items without a split of their own, if these are few."""
+        if self.config.val_fraction is not None:
+            return self.config.val_fraction
+        drawn = sum(self.source.item_split(index) is None for index in range(self.num_items))
+        small = VAL_FROM_ITEMS <= drawn < SMALL_BELOW_ITEMS
+        return SMALL_VAL_FRACTION if small and self.config.test_fraction + SMALL_VAL_FRACTION < 1 else VAL_FRACTION
+
+    def check(self) -> Json | None:
+        """The plan, before any work; None if the folder already has the finished data set.
+
+        With other paths of encoders the plan is always returned, because the encoders must be loaded and compared.
+
+        Raises
+        ------
+        ValueError, OSError : the source cannot be used, or the folder must not be written into.
+        """
+        self._check_unique()
+        config = self.config
+        plan = self._settled()
+        finished = self.folder.check(plan, config.resume, config.overwrite, config.texts_only)
+        made = read_json(self.folder.manifest).get("arguments", {})
+        same = all(getattr(config, path) == made.get(path) for path in ("tokenizer_path", "text_encoder_path"))
+        return None if finished and same else plan
+
+    def _check_unique(self) -> None:
+        """ValueError if two items have the same key."""
+        hashes = np.sort(np.fromiter(map(hash, self.keys), np.int64))
+        if (hashes[1:] == hashes[:-1]).any():  # or different keys with one hash
+            key, times = Counter(self.keys).most_common(1)[0]
+            if times > 1:
+                raise ValueError(
+                    f"the source names two items {key!r}; keys must be unique: rename or remove one of them"
+                )
+
+    def _settled(self) -> Json:
+        """The settings that must be equal for a folder to belong to this preparation."""
+        config = self.config
+        held = {} if config.overwrite else self.folder.held_plan() or {}
+        # the shards depend on the number of processes that started; any number may continue
+        began = held.get("ranks")
+        if type(began) is not int or not 0 < began <= MOST_RANKS:
+            began = self.ranks.world
+        share = self.val_share
+        if config.val_fraction is None and held.get("val_fraction") in (VAL_FRACTION, SMALL_VAL_FRACTION):
+            share = held["val_fraction"]  # as the default was when the folder was begun
+        settings = fields(PrepareConfig).items()
+        of_encoders = (*plugins.flags("tokenizers"), *plugins.flags("text_encoders"))
+        plan = {
+            "format": prepared_folder.FORMAT_VERSION,
+            "source": self.source.identity(),
+            "short_side": config.side_px,
+            "ranks": began,
+            "edits": edits_sha256(self.folder.path),
+            **{name: getattr(config, name) for name, field in settings if field.marks.get("plan")},
+            "tokenizer": config.tokenizer_name,
+            "val_fraction": share,
+            **{name: config.options.get(name) for name in of_encoders},
+        }
+        if plugins.takes(config.source_module, "size_px"):
+            del plan["fit"]  # drawn at their size
+        # a fitted tokenizer follows from the other settings; a given file does not
+        if config.tokenizer_path and self.carried:
+            plan["tokenizer_sha256"] = config.tokenizer_module.build(config.tokenizer_path).identity()["sha256"]
+        known = ((index, self.source.content(index, hashed=True)) for index in range(self.num_items))
+        copies = held.get("copies") if held else copies_of(known)
+        if copies:
+            plan["copies"] = copies  # with it they are drawn into one split
+        texts = held.get("texts", 0) + config.texts_only
+        if texts:
+            plan["texts"] = texts  # a shard whose record has a smaller number has older captions
+        return json.loads(json.dumps(plan))
+
+    def load(self, plan: Json) -> None:
+        """Load the weights that exist, so that a wrong path fails now and not after the first batch."""
+        config = self.config
         self.plan = plan
-        self.plans: ShardPlans | GrownPlans
         # a source that takes `size_px` draws at that size, so nothing is resized
         side_px = None if plugins.takes(config.source_module, "size_px") else config.side_px
-        cores = len(os.sched_getaffinity(0)) // ranks.local_world
+        cores = len(os.sched_getaffinity(0)) // self.ranks.local_world
         self.reading = Reading(
-            source,
+            self.source,
             side_px,
             config.upscale,
             config.workers or max(2, min(16, cores)),
-            read_edits(folder.path),
+            read_edits(self.folder.path),
             config.tag_captions or 0,
             config.flip,
             config.fit,
         )
-        self.device = ranks.device(config.device)
+        self.device = self.ranks.device(config.device)
         self.text_encoder: TextEncoder = self._build(
             "text_encoders", config.text_encoder, config.text_encoder_path, max_tokens=config.max_text_tokens
         )
-        self.carried = getattr(config.tokenizer_module, "CARRIED", False)
         if not self.carried:
             with torch.no_grad():
                 self.tokenizer.encode(torch.zeros(1, 3, 1, 64, 64))
@@ -368,11 +451,6 @@ class Preparation:
         """The tokenizer, from the folder if its file is next to the shards."""
         path = self.folder.path if self.carried else self.config.tokenizer_path
         return self._build("tokenizers", self.config.tokenizer_name, path)
-
-    @property
-    def keys(self) -> Iterator[str]:
-        """Of the items that are used."""
-        return item_keys(self.source, self.config.limit)
 
     def _planned(self) -> ShardPlans | GrownPlans:
         layout = self.ranks.first(self.folder.layout)
@@ -390,13 +468,11 @@ class Preparation:
 
     def run(self) -> None:
         self.plans = self._planned()
-        if self.ranks.rank == 0:
-            log.info("Rank 0 of %d processing %d samples", self.ranks.world, self.plans.num_items)
-            if self.config.val_fraction is None:
-                said = "%d of them are held out for validation; --val-fraction %g is the default"
-                log.info(said, len(self.plans.items_of("val")), self.plan["val_fraction"])
+        if self.ranks.rank == 0 and self.config.val_fraction is None:
+            said = "%d of %d items are held out for validation; --val-fraction %g is the default"
+            log.info(said, len(self.plans.items_of("val")), self.plans.num_items, self.plan["val_fraction"])
         self.ranks.first(self._provide_tokenizer)
-        self.ranks.first(lambda: self.folder.agree_on_encoders(self.identities()))
+        self.ranks.first(self.agree_on_encoders)
         stocks = [Path(self.config.reuse).expanduser()] if self.config.reuse else []
         for stock in stocks:
             prepared_folder.check_reuse(PreparedFolder(stock), self.plan, self.identities())
@@ -415,6 +491,10 @@ class Preparation:
         if others:
             said = "%d samples, such as %s, keep their captions, which are now others; encode these with --texts-only"
             log.warning(said, len(others), others[0])
+
+    def agree_on_encoders(self) -> None:
+        """ValueError if the folder was begun with others."""
+        self.folder.agree_on_encoders(self.identities())
 
     def identities(self) -> dict[str, dict]:
         """The encoders' identities, with the names that find them again."""
@@ -448,7 +528,7 @@ class Preparation:
             return None
         tokenizer = self._build("tokenizers", self.config.tokenizer_name, self.config.tokenizer_path)
         before = self._psnr(tokenizer)
-        videos = list[torch.Tensor]()
+        videos = []
         for pixels in self._pixels_to_fit():
             videos.append(((pixels + 1) * 127.5).round().byte())
             if sum(video.nbytes for video in videos) > TUNE_BYTES:
@@ -468,18 +548,16 @@ class Preparation:
         faults = list[str]()
         given = 0
         with tqdm(total=len(chosen), desc=f"fit {self.config.tokenizer_name}", unit="item") as bar:
-            for _, pixels in self._pixels(chosen, faults, bar.update):
+            for _, pixels in self._pixels(chosen, faults, replace(self.reading, on_item=bar.update)):
                 given += 1
                 yield pixels
         if not given:
             raise ValueError(f"no sample of {self.config.source} could be used; the first: {''.join(faults[:1])}")
 
-    def _pixels(
-        self, items: list[int], faults: list[str], on_item: Callable[[], object] = lambda: None
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def _pixels(self, items: list[int], faults: list[str], reading: Reading) -> Iterator[tuple[str, torch.Tensor]]:
         """Keys and clips of items, float32 [3, T, H, W] in [-1, 1]; reasons for unusable ones are added to `faults`."""
-        with ReadAhead(self.reading, items) as ahead:
-            for _, result in ahead.take(len(items), on_item):
+        with ReadAhead(reading, items) as ahead:
+            for _, result in ahead.take(len(items)):
                 if isinstance(result, SampleError):
                     faults.append(result.detail)
                 elif isinstance(result, Clip):
@@ -493,23 +571,17 @@ class Preparation:
         world = self.ranks.world
         plans = [p._replace(texts=self.plan.get("texts", 0)) for p in self.plans.share(rank, world)]
         count = sum(len(p.items) for p in plans)
-        where = ""
-        if self.plans.ranges and world == self.plan["ranks"]:
-            where = ", from {} to {}".format(*self.plans.ranges[rank])
-        line = f"[INFO] Rank {rank} of {world} processing {count} samples{where}\n"
+        line = f"[INFO] Rank {rank} of {world} processing {count} samples\n"
         os.write(1, line.encode())  # in one write, because several ranks share the terminal
-        encoders = Encoders(self.tokenizer, self.text_encoder, self.device, self.config.pad_text_tokens)
+        latents = LatentEncoder(self.tokenizer, self.device)
+        encoders = Encoders(latents, self.text_encoder, self.config.pad_text_tokens)
         todo = [p for p in plans if self._record(p) is None]
         done = count - sum(len(p.items) for p in todo)
         with tqdm(total=count, initial=done, desc="prepare", unit="item", disable=rank != 0) as bar:
-            how = replace(self.reading, stock=stock), encoders, self.folder.path, bar.update
+            how = replace(self.reading, stock=stock, on_item=bar.update), encoders, self.folder.path
             # what is new comes first: it may be copied from shards that are rewritten
-            new, begun = list[ShardPlan](), list[ShardPlan]()
-            for plan in todo:
-                known = shards.record_path(self.folder.path, plan.name).exists()
-                (begun if known else new).append(plan)
-            encode_shards(new, *how)
-            encode_shards([plan for plan in begun if not rewrite_shard(plan, *how)], *how)
+            encode_shards([p for p in todo if not shards.record_path(self.folder.path, p.name).exists()], *how)
+            encode_shards([p for p in todo if self._record(p) is None and not rewrite_shard(p, *how)], *how)
 
     # ---- completing the folder, on rank 0
 
@@ -517,37 +589,38 @@ class Preparation:
         """Merge the ranks' records; Energon's metadata; the manifest last."""
         totals = ShardTotals(self._records())
         if not totals.full:
-            first = totals.drops[0]["detail"] if totals.drops else "the source gave no clips"
-            dropped = f"{totals.reasons.total()} dropped"
+            drops = totals.drops
+            first = drops.named[0]["detail"] if drops.named else "the source gave no clips"
             if not self.config.texts_only:
                 # so that the same command, or another, may follow when the source is mended
                 self.folder.clear()
-            raise ValueError(f"{self.config.source} gave no usable sample ({dropped}); first: {first}")
+            dropped = drops.reasons.total()
+            raise ValueError(f"{self.config.source} gave no usable sample ({dropped} dropped); first: {first}")
         prepared_folder.write_empty_text(self.folder.path, self.text_encoder.encode([""])[0])
         write_indexes(self.folder.path, totals.names)
         shards.write_energon_metadata(self.folder.path, totals.names)
         arguments = self.config.model_dump(exclude={"options", "table", "as_json"}, exclude_none=True)
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
         own["arguments"] = arguments | {"tokenizer": self.config.tokenizer_name} | self.config.options
-        origins = list(self.source.captions_from.values())
-        about = {"source": self.plan["source"], "captions_from": origins, **self.identities()}
+        about = {"source": self.plan["source"], "captions_from": list(self.source.captions_from.values())}
+        about |= self.identities()
         if isinstance(self.plans, GrownPlans):  # a run's statistics stay, and so does the tokenizer
             before = read_json(self.folder.manifest)
-            kept = {name: before[name] for name in ("latent_mean", "latent_std", "psnr_db")}
-            manifest = totals.manifest(about, self.plans.num_items, kept["psnr_db"], own | kept)
+            own |= {name: before[name] for name in ("latent_mean", "latent_std", "psnr_db")}
         else:
-            manifest = totals.manifest(about, self.plans.num_items, self._psnr(self.tokenizer), own)
+            own["psnr_db"] = self._psnr(self.tokenizer)
+        manifest = totals.manifest(about, self.plans.num_items, own)
         tars = {r.name: {"bytes": r.bytes, "sha256": r.sha256} for r in totals.full}
         prepared_folder.write_manifest(self.folder.path, manifest, tars)
-        totals.warn_of_drops()
+        totals.warn()
         warn_of_copies(self._records())
         sizes = Counter[str]()
         for split, names in totals.names.items():
             if names:
-                sizes += SampleIndex(self.folder.path, split).sizes()
-        kinds = prepared_folder.kinds_line(sizes)
-        said = "%s in %d shards; frames x height x width: %s"
-        log.info(said, kinds, len(totals.full), prepared_folder.sizes_line(sizes))
+                own_sizes = SampleIndex(self.folder.path, split).sizes()
+                sizes.update({"x".join(map(str, size)): count for size, count in own_sizes.items()})
+        kinds = f"{prepared_folder.kinds_line(sizes)} in {len(totals.full)} shards"
+        log.info("%s; frames x height x width: %s", kinds, prepared_folder.sizes_line(sizes))
         for line in prepared_folder.psnr_lines(manifest["psnr_db"]):
             log.info(line)
         log.info("Webdataset shards saved to %s/", self.folder.path)
@@ -576,7 +649,9 @@ class Preparation:
         by_kind = dict[str, list[float]]()
         by_key = dict[str, float]()
         for split in dict.fromkeys((held_out, "train")) if self.carried else ():
-            for key, pixels in self._pixels(evenly(self.plans.items_of(split), PSNR_ITEMS - len(by_key)), []):
+            for key, pixels in self._pixels(
+                evenly(self.plans.items_of(split), PSNR_ITEMS - len(by_key)), [], self.reading
+            ):
                 again = tokenizer.decode(tokenizer.encode(pixels[None].to(self.device)))[0].float().cpu().clamp(-1, 1)
                 error = ((again - pixels) * 127.5).square().mean().item()
                 by_key[key] = 10 * math.log10(255**2 / max(error, 1e-8))
@@ -587,38 +662,48 @@ class Preparation:
         return {"split": held_out, **means, "measured": len(by_key), "worst": worst}
 
 
+class Faults:
+    """Dropped samples, or what kept samples lack: all by reason, the first `NAMED_DROPS` and one of each by name."""
+
+    def __init__(self):
+        self.named = list[dict[str, str]]()
+        self.reasons = Counter[str]()
+
+    def add(self, faults: Iterable[dict[str, str]]) -> None:
+        for fault in faults:
+            if len(self.named) < NAMED_DROPS or fault["reason"] not in self.reasons:
+                self.named.append(fault)
+            self.reasons[fault["reason"]] += 1
+
+    def warn(self, what: str) -> None:
+        """Say the number by reason, each with an example; the manifest lists all."""
+        for reason, n in self.reasons.most_common():
+            example = next(fault for fault in self.named if fault["reason"] == reason)
+            log.warning("%d sample(s) %s, %s; for example %s: %s", n, what, reason, example["key"], example["detail"])
+
+
 class ShardTotals:
     """The records of all shards, added up.
 
     full : records of shards with samples; names and samples : their names, and numbers of samples, by split.
-    drops : dropped samples that the manifest lists. reasons : counts by reason. lost, lost_reasons : the same for
-        missing parts of kept samples.
     """
 
     def __init__(self, records: Iterable[shards.ShardRecord]):
-        self.full = list[shards.ShardRecord]()
+        self.full = []
         self.names: shards.Splits = {split: [] for split in SPLITS}
         self.samples = dict.fromkeys(SPLITS, 0)
-        self.drops = list[dict[str, str]]()
-        self.reasons = Counter[str]()
-        self.lost = list[dict[str, str]]()
-        self.lost_reasons = Counter[str]()
+        self.drops = Faults()
+        self.lost = Faults()
         for record in records:
-            for drops, named, reasons in (
-                (record.drops, self.drops, self.reasons),
-                (record.lost, self.lost, self.lost_reasons),
-            ):
-                for drop in drops:
-                    if len(named) < NAMED_DROPS or drop["reason"] not in reasons:
-                        named.append(drop)
-                    reasons[drop["reason"]] += 1
+            self.drops.add(record.drops)
+            self.lost.add(record.lost)
             if record.samples:
                 # the rest takes memory
                 self.full.append(record.model_copy(update={"drops": [], "lost": [], "contents": {}}))
                 self.names[record.split].append(record.name)
                 self.samples[record.split] += record.samples
 
-    def manifest(self, about: Json, items: int, psnr_db: dict, own: Json) -> Json:
+    def manifest(self, about: Json, items: int, own: Json) -> Json:
         """The manifest. items : of the source. about : source and encoders. own : the caller's further keys."""
         train = [r for r in self.full if r.split == "train"] or self.full
         # [3, channels]; exact sums, so that the order of the shards does not matter
@@ -632,25 +717,20 @@ class ShardTotals:
             "counts": {
                 "items": items,
                 "samples": sum(self.samples.values()),
-                "dropped": self.reasons.total(),
+                "dropped": self.drops.reasons.total(),
                 **self.samples,
-                "dropped_by_reason": dict(self.reasons.most_common()),
-                "lost_by_reason": dict(self.lost_reasons.most_common()),
+                "dropped_by_reason": dict(self.drops.reasons.most_common()),
+                "lost_by_reason": dict(self.lost.reasons.most_common()),
                 "text_tokens": sum(r.text_tokens for r in self.full),
             },
-            "psnr_db": psnr_db,
-            "drops": self.drops,
-            "lost": self.lost,
+            "psnr_db": {},
+            "drops": self.drops.named,
+            "lost": self.lost.named,
             **own,
             "shards": [{"name": r.name, "split": r.split, "samples": r.samples} for r in self.full],
         }
 
-    def warn_of_drops(self) -> None:
-        """Count what was dropped or lost by reason, each with an example; the manifest lists all."""
-        for reason, n in self.reasons.most_common():
-            example = next(d for d in self.drops if d["reason"] == reason)
-            log.warning("dropped %d sample(s), %s; for example %s", n, reason, example["detail"])
-        for reason, n in self.lost_reasons.most_common():
-            example = next(d for d in self.lost if d["reason"] == reason)
-            said = "%d sample(s) are used but incomplete, %s; for example %s: %s"
-            log.warning(said, n, reason, example["key"], example["detail"])
+    def warn(self) -> None:
+        """Say what was dropped or lost."""
+        self.drops.warn("are dropped")
+        self.lost.warn("are used but incomplete")

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -137,16 +137,14 @@ def read_checksums(folder: Path) -> dict[str, Json]:
     )
 
 
-def summary(folder: str | os.PathLike) -> Json:
+def summary(folder: str, manifest: Json) -> Json:
     """The folder, its number of samples, and the dropped ones with reasons."""
-    place = Path(folder).expanduser()
-    manifest = read_manifest(place, checked=False) or {}
-    return {"folder": str(place), "counts": manifest.get("counts"), "drops": manifest.get("drops")}
+    return {"folder": os.path.expanduser(folder), "counts": manifest["counts"], "drops": manifest["drops"]}
 
 
 def psnr_lines(psnr_db: Json) -> list[str]:
     """A line with the tokenizer's PSNR on held-out samples, and one with the worst samples; [] if none was measured."""
-    lines = list[str]()
+    lines = []
     parts = {f"tokenizer PSNR on {psnr_db.get('split')}": psnr_db}
     parts[f"worst of {psnr_db.get('measured')}"] = psnr_db.get("worst", {})
     for name, values in parts.items():
@@ -204,29 +202,32 @@ class PreparedFolder:
     def __init__(self, path: str | Path):
         self.path = local(path)
         self.records = self.path / shards.RECORDS
+        self.plan_file = self.records / "plan.json"
         self.manifest = self.path / "manifest.json"
         self.tokenizer = self.path / TOKENIZER
 
     def held_plan(self) -> Json | None:
         """The plan of the folder's preparation, finished or not."""
-        return self._held()[0]
+        held = read_json(self.plan_file)
+        held.pop("layout", None)
+        return held or read_json(self.manifest).get("plan")
 
     def layout(self) -> Layout | None:
         """The shards of a folder that grew."""
-        return self._held()[1]
+        return read_json(self.plan_file).get("layout")
 
-    def _held(self) -> tuple[Json | None, Layout | None]:
-        held = read_json(self.records / "plan.json")
-        layout = held.pop("layout", None)
-        return held or read_json(self.manifest).get("plan"), layout
+    @property
+    def finished(self) -> bool:
+        return self.manifest.is_file() and (self.path / CHECKSUMS).is_file()
 
     def grows(self, plan: Json) -> bool:
         """Whether the source of the finished preparation has other items, and all else is equal."""
         held = self.held_plan()
-        if held is None or _listed(held) == _listed(plan) or _but_listed(held) != _but_listed(plan):
-            return False
         # not the checksums, which are removed before a kill may come
-        return read_json(self.manifest).get("plan") == held
+        if held is None or read_json(self.manifest).get("plan") != held:
+            return False
+        equal = _without(held, OF_ITEMS, LISTED) == _without(plan, OF_ITEMS, LISTED)
+        return equal and _without(held, OF_ITEMS, SOURCE_CAPTIONS) != _without(plan, OF_ITEMS, SOURCE_CAPTIONS)
 
     def check(self, plan: Json, resume: bool, overwrite: bool, texts_only: bool = False) -> bool:
         """Whether the folder already has the finished preparation; raises if it must not be written into.
@@ -236,9 +237,9 @@ class PreparedFolder:
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"--output-dir {self.path} is a file; choose a folder")
         held = self.held_plan()
-        if held is None and texts_only:
-            raise ValueError(f"--texts-only needs a preparation, and {self.path} has none; omit it")
         if held is None:
+            if texts_only:
+                raise ValueError(f"--texts-only needs a preparation, and {self.path} has none; omit it")
             # A notebook's launcher may log into the folder. With --overwrite any other file is
             # refused, because the user may mean another folder.
             own = {shards.RECORDS, "launch.json", "launch.log", ".launch.lock"}
@@ -253,17 +254,16 @@ class PreparedFolder:
             return False
         if overwrite or (not texts_only and self.grows(plan)):
             return False
-        more = _differences(_but_captions(held), _but_captions(plan))
+        more = _differences(_without(held, OF_CAPTIONS, SOURCE_CAPTIONS), _without(plan, OF_CAPTIONS, SOURCE_CAPTIONS))
         differ = more if texts_only else _differences(held, plan)
         if differ:
             fix = "choose another --output-dir or pass --overwrite"
             if not more:
                 fix = f"pass --texts-only, as captions alone differ, or {fix}"
             raise FileExistsError(f"{self.path} already holds another data set ({differ}); {fix}")
-        finished = self.manifest.is_file() and (self.path / CHECKSUMS).is_file() and not texts_only
-        if not (finished or resume or texts_only):
+        if not (self.finished or resume or texts_only):
             raise FileExistsError(f"{self.path} is unfinished; pass --resume to continue or --overwrite to start again")
-        return finished
+        return self.finished and not texts_only
 
     def claim(
         self,
@@ -288,7 +288,7 @@ class PreparedFolder:
             plan = {**plan, "layout": layout}
         # unfinished until the new captions or samples are written
         (self.path / CHECKSUMS).unlink(missing_ok=True)
-        write_json(self.records / "plan.json", plan)
+        write_json(self.plan_file, plan)
         return False
 
     def clear(self) -> None:
@@ -330,12 +330,11 @@ LISTED = (
     "files rows listing_sha256 contents_sha256 captions_sha256 splits splits_sha256 weights_sha256 given_sha256"
 ).split()
 """What a source's identity says of its items."""
-
-
-def _listed(plan: Json) -> Json:
-    """What the plan says of items, without their captions."""
-    return {k: v for k, v in plan.get("source", {}).items() if k in LISTED and k != "captions_sha256"}
-
+SOURCE_CAPTIONS = "caption_column caption_lines captions_sha256".split()
+"""What it says of their captions."""
+OF_ITEMS = ("copies", "edits")
+OF_CAPTIONS = ("edits", "tag_captions", "texts")
+"""Settings that follow from items, and that only change captions."""
 
 OF_SAMPLES = "format short_side fit upscale max_text_tokens pad_text_tokens background clip_frames fps stride".split()
 """Settings, of the plan and of its source, that latents and embeddings depend on, besides the encoders."""
@@ -352,7 +351,7 @@ def check_reuse(folder: PreparedFolder, plan: Json, encoders: Json) -> None:
     """ValueError if the samples of a folder are not those that this plan and these encoders would give."""
     made = folder.held_plan()
     about = read_json(folder.manifest)
-    if not (made and about and (folder.path / CHECKSUMS).is_file()):
+    if not (made and folder.finished):
         raise ValueError(f"--reuse {folder.path} must be a finished data set; pass an --output-dir of dfm prepare")
 
     def settings(of: Json, by: Json) -> Json:
@@ -365,21 +364,15 @@ def check_reuse(folder: PreparedFolder, plan: Json, encoders: Json) -> None:
         raise ValueError(f"--reuse {folder.path} must have equal settings ({differ}); omit --reuse or pass the same")
 
 
-def _but_listed(plan: Json) -> Json:
-    """A plan without its source's items."""
-    source = {k: v for k, v in plan.get("source", {}).items() if k not in LISTED}
-    return {k: v for k, v in plan.items() if k not in ("copies", "edits")} | {"source": source}
-
-
-def _but_captions(plan: Json) -> Json:
-    """A plan without the settings that only change captions."""
-    source = {name: value for name, value in plan.get("source", {}).items() if not name.startswith("caption")}
-    return plan | {"source": source, "edits": None, "tag_captions": None, "texts": None}
+def _without(plan: Json, settings: Sequence[str], of_source: Sequence[str]) -> Json:
+    """A plan without some settings, and without something that its source says."""
+    source = {name: value for name, value in plan.get("source", {}).items() if name not in of_source}
+    return {name: value for name, value in plan.items() if name not in settings} | {"source": source}
 
 
 def _differences(held: Json, now: Json, inside: str = "") -> str:
     """The first four settings that differ, those of an object by `name.setting`."""
-    differ = list[str]()
+    differ = []
     for name in sorted(now.keys() | held.keys()):
         a = held.get(name)
         b = now.get(name)

@@ -22,7 +22,6 @@ from dfm_nb.data.prepared_folder import CHECKSUMS
 from dfm_nb.data.sources._location import fetch
 
 DEFAULT_CACHE = "~/.cache/dfm_nb"
-CACHE_GIB = 64.0
 OWN = "shards-from-servers"
 """The folder in the cache that holds data sets. Nothing outside it is ever deleted."""
 
@@ -44,7 +43,7 @@ class RemoteFolder:
     ValueError : it cannot be reached, or has no checksums, or a file does not match them.
     """
 
-    def __init__(self, url: str, cache_dir: str | os.PathLike | None = None, cache_gib: float = CACHE_GIB):
+    def __init__(self, url: str, cache_dir: str | os.PathLike | None, cache_gib: float):
         self.url = url.rstrip("/")
         self._room = int(cache_gib * 2**30)
         self._server, self._root = filesystem(self.url)

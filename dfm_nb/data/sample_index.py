@@ -83,8 +83,8 @@ def _index_split(folder: Path, split: str, names: list[str], measure: Measure, b
     tables, shards, dropped = [], [], []
     for number, name in enumerate(names):
         entries = samples_of(folder / name)
-        rows = list[dict[str, Any]]()
-        voxels = list[int]()
+        rows = []
+        voxels = []
         for entry in entries:
             try:
                 size = measure(entry)
@@ -118,13 +118,13 @@ def _index_split(folder: Path, split: str, names: list[str], measure: Measure, b
         bar.update()
     table = pa.concat_tables(tables)
     varied = [name for name, (_, usual) in OPTIONAL.items() if (table[name].to_numpy() != usual).any()]
-    write_index(index_path(folder, split), [table.select([*SCHEMA.names, *varied])], shards, dropped)
+    write_index(index_path(folder, split), table.select([*SCHEMA.names, *varied]), shards, dropped)
 
 
-def write_index(path: Path, tables: list[pa.Table], shards: list[Shard], dropped: list[tuple[str, str]]) -> None:
-    """tables : of `schema_with` some columns, a shard each. dropped : (reason, detail) of samples that have no row."""
+def write_index(path: Path, table: pa.Table, shards: list[Shard], dropped: list[tuple[str, str]]) -> None:
+    """table : of `schema_with` some columns. dropped : (reason, detail) of samples that have no row."""
     about = {"shards": json.dumps(shards), "dropped": json.dumps(dropped)}
-    (batch,) = pa.concat_tables(tables).combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], SCHEMA)]
+    (batch,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], SCHEMA)]
     schema = batch.schema.with_metadata(about)
     with files.replacing(path) as temporary, pa.ipc.new_file(str(temporary), schema) as writer:
         writer.write_batch(batch)
@@ -184,15 +184,10 @@ class Sizes:
         """All stills, or all clips; int64."""
         return np.flatnonzero((self._columns["t"] == 1) == still)
 
-    def sizes(self, samples: np.ndarray | slice = slice(None)) -> Counter[str]:
-        """Number of samples by frames, height and width in px, `17x64x96`."""
-        t, h, w = (self._column(side, samples) for side in "thw")
-        packed, counts = np.unique(t << 32 | h << 16 | w, return_counts=True)
-        sizes = Counter[str]()
-        for number, count in zip(packed.tolist(), counts.tolist()):
-            size = geometry.pixel_size(number >> 32, number >> 16 & 0xFFFF, number & 0xFFFF)
-            sizes["{}x{}x{}".format(*size)] = count
-        return sizes
+    def sizes(self, samples: np.ndarray | slice = slice(None)) -> dict[tuple[int, int, int], int]:
+        """Number of samples by frames, height and width in px, the smallest first."""
+        grids = Counter(zip(*(self._columns[side][samples].tolist() for side in "thw")))
+        return {geometry.pixel_size(*grid): count for grid, count in sorted(grids.items())}
 
     def grid(self, index: int) -> tuple[int, int, int]:
         """Latent T, H, W."""
@@ -239,10 +234,10 @@ class SampleIndex(Sizes):
                 raise ValueError(f"weights must be from {LEAST_WEIGHT} to {MOST_WEIGHT}")
             super().__init__(columns, shards)
             self.dropped = [(str(reason), str(detail)) for reason, detail in files.parsed(about[b"dropped"])]
-        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+            if self._columns["shard"].max(initial=0) >= max(1, len(self.shards)):
+                raise ValueError("it has samples of a shard that it does not list")
+        except Exception as error:  # of what others may have written
             raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:200]}); {fix}") from None
-        if self._columns["shard"].max(initial=0) >= max(1, len(self.shards)):
-            raise ValueError(f"{path} has samples of a shard that it does not list; {fix}")
         for shard in self.shards:
             tar = self.folder / shard.name
             listed = self._listed.get(shard.name)

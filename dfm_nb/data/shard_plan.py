@@ -89,10 +89,6 @@ class ShardPlans:
         item or more, or if there are 20 items or more and its fraction is not 0.
     given : an item's split by its index, from the source; None to use the fractions.
     copies : (item, the first with its content); it has the split of that one.
-
-    Attributes
-    ----------
-    ranges : the items of each rank, first and one past the last.
     """
 
     def __init__(
@@ -112,9 +108,10 @@ class ShardPlans:
         highest = (b"", 0)
         for i, key in enumerate(keys):
             digest = _digest(key)
-            codes.append(SPLITS.index(given(i) or drawn_split(key, val_fraction, test_fraction)))
-            drawn_items += not given(i)
-            if not given(i) and i not in first_of:
+            own = given(i)
+            codes.append(SPLITS.index(own or drawn_split(key, val_fraction, test_fraction)))
+            drawn_items += not own
+            if not own and i not in first_of:
                 lowest = sorted([*lowest, (digest, i)])[:2]
                 highest = max(highest, (digest, i))
         # train takes the highest hash, val the lowest and test the next, so that none takes
@@ -129,8 +126,8 @@ class ShardPlans:
         self._codes = np.frombuffer(codes, np.uint8)
         self._world = world
         self._shard_size = shard_size
-        self.ranges = balanced_ranges(len(codes), world)
-        sizes = [np.bincount(self._codes[start:stop], minlength=len(SPLITS)) for start, stop in self.ranges]
+        self._ranges = balanced_ranges(len(codes), world)
+        sizes = [np.bincount(self._codes[start:stop], minlength=len(SPLITS)) for start, stop in self._ranges]
         self.num_items = len(codes)
         self.num_shards = int((-(-np.array(sizes) // shard_size)).sum())
 
@@ -140,7 +137,7 @@ class ShardPlans:
 
     def of_rank(self, rank: int) -> Iterator[ShardPlan]:
         """The shards of one original rank: first training, then validation, then test."""
-        start, stop = self.ranges[rank]
+        start, stop = self._ranges[rank]
         number = 0
         for code, split in enumerate(SPLITS):
             items = (np.flatnonzero(self._codes[start:stop] == code) + start).astype(np.uint32)
@@ -174,32 +171,32 @@ def owner_of(key: str, items: Container[str]) -> str:
     return next((key[:n] for n in range(len(key), 0, -1) if key[:n] in items), key)
 
 
-def find_copies(source: Source, count: int) -> list[tuple[int, int]]:
-    """(item, the first with its content) of items whose content was hashed already."""
-    firsts = dict[str, int]()
-    copies = list[tuple[int, int]]()
-    for index in range(count):
-        content = source.content(index, hashed=True)
-        if content and firsts.setdefault(content.sha256, index) != index:
-            copies.append((index, firsts[content.sha256]))
+def copies_of(contents: Iterable[tuple[Any, Content | None]]) -> list[tuple[Any, Any]]:
+    """(item, the first with its content), of items with what is known of their content."""
+    firsts = dict[str, Any]()
+    copies = []
+    for item, content in contents:
+        first = firsts.setdefault(content.sha256, item) if content else item
+        if first != item:
+            copies.append((item, first))
     return copies
+
+
+def _placed(records: Iterable[shards.ShardRecord]) -> Iterator[tuple[tuple[str, str], Content | None]]:
+    """Key, split and content of each item."""
+    for record in records:
+        for key, content in record.contents.items():
+            yield (key, record.split), content
 
 
 def warn_of_copies(records: Iterable[shards.ShardRecord]) -> None:
     """Count the items that have the content of an earlier one, and those that are in another split than that."""
-    firsts = dict[bytes, tuple[str, str]]()
-    copies = list[tuple[str, str]]()
-    apart = 0
-    for record in records:
-        for key, content in record.contents.items():
-            if content:
-                split, first = firsts.setdefault(bytes.fromhex(content.sha256), (record.split, key))
-                apart += split != record.split
-                if first != key:
-                    copies.append((key, first))
+    copies = copies_of(_placed(records))
     if copies:
+        apart = sum(split != of_first for (_, split), (_, of_first) in copies)
+        (key, _), (first, _) = copies[0]
         said = "%d items are copies of others, %d of them in another split; for example %s of %s"
-        log.warning(said, len(copies), apart, *copies[0])
+        log.warning(said, len(copies), apart, key, first)
 
 
 def _records(folder: Path) -> Iterator[shards.ShardRecord]:
@@ -224,28 +221,27 @@ def grow(folder: Path, source: Source, keys: Iterable[str], plan: Json) -> Layou
     ValueError : the records do not say what the samples were made of.
     """
     records = list(_records(folder))
-    held = dict[str, tuple[Content | None, shards.ShardRecord]]()
+    held = dict[str, shards.ShardRecord]()
     dropped = set[str]()
+    split_of = dict[str, str]()
     for record in records:
         dropped.update(drop["key"] for drop in record.drops)
-        held |= {key: (content, record) for key, content in record.contents.items()}
-    split_of = {content.sha256: record.split for content, record in held.values() if content}
-    leaving = defaultdict[str, list[str]](list)
-    new = defaultdict[str, list[str]](list)
-    told = defaultdict[str, list[str]](list)
-
-    def content_of(numbered: tuple[int, str]) -> tuple[int, str, Content | None]:
-        index, key = numbered
-        return index, key, source.content(index, held[key][0] if key in held else None)
-
+        held |= dict.fromkeys(record.contents, record)
+        split_of |= {content.sha256: record.split for content in record.contents.values() if content}
+    leaving = defaultdict(list)
+    new = defaultdict(list)
+    told = defaultdict(list)
+    every = list(keys)
+    before_of = [held[key].contents[key] if key in held else None for key in every]
     gone = dict.fromkeys(held)
     with ThreadPool() as pool:
-        for index, key, content in pool.imap(content_of, enumerate(keys), 16):
+        contents = pool.imap(lambda index: source.content(index, before_of[index]), range(len(every)), 16)
+        for index, (key, before, content) in enumerate(zip(every, before_of, contents)):
             gone.pop(key, None)
             given = source.item_split(index)
             split = None
             if key in held:
-                before, record = held[key]
+                record = held[key]
                 split = record.split
                 if content and before:
                     unchanged = content.same(before)
@@ -285,21 +281,17 @@ def grow(folder: Path, source: Source, keys: Iterable[str], plan: Json) -> Layou
 class GrownPlans:
     """As `ShardPlans`, of a layout; what is gone from the source is in no plan."""
 
-    ranges = None
-
     def __init__(self, keys: Iterable[str], layout: Layout):
         index_of = {key: index for index, key in enumerate(keys)}
         self.num_items = sum(len(shard["keys"]) for shard in layout)
-        self._plans = list[ShardPlan]()
+        self._plans = []
         for shard in layout:
             items = [index_of[key] for key in shard["keys"] if key in index_of]
-            indices = np.array(items, np.uint32)
-            plan = ShardPlan(shard["name"], shard["split"], indices, leaving=shard["leaving"])
-            self._plans.append(plan)
+            self._plans.append(ShardPlan(shard["name"], shard["split"], items, leaving=shard["leaving"]))
 
-    def items_of(self, split: str) -> np.ndarray:
+    def items_of(self, split: str) -> list[int]:
         """Indices of the items of a split."""
-        return np.concatenate([np.empty(0, np.uint32), *(p.items for p in self._plans if p.split == split)])
+        return list(itertools.chain.from_iterable(plan.items for plan in self._plans if plan.split == split))
 
     def all(self) -> Iterator[ShardPlan]:
         """The shards of all ranks, in order."""
@@ -339,7 +331,7 @@ def _items_of(tar: Path) -> dict[str, list[shards.SampleEntry]]:
     """The samples of a shard by the item that they are of."""
     record = shards.read_record(tar.parent, tar.name)
     items = record.contents if record else {}
-    entries = defaultdict[str, list[shards.SampleEntry]](list)
+    entries = defaultdict(list)
     for entry in shards.samples_of(tar):
         entries[owner_of(entry.key, items)].append(entry)
     return dict(entries)

@@ -33,6 +33,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import pydantic
 import torch
 import yaml
+from pydantic_core import from_json
 
 from dfm_nb.base.argv import imported_without
 from dfm_nb.base.files import (
@@ -104,7 +105,7 @@ class _TensorPickler(_PurePickler):
 
 def _pickled(tensor: torch.Tensor) -> bytes:
     buffer = io.BytesIO()
-    _TensorPickler(buffer, protocol=4).dump(tensor)
+    _TensorPickler(buffer, protocol=4).dump(tensor.bfloat16().contiguous().clone())
     return buffer.getvalue()
 
 
@@ -112,29 +113,30 @@ def encode_parts(clip: EncodedClip) -> dict[str, bytes]:
     """The bytes of a sample's members, by extension."""
     buffer = io.BytesIO()
     torch.save(clip.latent.bfloat16().contiguous().clone(), buffer)
-    latent = buffer.getvalue()
-    text = _pickled(clip.text_emb.bfloat16().contiguous().clone())
-    more = _pickled(torch.cat(clip.more_text, 1).bfloat16()) if clip.more_text else b""
-    given = _pickled(torch.cat([z.flatten(2) for z in clip.given], 2).bfloat16()) if clip.given else b""
-    meta = clip.meta | {CHECKSUM: _crc32(latent, text, more + given, clip.meta)}
-    about = json.dumps(meta, ensure_ascii=False, sort_keys=True).encode()
-    parts = {"pth": latent, "pickle": text, "json": about}  # written in this order
-    if more:
-        parts[MORE] = more
-    if given:
-        parts[GIVEN] = given
+    # written in this order
+    parts = {"pth": buffer.getvalue(), "pickle": _pickled(clip.text_emb), "json": b""}
+    if clip.more_text:
+        parts[MORE] = _pickled(torch.cat(clip.more_text, 1))
+    if clip.given:
+        parts[GIVEN] = _pickled(torch.cat([z.flatten(2) for z in clip.given], 2))
+    meta = clip.meta | {CHECKSUM: _crc32(parts, clip.meta)}
+    parts["json"] = json.dumps(meta, ensure_ascii=False, sort_keys=True).encode()
     return parts
 
 
-def _crc32(latent: bytes, text: bytes, more: bytes, meta: dict) -> int:
+def _crc32(parts: dict[str, bytes], meta: dict) -> int:
     """Checksum of a sample's parts; the .json without the checksum itself."""
-    rest = {name: value for name, value in meta.items() if name != CHECKSUM}
-    said = json.dumps(rest, ensure_ascii=False, sort_keys=True).encode("utf-8", "surrogatepass")
-    return zlib.crc32(said, zlib.crc32(more, zlib.crc32(text, zlib.crc32(latent))))
+    crc = 0
+    for part in ("pth", "pickle", MORE, GIVEN):
+        crc = zlib.crc32(parts.get(part, b""), crc)
+    said = json.dumps(meta, ensure_ascii=False, sort_keys=True)
+    return zlib.crc32(said.encode("utf-8", "surrogatepass"), crc)
 
 
-def decode_tensor(part: str, data: bytes, key: str = "?") -> torch.Tensor:
-    """Tensor of a `.pth` or `.pickle` part; SampleError if it is not a tensor of floats."""
+def decode_tensor(part: str, data: bytes | None, key: str = "?") -> torch.Tensor:
+    """Tensor of a `.pth` or `.pickle` part; SampleError if it is missing or not a tensor of floats."""
+    if not data:
+        raise SampleError("missing_part", f"sample {key} has no .{part}")
     try:
         value = tensor_bytes.read_saved(data) if part == "pth" else tensor_bytes.read_pickle(data)
     except Exception as error:  # damaged bytes can raise anything
@@ -156,16 +158,13 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
     ----------
     fits : what is known of the data set's samples.
     """
-    missing = {"pth", "pickle"} - parts.keys()
-    if missing:
-        raise SampleError("missing_part", f"sample {key} has no .{' and no .'.join(sorted(missing))}")
     meta = decode_meta(parts.get("json"), key)
     checksum = meta.pop(CHECKSUM, None)
-    latent = decode_tensor("pth", parts["pth"], key)
-    text = decode_tensor("pickle", parts["pickle"], key)
+    latent = decode_tensor("pth", parts.get("pth"), key)
+    text = decode_tensor("pickle", parts.get("pickle"), key)
     latent = latent[None] if latent.ndim == 4 else latent
     text = text[None] if text.ndim == 2 else text
-    if latent.ndim != 5 or latent.shape[0] != 1 or text.ndim != 3 or text.shape[0] != 1:
+    if (latent.ndim, text.ndim, *latent.shape[:1], *text.shape[:1]) != (5, 3, 1, 1):
         said = f"sample {key} must have shapes [1, C, T, H, W] and [1, L, D]; it has {[*latent.shape]}, {[*text.shape]}"
         raise SampleError("wrong_shape", said)
     tokens = meta.get("text_tokens")
@@ -176,27 +175,27 @@ def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -
     if not 0 < tokens <= text.shape[1]:
         raise SampleError("wrong_text", f"sample {key} has {text.shape[1]} text tokens and says {tokens} in its .json")
     clip = EncodedClip(key, latent, text[:, :tokens].bfloat16(), meta)
-    lengths = meta.get("more_text_tokens")
-    more = parts.get(MORE, b"")
-    if lengths or more:
-        joined = decode_tensor(MORE, more, key)
-        if not lengths or joined.shape != (1, sum(lengths), text.shape[2]):
-            said = f"of {list(joined.shape)} where its .json says {lengths} tokens of width {text.shape[2]}"
-            raise SampleError("wrong_text", f"sample {key} has further captions {said}")
-        clip.more_text = list(joined.bfloat16().split(lengths, 1))
-    shapes = meta.get("given_shapes")
-    given = parts.get(GIVEN, b"")
-    if shapes or given:
-        flat = decode_tensor(GIVEN, given, key)
-        sizes = list(map(math.prod, shapes or ()))
-        if not sizes or flat.shape != (1, latent.shape[1], sum(sizes)):
-            said = f"of {list(flat.shape)} where its .json says {shapes} in {latent.shape[1]} channels"
-            raise SampleError("wrong_shape", f"sample {key} has given pictures {said}")
-        clip.given = [z.unflatten(2, shape) for z, shape in zip(flat.bfloat16().split(sizes, 2), shapes or ())]
+    lengths = meta.get("more_text_tokens") or []
+    clip.more_text = list(_pieces(parts, MORE, key, lengths, [1, sum(lengths), text.shape[2]], 1))
+    shapes = meta.get("given_shapes") or []
+    sizes = list(map(math.prod, shapes))
+    flat = _pieces(parts, GIVEN, key, sizes, [1, latent.shape[1], sum(sizes)], 2)
+    clip.given = [z.unflatten(2, shape) for z, shape in zip(flat, shapes)]
     _check(clip, fits or Fits())
-    if checksum is not None and checksum != _crc32(parts["pth"], parts["pickle"], more + given, meta):
+    if checksum is not None and checksum != _crc32(parts, meta):
         raise SampleError("damaged", f"sample {key} has changed since it was written: its checksum does not match")
     return clip
+
+
+def _pieces(parts: dict[str, bytes], part: str, key: str, sizes: list[int], shape: list[int], dim: int) -> Any:
+    """The tensors of these sizes that a part of this shape has end to end along a dim; () where the sample has none."""
+    if not (sizes or parts.get(part)):
+        return ()
+    joined = decode_tensor(part, parts.get(part), key)
+    if not sizes or list(joined.shape) != shape:
+        said = f"sample {key} has a .{part} of {list(joined.shape)} where its .json says {shape}"
+        raise SampleError("wrong_shape", said)
+    return joined.bfloat16().split(sizes, dim)
 
 
 # ---- the validator -------------------------------------------------------------------------------
@@ -213,12 +212,12 @@ class Form(pydantic.BaseModel, strict=True):
 
     @classmethod
     def fault(cls, value: object) -> str:
-        """The first key of an object that is missing or of another type, `drops.0.key`; "" if there is none."""
+        """The first key of an object that is missing or of another type, `drops.0.key: why`; "" if there is none."""
         try:
             cls.model_validate(value)
         except pydantic.ValidationError as error:
             first = error.errors()[0]
-            return ".".join(map(str, first["loc"])) or first["msg"]
+            return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
         return ""
 
 
@@ -240,10 +239,10 @@ class Meta(Form):
 
 
 class Fits(NamedTuple):
-    """Required sizes of a sample. latent: channels, (T, H, W); text: width; given: voxels. None: unknown."""
+    """Required sizes of a sample. latent: channels, grid (T, H, W); text: width; given: voxels. None: unknown."""
 
     channels: int | None = None
-    text_dim: int | None = None
+    text_width: int | None = None
     grid: tuple[int, int, int] | None = None
     given: int | None = None
 
@@ -255,37 +254,32 @@ def decode_meta(data: bytes | None, key: str) -> dict:
         if len(data) > MOST_TEXT:
             raise ValueError(f"it has {len(data)} bytes; {MOST_TEXT} is the most")
         # pydantic refuses a byte order mark, which others may write
-        text = data.decode(json.detect_encoding(data))
-        Meta.model_validate_json(text)
-        return json.loads(text)
-    except ValueError as error:  # from pydantic, or from Python for a number of thousands of digits
-        why = str(error)
-        if isinstance(error, pydantic.ValidationError):
-            fault = error.errors()[0]
-            why = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-        raise SampleError("wrong_json", f"sample {key}: its .json cannot be used: {why[:200]}") from None
+        meta = from_json(data.decode(json.detect_encoding(data)))
+        fault = Meta.fault(meta)
+    except ValueError as error:
+        fault = str(error)
+    if fault:
+        raise SampleError("wrong_json", f"sample {key}: its .json cannot be used: {fault[:200]}")
+    return meta
 
 
 def _check(clip: EncodedClip, fits: Fits) -> None:
     """SampleError if a decoded sample cannot be trained on."""
     key = clip.key
-    shape = list(clip.latent.shape)
-    width = clip.text_emb.shape[2]
+    _, channels, *grid = clip.latent.shape
     stated = clip.meta.get("latent_shape")
-    given = sum(z[0, 0].numel() for z in clip.given)
-    if 0 in shape or 0 in clip.text_emb.shape:
-        raise SampleError("wrong_shape", f"sample {key} is empty: {shape} and {list(clip.text_emb.shape)}")
-    if stated is not None and stated != shape[-len(stated) :]:
-        raise SampleError("wrong_shape", f"sample {key} has a latent of {shape[1:]} where its .json says {stated}")
-    if fits.grid not in (None, tuple(shape[2:])):
-        raise SampleError("wrong_shape", f"sample {key} has a latent of {shape[2:]} and the index {list(fits.grid)}")
-    if fits.given not in (None, given):
-        said = f"sample {key} has {given} voxels of given pictures and the index {fits.given}"
+    if 0 in clip.latent.shape or 0 in clip.text_emb.shape:
+        said = f"sample {key} is empty: {list(clip.latent.shape)} and {list(clip.text_emb.shape)}"
         raise SampleError("wrong_shape", said)
-    if fits.channels not in (None, shape[1]):
-        raise SampleError("other_channels", f"sample {key} has latents of {shape[1]} channels; not {fits.channels}")
-    if fits.text_dim not in (None, width):
-        raise SampleError("other_text_width", f"sample {key} has text of width {width}; not {fits.text_dim}")
+    if stated is not None and stated != list(clip.latent.shape)[-len(stated) :]:
+        raise SampleError(
+            "wrong_shape", f"sample {key} has a latent of {[channels, *grid]} where its .json says {stated}"
+        )
+    found = (channels, clip.text_emb.shape[2], tuple(grid), sum(z[0, 0].numel() for z in clip.given))
+    for name, wanted, own in zip(Fits._fields, fits, found):
+        if wanted not in (None, own):
+            said = f"sample {key} must have {name.replace('_', ' ')} {wanted} as the data set; it has {own}"
+            raise SampleError(f"other_{name}", said)
     for latent in (clip.latent, *clip.given):
         _check_numbers(latent, LATENT_LIMIT, f"sample {key} holds NaN or Inf in its latent")
     for text in (clip.text_emb, *clip.more_text):
@@ -370,7 +364,7 @@ def write_energon_metadata(folder: Path, splits: Splits) -> None:
     with SqliteIndexWriter(EPath(str(folder.absolute() / ".nv-meta" / "index.sqlite"))) as index:
         for number, name in enumerate(counts):
             samples = list[IndexSample]()
-            parts = list[IndexSamplePart]()
+            parts = []
             tar = folder.absolute() / name
             end = 0
             # Energon would write through a link
@@ -479,7 +473,7 @@ class SampleEntry:
 
         only : this part alone; others, which may have megabytes, are not read.
         """
-        found = dict[str, bytes]()
+        found = {}
         try:
             with self.shard.open("rb") as shard:
                 shard.seek(self.offset)
@@ -497,7 +491,7 @@ class SampleEntry:
         except Exception as error:  # what tarfile makes of damage
             why = " ".join(str(error).split())[:200]
             raise SampleError("damaged_tar", f"sample {self.key} is not at its place in {self.shard}: {why}") from None
-        return {part: found[part] for part in (*PARTS, MORE, GIVEN) if part in found}
+        return found
 
     def read_meta(self) -> dict:
         """Its .json alone; SampleError if it cannot be used."""
@@ -515,7 +509,7 @@ def samples_of(tar: Path) -> list[SampleEntry]:
 
         a.pth a.json | b.pth b.pickle | a.json | a.json     four samples
     """
-    found: list[SampleEntry] = []
+    found = list[SampleEntry]()
     try:
         with tar.open("rb") as file:
             for key, extension, member in _members(file, whole=True):
@@ -528,6 +522,7 @@ def samples_of(tar: Path) -> list[SampleEntry]:
                     file.seek(member.offset_data)
                     with contextlib.suppress(SampleError):  # reading the sample reports it
                         entry.meta = decode_meta(file.read(min(member.size, MOST_TEXT + 1)), key)
+                        entry.meta.pop(CHECKSUM, None)
     except (tarfile.TarError, ValueError, OverflowError, RecursionError, MemoryError) as error:  # of odd headers
         after = f"after sample {found[-1].key}" if found else "before its first sample"
         raise ValueError(f"{tar} is not a readable, uncompressed tar {after}: {error}; write it again") from None

@@ -17,8 +17,7 @@ from dfm_nb.base import geometry, seeds
 from dfm_nb.base.log import log
 from dfm_nb.base.records import UNKNOWN_FPS, EncodedClip, SampleError
 from dfm_nb.config.samples import SETTINGS, Anchors, Captions, Kind, TrainingSamples, simhash
-from dfm_nb.data.captioning import MIRRORED, captions_of
-from dfm_nb.data.edits import EDITS, LEFT_OUT, read_edits
+from dfm_nb.data.captioning import EDITS, LEFT_OUT, MIRRORED, captions_of, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_empty_text, read_manifest
 from dfm_nb.data.remote import RemoteFolder
 from dfm_nb.data.sample_index import SampleIndex, Shard, Sizes, index_path
@@ -63,7 +62,7 @@ class ShardStore(SampleIndex):
         if progress and left_out:
             log.info("%s sets aside %d samples of all splits", self.folder / EDITS, len(left_out))
         if progress and not remote:
-            others = sorted({tar.name for tar in self.folder.glob("*.tar")} - read_checksums(self.folder).keys())
+            others = sorted({tar.name for tar in self.folder.glob("*.tar")} - self._listed.keys())
             if others:
                 said = "%s has %d tars that are not of its preparation and are not used, such as %s"
                 log.warning(said, path, len(others), others[0])
@@ -178,7 +177,7 @@ def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None =
     recommended : settings of `generation` as the user gave them: the kind of these frames comes first, and captions get
     them.
     """
-    kinds: list[tuple[int, Kind]] = []
+    kinds = []
     looked_at = 0
     set_by_user = recommended or {}
     told: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
@@ -186,11 +185,11 @@ def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None =
     for still in (True, False):
         samples = store.of_kind(still)
         sides = Counter[str]()
-        counts = {tuple(map(int, size.split("x"))): n for size, n in store.sizes(samples).items()}
+        counts = store.sizes(samples)
         usable = [size for size in counts if all(map(geometry.is_side, size[1:]))]
         if not usable:
             continue
-        usual = max(usable, key=lambda size: counts[size])
+        usual = max(usable, key=counts.__getitem__)
         rates = defaultdict[tuple[int, ...], Counter[float]](Counter)
         for i in samples[:: -(-len(samples) // store.most_looked_at)].tolist():
             with contextlib.suppress(SampleError):  # a bad sample is reported when its turn comes
@@ -204,7 +203,7 @@ def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None =
                     looked_at += 1
         for (_, height, width), n in counts.items():
             sides[f"{width}x{height}"] += n
-        of_usual = rates[usual] or sum(rates.values(), Counter({float(UNKNOWN_FPS): 0}))
+        of_usual = rates[usual] or sum(rates.values(), Counter({UNKNOWN_FPS: 0}))
         fps = of_usual.most_common(1)[0][0]
         kind = {**dict(zip(SETTINGS, (*usual, fps))), "sizes": [side for side, _ in sides.most_common()]}
         kinds.append((len(samples), Kind.model_validate(kind)))

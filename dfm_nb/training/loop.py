@@ -28,7 +28,7 @@ from dfm_nb.base.process import stops
 from dfm_nb.base.run import Run
 from dfm_nb.checkpoints import folders, loading, saving
 from dfm_nb.config import counts, samples
-from dfm_nb.data.edits import LEFT_OUT
+from dfm_nb.data.captioning import LEFT_OUT
 from dfm_nb.data.stores import SampleStore
 from dfm_nb.model.dit import network_class
 from dfm_nb.packs.packs import LatentStatistics, Pack

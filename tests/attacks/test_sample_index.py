@@ -32,7 +32,7 @@ def rewritten(data, change):
     change(columns, shards)
     path.unlink()
     schema = schema_with(["weight"] if "weight" in columns else [])
-    write_index(path, [pa.table(columns, schema=schema)], [Shard(**s) for s in shards], [])
+    write_index(path, pa.table(columns, schema=schema), [Shard(**s) for s in shards], [])
     seal_as_it_is(data)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.edits import EDITS, Edit, read_edits, write_edit
+from dfm_nb.data.captioning import EDITS, Edit, read_edits, write_edit
 from dfm_nb.data.stores import ShardStore
 
 

@@ -11,8 +11,7 @@ import torch
 from dfm_nb.base import records
 from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data import encoding, shards
-from dfm_nb.data.captioning import tag_captions
-from dfm_nb.data.edits import Edit
+from dfm_nb.data.captioning import Edit, tag_captions
 from dfm_nb.data.shard_plan import ShardPlan
 
 
@@ -62,10 +61,14 @@ class Length:
         return [torch.full((len(c.split()), 4), float(len(c))).bfloat16() for c in captions]
 
 
+def encoders(tokenizer=None, text=None):
+    return encoding.Encoders(encoding.LatentEncoder(tokenizer or Mean()), text or Length())
+
+
 def encode(folder, source, plans, tokenizer=None, text=None, workers=2, on_item=lambda: None):
     (folder / shards.RECORDS).mkdir(exist_ok=True)
-    encoders = encoding.Encoders(tokenizer or Mean(), text or Length())
-    encoding.encode_shards(plans, encoding.Reading(source, workers=workers), encoders, folder, on_item)
+    reading = encoding.Reading(source, workers=workers, on_item=on_item)
+    encoding.encode_shards(plans, reading, encoders(tokenizer, text), folder)
     return [shards.read_record(folder, p.name) for p in plans]
 
 
@@ -107,7 +110,7 @@ def test_all_captions_of_a_sample_are_encoded_and_of_equal_ones_one(tmp_path):
     (tmp_path / shards.RECORDS).mkdir()
     reading = encoding.Reading(Captioned([1, 1]), edits={edit.key: edit}, tag_captions=2)
     (plan,) = plans_of(2, 2)
-    encoding.encode_shards([plan], reading, encoding.Encoders(Mean(), text), tmp_path)
+    encoding.encode_shards([plan], reading, encoders(text=text), tmp_path)
     first, second = (entry.read() for entry in shards.samples_of(tmp_path / plan.name))
     of_tags = [caption for caption in first.meta["more_captions"] if caption != "a longer caption"]
     assert of_tags and all({*caption.split(", ")} <= {"red", "large"} for caption in of_tags)
@@ -141,8 +144,8 @@ def test_what_a_sample_lacks_is_noted_with_its_key_also_when_captions_change(tmp
         ("item-2-0", "text_cut"),
     ]
     edits = {"item-2-0": Edit(key="item-2-0", caption="brief")}
-    encoders, reading = encoding.Encoders(Mean(), ShortWords()), encoding.Reading(source, edits=edits)
-    assert encoding.rewrite_shard(plan._replace(texts=1), reading, encoders, tmp_path, lambda n: None)
+    reading = encoding.Reading(source, edits=edits)
+    assert encoding.rewrite_shard(plan._replace(texts=1), reading, encoders(text=ShortWords()), tmp_path)
     assert [lost["reason"] for lost in shards.read_record(tmp_path, plan.name).lost] == ["cut_short"]
 
 
@@ -165,7 +168,7 @@ def test_mirrored_training_samples_follow_theirs_unless_a_caption_names_a_side(t
     (tmp_path / shards.RECORDS).mkdir()
     reading = encoding.Reading(Gradient([1] * 6), edits=edits, flip=True)
     plans = [ShardPlan("train.tar", "train", range(5)), ShardPlan("val.tar", "val", [5])]
-    encoding.encode_shards(plans, reading, encoding.Encoders(Mean(), Length()), tmp_path)
+    encoding.encode_shards(plans, reading, encoders(), tmp_path)
     record = shards.read_record(tmp_path, "train.tar")
     dropped = [(drop["key"], drop["reason"]) for drop in record.drops]
     assert dropped == [("item-1-0-flip", "not_mirrored"), ("item-3-0-flip", "left_out"), ("item-4", "left_out")]

@@ -2,10 +2,14 @@
 
 import pytest
 
-from dfm_nb.data.preparation import PrepareConfig, check
+from dfm_nb.data.preparation import Preparation, PrepareConfig, Ranks
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.offline import residual
 from tests.data.sources.test_folder import picture
+
+
+def check(config):
+    return Preparation(config, Ranks()).check()
 
 
 class Items(list):
@@ -27,7 +31,9 @@ class Items(list):
     ],
 )
 def test_an_eighth_of_few_items_without_a_split_is_held_out(count, split, settings, share):
-    assert PrepareConfig(output_dir="d", **settings).val_share(Items(count, split)) == share
+    preparation = Preparation(PrepareConfig(output_dir="d", **settings), Ranks())
+    preparation.source = Items(count, split)
+    assert preparation.val_share == share
 
 
 @pytest.fixture
@@ -46,38 +52,37 @@ def config(tmp_path):
 )
 def test_what_was_begun_with_other_captions_or_pictures_is_not_resumed(name, content, key, config, tmp_path):
     with (folder := PreparedFolder(config.output_dir)).turn():
-        folder.claim(check(config, 1), True, False)
-    assert check(config, 1)
+        folder.claim(check(config), True, False)
+    assert check(config)
     path = tmp_path / "source" / name
     path.write_bytes(content or path.read_bytes().replace(b"\xff", b"\xfe"))
     with pytest.raises(FileExistsError, match=key):
-        check(config, 1)
+        check(config)
 
 
 def test_drawn_pictures_are_not_fitted():
-    drawn = PrepareConfig(output_dir="d")
-    assert "fit" not in drawn.plan(drawn.open_source(), 1)
+    assert "fit" not in check(PrepareConfig(output_dir="d"))
 
 
 def test_the_default_share_that_a_folder_was_begun_with_stays(config):
     with (folder := PreparedFolder(config.output_dir)).turn():
-        folder.claim(check(config, 1) | {"val_fraction": 0.125}, True, False)
-    assert check(config, 1)["val_fraction"] == 0.125
+        folder.claim(check(config) | {"val_fraction": 0.125}, True, False)
+    assert check(config)["val_fraction"] == 0.125
     with pytest.raises(FileExistsError, match="val_fraction"):
-        check(config.replace(val_fraction=0.05), 1)
+        check(config.replace(val_fraction=0.05))
 
 
 def test_the_default_tokenizer_is_that_of_the_folder_or_the_source(config):
     """`general` for pictures of any kind; a folder that was begun keeps its own."""
     assert PrepareConfig(output_dir="d").tokenizer_name == "residual"
     default = config.replace(tokenizer=None)
-    assert check(default, 1)["tokenizer"] == "general"
+    assert check(default)["tokenizer"] == "general"
     with (folder := PreparedFolder(config.output_dir)).turn():
-        folder.claim(check(default.replace(tokenizer="residual"), 1), True, False)
-    assert check(default, 1)["tokenizer"] == "residual"
+        folder.claim(check(default.replace(tokenizer="residual")), True, False)
+    assert check(default)["tokenizer"] == "residual"
     assert default.replace(overwrite=True, resume=False).tokenizer_name == "general"
 
 
 def test_the_weights_of_a_carried_tokenizer_that_was_named_belong_to_the_plan(config):
-    plan = config.replace(tokenizer_path=str(residual.ASSET)).plan(config.open_source(), 1)
+    plan = check(config.replace(tokenizer="residual", tokenizer_path=str(residual.ASSET)))
     assert plan["tokenizer_sha256"] == residual.build().identity()["sha256"]

@@ -63,8 +63,8 @@ def server(place, monkeypatch):
         yield httpd
 
 
-def open_remote(server, cache, **settings):
-    remote = RemoteFolder(server.url, cache, **settings)
+def open_remote(server, cache, cache_gib=64.0):
+    remote = RemoteFolder(server.url, cache, cache_gib)
     return remote, ShardStore(remote.folder, remote=remote)
 
 

@@ -175,5 +175,5 @@ def test_given_pictures_that_do_not_fit_or_changed_are_refused():
             shards.decode_sample(damaged, "a-1")
         reasons.append(caught.value.reason)
     assert reasons[1:] == ["wrong_shape", "damaged"]
-    with pytest.raises(SampleError, match="the index"):
+    with pytest.raises(SampleError, match="given"):
         shards.decode_sample(parts, "a-1", shards.Fits(given=43))

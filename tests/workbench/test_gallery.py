@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.base.video import read_image, write_mp4, write_png
-from dfm_nb.data.edits import EDITS, Edit, read_edits
+from dfm_nb.data.captioning import EDITS, Edit, read_edits
 from dfm_nb.display.dataset import pictures
 from dfm_nb.generation.pipeline import Pipeline
 from workbench.browser import DatasetBrowser

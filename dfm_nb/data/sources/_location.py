@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 import fsspec
@@ -26,11 +26,11 @@ import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
 from dfm_nb.base.files import lies_inside, sha256
-from dfm_nb.base.limits import MOST_GIVEN
+from dfm_nb.base.limits import MOST_GIVEN, MOST_TEXT
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, Content, Said, SampleError, Source
 from dfm_nb.base.urls import HTTP, file_in, filesystem, is_public, reported, uses_fsspec, web
-from dfm_nb.data.captioning import check_length, weight_of
+from dfm_nb.data.captioning import weight_of
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, MediaOptions, listing_sha256
 
 PAUSES_S = (1.0, 2.0, 4.0)  # before each further attempt
@@ -271,10 +271,6 @@ class Location:
             with self.local(value) as path:
                 yield path
 
-    def opened(self, name: str) -> BinaryIO:
-        """A file at a URL, of which only requested ranges are fetched."""
-        return self.server.open(file_in(self.root, name))
-
 
 class RowSource(Source, Protocol):
     """Items are rows, those of a table or the files of a folder: each says what it is read from, and how it is used.
@@ -302,7 +298,11 @@ class RowSource(Source, Protocol):
 
     def captions(self, index: int) -> Said:
         texts, tags = self.said(index)
-        check_length([*texts, *tags], self.item_key(index))
+        size = sum(map(len, (*texts, *tags)))
+        if size > MOST_TEXT:
+            key = self.item_key(index)
+            said = f"{key} must have at most {MOST_TEXT} characters of captions; it has {size}; shorten them"
+            raise SampleError("too_large", said)
         return texts or [", ".join(tags) or self.unsaid(index)], tags
 
     def item_split(self, index: int) -> str | None:
@@ -314,14 +314,13 @@ class RowSource(Source, Protocol):
         except SampleError:  # `read` reports it
             return None
         location = self.location
+        weight = str(self.weight(index))
         stamps = [location.stamp(one) if location.is_dated(one) else None for one in media]
-        stamp = repr(stamps)
-        hashes = [location.hash(one, True) for one in media]
-        if None in hashes:
-            if held and held.stamp == stamp and None not in stamps:
-                return held._replace(weight=str(self.weight(index)))
-            hashes = [location.hash(one, hashed) for one in media]
-        return None if None in hashes else Content(listing_sha256(hashes), stamp, str(self.weight(index)))
+        same = held is not None and held.stamp == repr(stamps) and None not in stamps
+        hashes = [location.hash(one, hashed or same) for one in media]
+        if None not in hashes:
+            return Content(listing_sha256(hashes), repr(stamps), weight)
+        return held._replace(weight=weight) if held and same else None
 
     def read(self, index: int) -> Iterator[Clip]:
         (caption, *more), tags = self.captions(index)

@@ -125,7 +125,7 @@ class MediaOptions(Options):
         every = [self._lasting(one, key) for one in given]
 
         def of(fps: float) -> tuple[list[np.ndarray], video.Lost]:
-            chosen = list[np.ndarray]()
+            chosen = []
             lost = video.Lost()
             for clips in every:
                 clip = next(clips, None)
@@ -178,8 +178,8 @@ class MediaOptions(Options):
         if kept == 1 or length:
             least = f"--clip-frames {length}" if length else "5, so it is a still"
             said = f"{len(window)} frames at {fps:g} fps are fewer than {least}; {kept} are used"
-            fixes = {"raise --fps or leave it out": self.fps, "lower --clip-frames": length}
-            lost["short_clip"] = "; ".join([said, *(fix for fix, given in fixes.items() if given)])
+            fix = "; raise --fps or leave it out, or lower --clip-frames" if self.fps or length else ""
+            lost["short_clip"] = said + fix
         elif kept < 0.95 * len(window):
             lost["cut_over_5%"] = f"{kept} of {len(window)} frames are used, as a clip has 1 + 4k"
         used = list(window)[:kept]

@@ -88,7 +88,11 @@ OF_FILES = "names of files"
 
 @dataclass
 class Row:
-    """What the rows of lists say of a file."""
+    """What is written of a file.
+
+    list_name : of the list that has its captions. file : what is beside it: a text, or a .json whose captions are
+        `texts`. origin : where its caption comes from, in words.
+    """
 
     texts: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
@@ -96,6 +100,8 @@ class Row:
     split: str | None = None
     given: list[str] = field(default_factory=list)
     list_name: str = ""
+    file: str | None = None
+    origin: str = ""
 
 
 class Folder(RowSource):
@@ -113,7 +119,6 @@ class Folder(RowSource):
         self.records = _by_stem(names, (".json",))
         self.rows: dict[str, Row] = {}
         self._read_lists(names, media)
-        self.given = {name: row.given for name, row in self.rows.items() if row.given}
         self.orphans: set[str] = set()
         # those that are listed and missing are items too, which are reported when they are read
         files = (media | self.rows.keys()) - self._pair(media)
@@ -127,17 +132,14 @@ class Folder(RowSource):
         self.files = sorted(files, key=lambda name: (bool(split[name]), name))
         self.splits = table.with_train(list(map(split.get, self.files)))
         self.tagged = any(row.tags for row in self.rows.values())
-        self.in_json: dict[str, list[str]] = {}
         for name in self.files:
-            file = self._beside(self.records, name)
-            if file and not (self._row(name).texts or self._beside(self.texts, name)):
-                self.in_json[name] = self._json_captions(file)
+            self._look_beside(name)
         self._lines_told = False
         self._report(names)
 
     def _read_lists(self, names: list[str], media: set[str]) -> None:
-        by_leaf = defaultdict[str, list[str]](list)
-        stems = defaultdict[str, list[str]](list)
+        by_leaf = defaultdict(list)
+        stems = defaultdict(list)
         for name in media:
             by_leaf[matched(posixpath.basename(name))].append(name)
             stems[_stem(name)].append(name)
@@ -162,12 +164,27 @@ class Folder(RowSource):
                 said = {column: value for column, value in vars(row).items() if value not in (None, [], "")}
                 self.rows[file] = replace(self._row(file), **said)
 
+    def _look_beside(self, name: str) -> None:
+        """Find where a file's caption comes from."""
+        row = self.rows.setdefault(name, Row())
+        row.file = self._beside(self.texts, name)
+        if row.texts:
+            row.origin = row.list_name
+        elif row.file:
+            row.origin = f"{_suffix(row.file)} files"
+        else:
+            record = self._beside(self.records, name)
+            row.texts = self._json_captions(record) if record else []
+            row.file = record if row.texts else None
+            written = ".json files" if row.texts else row.tags and "tags"
+            row.origin = written or self._words(name)[0]
+
     def _pair(self, media: set[str]) -> set[str]:
         """Find what is given by its name; returns all files that are given or masks, thus no items of their own."""
-        targets = defaultdict[str, list[str]](list)
-        sources: list[tuple[str, int, str]] = []
-        masks: set[str] = set()
-        has_targets = set[str]()
+        targets = defaultdict(list)
+        sources = []
+        masks = set()
+        has_targets = set()
         for name in media:
             has_targets |= _folders_above(name, TARGET_FOLDERS)
         for name in sorted(media):
@@ -189,19 +206,19 @@ class Folder(RowSource):
             if "*" in stem and stem not in targets:
                 stem = re.sub(r"_\d+$", "", stem)  # musubi-tuner's control/a_0.png and a_1.png
             for target in targets[stem]:
-                pictures = self.given.setdefault(target, [])
+                pictures = self.rows.setdefault(target, Row()).given
                 if name not in pictures:  # a list may name it too
                     pictures.append(name)
             if not targets[stem]:
                 self.orphans.add(name)
-        if self.given:
-            log.info("%d files have given pictures or clips", len(self.given))
+        given = [row.given for row in self.rows.values() if row.given]
+        if given:
+            log.info("%d files have given pictures or clips", len(given))
         else:
             self.orphans.clear()
         if masks:
             log.warning("%d masks such as %s are not used", len(masks), min(masks))
-        given = itertools.chain.from_iterable(self.given.values())
-        return masks | {name for name in given if not self._row(name).texts}
+        return masks | {name for name in itertools.chain(*given) if not self._row(name).texts}
 
     def _report(self, names: list[str]) -> None:
         """Say what looks like data and is not used, and where captions come from."""
@@ -217,18 +234,17 @@ class Folder(RowSource):
         other = ", ".join(f"{n} {s or 'without suffix'}" for s, n in suffixes.items() if s not in KNOWN_SUFFIXES)
         if other:
             log.info("%s also has files that are neither images nor videos: %s", root, other)
-        origins = list(map(self._origin, self.files))
         idle = []
-        for name in sorted(set(names).difference(file for _, file in origins)):
+        for name in sorted(set(names).difference(self.rows[file].file for file in self.files)):
             known = posixpath.basename(name).lower() in LISTS | {"readme.txt", "license.txt"}
             if not known and _suffix(name) in (*TEXT_SUFFIXES, *table.SUFFIXES):
                 idle.append(name)
         if idle and self.files:
             said = "%s has %d texts or tables that are not used, such as %s; rename a list to metadata.csv or the like"
             log.warning(f"{said}, or pass it as --source table:FILE", root, len(idle), ", ".join(idle[:EXAMPLES]))
-        by_origin = defaultdict[str, list[str]](list)
-        for name, (origin, _) in zip(self.files, origins):
-            by_origin[origin].append(name)
+        by_origin = defaultdict(list)
+        for name in self.files:
+            by_origin[self.rows[name].origin].append(name)
         self.captions_from = {}
         for origin, files in sorted(by_origin.items()):
             examples = files[:EXAMPLES]
@@ -258,49 +274,44 @@ class Folder(RowSource):
         return name
 
     def given_with(self, index: int) -> list[str]:
-        return self.given.get(self.files[index], [])
+        return self.rows[self.files[index]].given
 
     def weight(self, index: int) -> Any:
         """What its list says, else the name of its folder."""
         name = self.files[index]
-        listed = self._row(name).weight
+        listed = self.rows[name].weight
         of_folder = REPEATS.fullmatch(posixpath.basename(posixpath.dirname(name)))
         return listed if listed is not None else of_folder and of_folder[1]
 
     def identity(self) -> dict:
         sizes = map(self.location.size, self.files)
-        rows = list(map(self._row, self.files))
-        origins = list(map(self._origin, self.files))
-        texts = (None if row.texts else file for row, (_, file) in zip(rows, origins))
-        said = zip(((row.texts, row.tags) for row in rows), self.location.states(texts))
-        by_folder = (name for name, (origin, _) in zip(self.files, origins) if origin == OF_FOLDERS)
+        rows = [self.rows[name] for name in self.files]
+        listed = ((row.texts if row.list_name else [], row.tags) for row in rows)
+        said = zip(listed, self.location.states(None if row.list_name else row.file for row in rows))
+        by_folder = (name for name in self.files if self.rows[name].origin == OF_FOLDERS)
         of_folders = ((name, self._words(name)[1]) for name in by_folder)
         weights = [*map(self.weight, range(len(self)))]
         given = self._given_states()
-        identity = {
+        about = {
             "name": self.name,
             "folder": self.location.name,
             "files": len(self.files),
             "listing_sha256": listing_sha256(zip(self.files, sizes)),
             "contents_sha256": listing_sha256(self.location.states(self.files)),
             "captions_sha256": listing_sha256(itertools.chain(said, of_folders)),
+            "caption_lines": self.flags.caption_lines == "each" and "each",
+            "splits": sorted({*filter(None, self.splits)}),
+            "splits_sha256": any(row.split for row in self.rows.values()) and listing_sha256(self.splits),
+            "weights_sha256": any(weights) and listing_sha256(weights),
+            "given_sha256": given and listing_sha256(given),
         }
-        if self.flags.caption_lines == "each":
-            identity["caption_lines"] = "each"
-        if any(self.splits):
-            identity["splits"] = sorted({*filter(None, self.splits)})
-        if any(row.split for row in self.rows.values()):
-            identity["splits_sha256"] = listing_sha256(self.splits)
-        if any(weights):
-            identity["weights_sha256"] = listing_sha256(weights)
-        if given:
-            identity["given_sha256"] = listing_sha256(given)
-        return identity | self.flags.identity() | {"allow_outside": self.flags.allow_outside}
+        own = self.flags.identity() | {"allow_outside": self.flags.allow_outside}
+        return {name: value for name, value in about.items() if value} | own
 
     def _given_states(self) -> list[object]:
-        pairs = list[tuple[str, str]]()
-        for file, names in sorted(self.given.items()):
-            pairs += [(file, name) for name in names]
+        pairs = []
+        for file in sorted(self.rows):
+            pairs += [(file, name) for name in self.rows[file].given]
         return [*pairs, *self.location.states(name for _, name in pairs)]
 
     def _row(self, name: str) -> Row:
@@ -338,18 +349,6 @@ class Folder(RowSource):
         except (ValueError, OSError):  # SampleError too: the file is reported as not used
             return []
 
-    def _origin(self, name: str) -> tuple[str, str | None]:
-        """Where a file's caption comes from, in words, and the file that it is read from beside those of lists."""
-        row = self._row(name)
-        file = self._beside(self.texts, name)
-        if row.texts:
-            return row.list_name, file
-        if file:
-            return f"{_suffix(file)} files", file
-        if self.in_json.get(name):
-            return ".json files", self._beside(self.records, name)
-        return "tags" if row.tags else self._words(name)[0], None
-
     def _words(self, name: str) -> tuple[str, str]:
         """Where a caption of names is from, and its words: a folder's, or the file's where that says something."""
         path = PurePosixPath(name)
@@ -362,13 +361,11 @@ class Folder(RowSource):
         return OF_FILES, _spaced(path.stem)
 
     def said(self, index: int) -> Said:
-        name = self.files[index]
-        row = self._row(name)
-        text_file = self._beside(self.texts, name)
-        if text_file and not row.texts:
-            with self.location.local(text_file) as file:
+        row = self.rows[self.files[index]]
+        if row.file and not row.texts:
+            with self.location.local(row.file) as file:
                 return self._text_captions(file), row.tags
-        return row.texts or self.in_json.get(name, []), row.tags
+        return row.texts, row.tags
 
     def unsaid(self, index: int) -> str:
         name = self.files[index]
@@ -379,8 +376,20 @@ class Folder(RowSource):
         return words
 
     def _text_captions(self, path: Path) -> list[str]:
-        """The captions in a .txt: all of it in one line, or each of its lines."""
-        lines = _caption_lines(path)
+        """The captions in a .txt, with single spaces: all of it in one line, or each of its lines."""
+        video.check_regular(path)
+        size = path.stat().st_size
+        if size > MOST_TEXT:
+            said = f"{path} must have at most {MOST_TEXT} bytes; it has {size}; shorten it"
+            raise SampleError("too_large", said)
+        try:
+            lines = [" ".join(line.split()) for line in read_text(path).splitlines() if line.strip()]
+        except UnicodeDecodeError as error:
+            said = f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8"
+            raise SampleError("caption_not_utf8", said) from None
+        if not lines:
+            said = f"{path} has no caption; write one in it, or remove it to use the file's name"
+            raise SampleError("no_caption", said)
         if self.flags.caption_lines == "each":
             return lines
         if len(lines) > 1 and not self._lines_told:
@@ -407,7 +416,7 @@ def _folder_split(name: str) -> str | None:
 
 def _by_stem(names: Iterable[str], suffixes: Sequence[str]) -> dict[str, str]:
     """{path without its last suffix: file} of files with one of `suffixes`, the later ones preferred."""
-    found: dict[str, str] = {}
+    found = dict[str, str]()
     for suffix in suffixes:
         found |= {_stem(name): name for name in names if name.lower().endswith(suffix)}
     return found
@@ -447,9 +456,9 @@ def _read_list(path: Path, flags: Flags, named: Callable[[str], str], files: Con
     columns = table.columns_of(rows, str(path), flags, exists=lambda said: named(said) in files, needs_caption=False)
     splits = table.held_out(rows["split"], path) if "split" in rows else itertools.repeat(None)
     places = [rows[name] for name in columns.media if not isinstance(rows[name], table.StoredPictures)]
-    by_file: dict[str, Row] = {}
+    by_file = dict[str, Row]()
     nameless = 0
-    for number, split in zip(range(len(next(iter(rows.values())))), splits):
+    for number, split in zip(range(len(rows[columns.media[0]])), splits):
         file = next((cells[number] for cells in places if isinstance(cells[number], str)), None)
         if file is None:
             nameless += 1
@@ -465,24 +474,6 @@ def _read_list(path: Path, flags: Flags, named: Callable[[str], str], files: Con
     if nameless:
         log.warning("%d rows of %s are not used, because they name no file", nameless, path)
     return by_file
-
-
-def _caption_lines(path: Path) -> list[str]:
-    """The lines of a .txt that are not empty, each with single spaces."""
-    video.check_regular(path)
-    size = path.stat().st_size
-    if size > MOST_TEXT:
-        said = f"{path} must have at most {MOST_TEXT} bytes; it has {size}; shorten it"
-        raise SampleError("too_large", said)
-    try:
-        lines = [" ".join(line.split()) for line in read_text(path).splitlines() if line.strip()]
-    except UnicodeDecodeError as error:
-        said = f"{path} must be UTF-8; byte {error.start} is not; save it as UTF-8"
-        raise SampleError("caption_not_utf8", said) from None
-    if not lines:
-        said = f"{path} has no caption; write one in it, or remove it to use the file's name"
-        raise SampleError("no_caption", said)
-    return lines
 
 
 def build(spec: str | None = None, **options: Any) -> Folder | table.Table:

@@ -47,7 +47,7 @@ from dfm_nb.base.limits import MOST_BYTES, MOST_CELLS, MOST_ROWS
 from dfm_nb.base.log import log
 from dfm_nb.base.options import option
 from dfm_nb.base.records import Clip, Said, SampleError
-from dfm_nb.base.urls import HTTP, reported, uses_fsspec
+from dfm_nb.base.urls import HTTP, file_in, reported, uses_fsspec
 from dfm_nb.data.captioning import TAG_COLUMNS, WEIGHT_COLUMNS, tags_of, texts_of
 from dfm_nb.data.sources._location import COMPARED_BYTES, Location, RowSource, fetched, parent
 from dfm_nb.data.sources._media import MEDIA_SUFFIXES, MediaOptions, key_of, listing_sha256
@@ -64,10 +64,6 @@ class Flags(MediaOptions):
     )
 
 
-TARGET_COLUMNS = (
-    "edited_image target_image target_img edited_img output_image output_file_name target_file_name".split()
-)
-"""As data sets of edits call the picture that is to be made."""
 _KINDS = r"(_?(images?|imgs?|pictures?|videos?|paths?|file|name))*(_?\d+)?"
 TARGET = re.compile("(target|edited|output)" + _KINDS, re.IGNORECASE)
 GIVEN = re.compile(
@@ -76,14 +72,16 @@ GIVEN = re.compile(
 """Names of columns, if they hold media: what is to be made, and what is given for it."""
 OF_PICTURES = re.compile("image|img|picture|video|(source|input|output|target)_file_name", re.IGNORECASE)
 """In such a name of a column. Paths in others, as in `source` or `original_filename`, count if their files are here."""
-MEDIA_COLUMNS = [
-    *"image video image_path video_path path file file_name filename image_url video_url url".split(),
-    *TARGET_COLUMNS,
-]
+MEDIA_COLUMNS = (
+    "image video image_path video_path path file file_name filename image_url video_url url "
+    "edited_image target_image target_img edited_img output_image output_file_name target_file_name"
+).split()
+"""The last seven as data sets of edits call the picture that is to be made."""
 SOURCES_TRIED = 100  # rows
 CAPTION_COLUMNS = "caption text prompt name edit_prompt instruction edit description captions texts".split()
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 BINARY = (pa.binary(), pa.large_binary())
+TEXT = (pa.string(), pa.large_string())
 GROUPS_HELD = 2  # row groups of a parquet column of pictures that are in memory
 TIMES = 4  # bytes in memory for each one in a parquet file
 MORE = 1 << 26  # on top, for a row group of pictures
@@ -108,8 +106,8 @@ class StoredPictures(Sequence):
         self.lists = pa.types.is_list(kind)
         kind = kind.value_type if self.lists else kind
         self.holds_media = kind in BINARY or (pa.types.is_struct(kind) and "bytes" in {field.name for field in kind})
-        self._sizes = list[int]()
-        groups = list[tuple[pq.ParquetFile, int]]()
+        self._sizes = []
+        groups = []
         rows = [0]
         for file in files:
             for number in range(file.num_row_groups):
@@ -186,16 +184,16 @@ def read_rows(path: Path, files: Sequence[pq.ParquetFile] = ()) -> Rows:
 
     Raises
     ------
-    FileNotFoundError : the path. ValueError : its kind or content, with the line where known; or it has no rows.
+    FileNotFoundError : the path. ValueError : its kind or content, with the line where known.
     """
     if not (files or path.is_file()):
         raise FileNotFoundError(f"{path} is no file; pass a table ({', '.join(SUFFIXES)}), or a folder as folder:DIR")
     suffix = path.suffix.lower()
     try:
         if files or suffix == ".parquet":
-            return _some(_parquet_rows(files or [_footer(path)]))
+            return _parquet_rows(files or [_footer(path)])
         if suffix in SUFFIXES:
-            return _some(_read_text(path, suffix))
+            return _read_text(path, suffix)
         raise ValueError(f"it must end in {', '.join(SUFFIXES)}; convert or rename it")
     except (ValueError, pa.ArrowException) as error:
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
@@ -211,7 +209,8 @@ def _parquet_rows(files: Sequence[pq.ParquetFile]) -> Rows:
     lock = threading.Lock()
     rows = dict[str, Any]()
     for column in schema:
-        nested = pa.types.is_nested(column.type) and not _holds_texts(column.type)
+        texts = getattr(column.type, "value_type", None) in TEXT  # in lists
+        nested = pa.types.is_nested(column.type) and not texts
         if nested or pa.types.is_temporal(column.type) or column.type in BINARY:
             rows[column.name] = StoredPictures(files, column.name, lock)
         else:
@@ -233,25 +232,6 @@ def _footer(file: Any) -> pq.ParquetFile:
     if min(rows, default=0) < 0 or sum(rows) != about.num_rows or about.num_rows > MOST_ROWS:
         raise ValueError(f"a parquet file must have at most {MOST_ROWS} rows; its footer says {about.num_rows}")
     return opened
-
-
-def _holds_texts(kind: pa.DataType) -> bool:
-    """Whether a column of a parquet file has lists of texts."""
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        return False
-    return pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
-
-
-def frame_rows(frame: pd.DataFrame) -> Rows:
-    """The rows of a DataFrame."""
-    objects = frame.astype(object).where(frame.notna(), None)
-    return _some({str(name): list(map(_cell, objects[name].tolist())) for name in frame.columns})
-
-
-def _some(rows: Rows) -> Rows:
-    if not any(map(len, rows.values())):
-        raise ValueError("the table has no rows: there is nothing to read")
-    return rows
 
 
 def _cell(value: Any) -> Any:
@@ -373,7 +353,10 @@ class Table(RowSource):
         rows = self.columns.rows
         media_columns = self.columns.media
         given = self.columns.given
-        listing, media, states, captions = list[Any](), list[Any](), list[object](), list[Any]()
+        listing = []
+        media = []
+        states = []
+        captions = list[Any]()
         for name in dict.fromkeys((*media_columns, *given)):
             values = rows[name]
             if isinstance(values, StoredPictures):
@@ -387,7 +370,7 @@ class Table(RowSource):
         for column in (self.columns.caption, self.columns.tags):
             if column and not _holds_pictures(rows[column]):
                 captions += rows[column]
-        identity = {
+        about = {
             "name": self.name,
             "table": self.label,
             "rows": len(self),
@@ -396,12 +379,10 @@ class Table(RowSource):
             "listing_sha256": listing_sha256([*listing, *self.splits]),
             "contents_sha256": listing_sha256([*self.location.states(media), *states]),
             "captions_sha256": listing_sha256(captions),
+            "weights_sha256": self.columns.weight and listing_sha256(rows[self.columns.weight]),
+            "given_columns": given,
         }
-        if self.columns.weight:
-            identity["weights_sha256"] = listing_sha256(rows[self.columns.weight])
-        if given:
-            identity["given_columns"] = given
-        return identity | self.location.reading.identity()
+        return {name: value for name, value in about.items() if value} | self.location.reading.identity()
 
     def read(self, index: int) -> Iterator[Clip]:
         where = f"row {index + 1} of {self.label}"
@@ -442,7 +423,7 @@ def _reference(value: Any) -> Any:
     """What `Location.media` opens, of a picture in a cell: a path of ~ or of a file:// URL is one of this machine."""
     if not isinstance(value, str):
         return value
-    scheme = _split(value).scheme if "://" in value else ""
+    scheme = _split(value).scheme
     if scheme not in ("", "file", "http", "https"):
         raise SampleError("bad_url", f"it must be a path or a file, http or https URL; got {scheme}")
     return value if scheme.startswith("http") else str(_path(value))
@@ -454,11 +435,11 @@ def _path(reference: str) -> Path:
 
 
 def _split(url: str) -> SplitResult:
-    """The parts of a URL; all is path of one that has no form of a URL, and no file will have that name."""
-    try:
-        return urlsplit(url)
-    except ValueError:
-        return SplitResult("", "", url, "", "")
+    """The parts of a URL; all of a path is path, and of what has no form of a URL: no file will have that name."""
+    if "://" in url:
+        with contextlib.suppress(ValueError):
+            return urlsplit(url)
+    return SplitResult("", "", url, "", "")
 
 
 def _exists(location: Location, reference: str) -> bool:
@@ -498,7 +479,7 @@ class Columns:
         return self.rows[self.weight][row] if self.weight else None
 
     def given_in(self, row: int) -> list[Any]:
-        given = list[Any]()
+        given = []
         for name in self.given:
             given += pictures_of(self.rows[name][row])
         return given
@@ -515,20 +496,30 @@ def columns_of(
 
     Raises
     ------
-    ValueError : a column is missing.
+    ValueError : a column is missing, or there are no rows.
     """
+    if not any(map(len, rows.values())):
+        raise ValueError(f"{label} has no rows: there is nothing to read")
 
     def usual(names: Sequence[str]) -> str | None:
         return next((name for name in names if name in rows), None)
+
+    def pick(flag: str, given: str | None, known: Sequence[str]) -> list[str]:
+        wanted = known if given is None else (given,)
+        columns = [name for name in wanted if name in rows]
+        if not columns:
+            missing = ", ".join(map(repr, wanted))
+            raise ValueError(f"{label} has no column {missing}; choose {flag} from {', '.join(rows)}")
+        return columns
 
     def is_one(of: re.Pattern, name: str) -> bool:
         return bool(of.fullmatch(name)) and bool(OF_PICTURES.search(name) or _has_media(rows[name], exists))
 
     with_media = [name for name in rows if _has_media(rows[name])]
     targets = [name for name in with_media if is_one(TARGET, name)]
-    media = _pick(rows, label, "--image-column", flags.image_column, targets or MEDIA_COLUMNS)
+    media = pick("--image-column", flags.image_column, targets or MEDIA_COLUMNS)
     if flags.given_column:
-        given = [_pick(rows, label, "--given-column", name.strip(), ())[0] for name in flags.given_column.split(",")]
+        given = [pick("--given-column", name.strip(), ())[0] for name in flags.given_column.split(",")]
     else:
         # beside a target, `image` is what it is made of
         others = [name for name in with_media if name not in media]
@@ -537,7 +528,7 @@ def columns_of(
     tags = usual(TAG_COLUMNS)
     weight = usual(WEIGHT_COLUMNS)
     if needs_caption or flags.caption_column or not (tags or weight or given or "split" in rows):
-        caption: str | None = _pick(rows, label, "--caption-column", flags.caption_column, captions)[0]
+        caption: str | None = pick("--caption-column", flags.caption_column, captions)[0]
     else:
         caption = usual(captions)
         if caption is None:
@@ -559,8 +550,7 @@ def _has_media(values: Sequence[Any], exists: Callable[[str], bool] | None = Non
         if isinstance(picture, str) and exists:
             holds = exists(picture)
         elif isinstance(picture, str):
-            path = _split(picture).path if "://" in picture else picture
-            holds = PurePosixPath(path).suffix.lower() in MEDIA_SUFFIXES
+            holds = PurePosixPath(_split(picture).path).suffix.lower() in MEDIA_SUFFIXES
         else:
             is_array = isinstance(picture, np.ndarray) and picture.ndim > 1
             holds = is_array or isinstance(picture, (bytes, Image.Image))
@@ -582,16 +572,6 @@ def _holds_pictures(values: Sequence[Any]) -> bool:
     """Whether a column holds pictures themselves: PIL images, arrays, bytes, or the hub's struct of bytes and path."""
     kinds = (bytes, bytearray, Mapping, Image.Image, np.ndarray)
     return isinstance(values, StoredPictures) or any(isinstance(value, kinds) for value in values)
-
-
-def _pick(rows: Rows, label: str, flag: str, given: str | None, usual: Sequence[str]) -> list[str]:
-    """The given column, or those with a usual name; ValueError lists the existing ones."""
-    wanted = usual if given is None else (given,)
-    columns = [name for name in wanted if name in rows]
-    if not columns:
-        missing = ", ".join(map(repr, wanted))
-        raise ValueError(f"{label} has no column {missing}; choose {flag} from {', '.join(rows)}")
-    return columns
 
 
 SPLITS = dict.fromkeys("train training".split(), "train") | dict.fromkeys("validation valid val dev".split(), "val")
@@ -626,12 +606,10 @@ def with_train(splits: list[str | None]) -> list[str | None]:
 
 def _open(spec: str, location: Location, name: str) -> Rows:
     """The rows of one table by path or URL."""
-    if spec.startswith(HTTP):
-        with fetched(spec, Path(name).suffix) as path:
-            return read_rows(path)
-    if location.server and name.endswith(".parquet"):
+    if location.server and not location.http and name.endswith(".parquet"):
         return read_rows(Path(name), [_parquet(location, name)])
-    with location.local(name) as path:
+    # a URL may have a signature behind the name
+    with fetched(spec, Path(name).suffix) if location.http else location.local(name) as path:
         return read_rows(path)
 
 
@@ -639,7 +617,7 @@ def _parquet(location: Location, name: str) -> pq.ParquetFile:
     """A file that stays open; of one that a driver reads, row groups are fetched on demand."""
     with reported(f"{location.spec}/{name}"):
         if location.server and not location.http:
-            return _footer(location.opened(name))
+            return _footer(location.server.open(file_in(location.root, name)))
         with location.local(name) as path:
             return _footer(path)
 
@@ -652,7 +630,7 @@ def _open_all(location: Location) -> tuple[Rows, list[str | None]]:
     if not names:
         raise FileNotFoundError(f"{location.spec} has no parquet files; pass a table ({', '.join(SUFFIXES)}) in it")
     files = [_parquet(location, name) for name in names]
-    splits = list[str | None]()
+    splits = []
     for file, split in zip(files, with_train(list(map(held.get, names)))):
         splits += [split] * file.metadata.num_rows
     return read_rows(Path(location.spec), files), splits
@@ -679,7 +657,8 @@ def build(spec: str | pd.DataFrame | None = None, **options: Any) -> Table:
     splits = list[str | None]()
     own = reading.replace(allow_outside=True)
     if not isinstance(spec, str):
-        rows = frame_rows(spec)
+        cells = spec.astype(object).where(spec.notna(), None)
+        rows: Rows = {str(name): list(map(_cell, cells[name].tolist())) for name in spec.columns}
         label = "dataframe"
         location = Location(".", own)
     else:

@@ -55,7 +55,7 @@ class Words:
         captions = [self.clean(caption) for caption in captions]
         cut: dict[str, Any] = {"truncation": True, "max_length": self.max_tokens}
         distinct = sorted(set(captions), key=lambda c: (len(self.tokenizer(c, **cut)["input_ids"]), c))
-        states: dict[str, torch.Tensor] = {}
+        states = {}
         for start in range(0, len(distinct), self.rows):
             batch = distinct[start : start + self.rows]
             tokens = self.tokenizer(batch, padding=True, return_tensors="pt", **cut).to(self.model.device)

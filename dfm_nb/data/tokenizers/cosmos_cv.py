@@ -132,26 +132,26 @@ class CosmosCV:
         out = module(x.to(self.device, dtype))
         return (out if isinstance(out, torch.Tensor) else out[0]).float()
 
-    def encode(self, video: torch.Tensor, window: int | None = None) -> torch.Tensor:
-        """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]. window : as `tokenizer_window`."""
+    def encode(self, video: torch.Tensor) -> torch.Tensor:
+        """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]."""
         parts = []
-        for start, stop, drop in self._windows("encoder", geometry.latent_size(*video.shape[2:]), window):
+        for start, stop, drop in self._windows("encoder", geometry.latent_size(*video.shape[2:])):
             frames = video[:, :, TEMPORAL * start : TEMPORAL * (stop - 1) + 1]
             parts.append(self._run(self._half("encoder"), frames)[:, :, drop:])
         return torch.cat(parts, 2)
 
-    def decode(self, latents: torch.Tensor, window: int | None = None) -> torch.Tensor:
-        """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w]. window : as `tokenizer_window`."""
-        return torch.cat(list(self.decode_windows(latents, window)), 2)
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w]."""
+        return torch.cat(list(self.decode_windows(latents)), 2)
 
     def decode_windows(self, latents: torch.Tensor, window: int | None = None) -> Iterator[torch.Tensor]:
-        """`decode` in pieces along time, one window's frames each."""
+        """`decode` in pieces along time, one window's frames each. window : as `tokenizer_window`."""
         t, h, w = latents.shape[2:]
         for start, stop, drop in self._windows("decoder", (t, h, w), window):
             frames = self._run(self._half("decoder"), latents[:, :, start:stop])
             yield frames[:, :, TEMPORAL * (drop - 1) + 1 if drop else 0 :]
 
-    def _windows(self, name: str, size: tuple[int, int, int], window: int | None) -> list[tuple[int, int, int]]:
+    def _windows(self, name: str, size: tuple[int, int, int], window: int | None = None) -> list[tuple[int, int, int]]:
         """(start, stop, how many leading latent frames to drop) of each window of a clip whose latents are [t, h, w].
 
         Of 10 latent frames in windows of 5 that overlap by 3: (0, 5, 0), (2, 7, 3), (4, 9, 3), (6, 10, 3).
