@@ -1,14 +1,15 @@
 """Draws one butterfly, still or in flight, with Skia.
 
 A random generator decides everything that a caption does not mention: place, size, tilt, shades, clouds, grass, stars.
-All lengths are relative, so one generator state gives the same picture at any size. Wings have the coordinates of
-`wings.toml`.
+All lengths are relative, so one generator state gives the same picture at any size. Wings have the colours and
+outlines of `wings.toml`.
 """
 
 from __future__ import annotations
 
 import math
 import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,22 +20,13 @@ if TYPE_CHECKING:
 
 RGB = tuple[int, ...]
 
-COLOUR_RGB: dict[str, RGB] = {
-    "red": (214, 36, 44),
-    "orange": (246, 134, 18),
-    "yellow": (252, 216, 36),
-    "green": (10, 140, 92),
-    "blue": (38, 82, 226),
-    "purple": (136, 52, 196),
-    "pink": (250, 126, 184),
-    "white": (250, 248, 242),
-}
+SHAPES = tomllib.loads(Path(__file__).with_name("wings.toml").read_text(encoding="utf-8"))
+COLOUR_RGB: dict[str, RGB] = SHAPES["colours"]
+WINGS = SHAPES["outlines"]
+"""{species: {"fore", "hind"}}, each the points of an outline."""
 INK: RGB = (34, 26, 34)
 CREAM: RGB = (255, 246, 218)
-PATTERN_RGB = dict.fromkeys(COLOUR_RGB, CREAM) | dict.fromkeys(("orange", "yellow", "pink", "white"), INK)
-
-WINGS = tomllib.loads(Path(__file__).with_name("wings.toml").read_text(encoding="utf-8"))
-"""{species: {"fore", "hind"}}, each the points of an outline."""
+INK_MARKED = ("orange", "yellow", "pink", "white")
 SMALL = 0.62
 """Size of a small butterfly, relative to a large one."""
 POSITION = {"centre": (0.0, 0.0), "left": (-0.2, 0.0), "right": (0.2, 0.0), "top": (0.0, -0.2), "bottom": (0.0, 0.2)}
@@ -181,7 +173,7 @@ class Wing:
         self.points = np.array(points) * (1 + rng.normal(0, 0.02, (len(points), 2)))
         self.path = _outline(self.points)
         self.pattern = pattern
-        self.ink = PATTERN_RGB[colour]
+        self.ink = INK if colour in INK_MARKED else CREAM
         base = tuple((COLOUR_RGB[colour] + rng.normal(0, 5, 3)).clip(0, 255).astype(int).tolist())
         reach = float(np.hypot(*self.points.T).max())
         shades = [_mix(base, INK, 0.22), _mix(base, (255, 255, 255), 0.12), base, _mix(base, INK, 0.10)]
@@ -250,6 +242,18 @@ def _body(canvas: skia.Canvas, bend: float) -> None:
         canvas.drawLine(-0.035, y, 0.035, y, _line((118, 100, 104), 0.018, 0.8))
 
 
+def _twig(canvas: skia.Canvas) -> None:
+    twig = skia.Path()
+    twig.moveTo(-0.75, 0.24)
+    twig.cubicTo(-0.3, 0.14, 0.2, 0.30, 0.85, 0.20)
+    canvas.drawPath(twig, _line((104, 72, 46), 0.055))
+    leaf = skia.Path()
+    leaf.moveTo(0.52, 0.24)
+    leaf.quadTo(0.70, 0.26, 0.78, 0.44)
+    leaf.quadTo(0.56, 0.42, 0.52, 0.24)
+    canvas.drawPath(leaf, _fill((122, 118, 52)))
+
+
 def load_skia() -> None:
     """FileNotFoundError if Skia is missing, or does not load: it needs libGL and libEGL, which slim containers lack."""
     global skia
@@ -280,29 +284,25 @@ def draw(
     canvas = skia.Surface(backdrop, skia.kRGBA_8888_ColorType).getCanvas()
     canvas.scale(short, short)
     PAINT_BACKGROUND[attributes["background"]](canvas, w, h, scene_rng)
-    pose = _Pose(attributes, rng, w, h)
-    shapes = WINGS[attributes["species"]]
-    fore = Wing(shapes["fore"], attributes["colour"], attributes["pattern"], rng)
-    hind = Wing(shapes["hind"], attributes["colour"], attributes["pattern"], rng)
-    shadow = _fill((10, 10, 24), SHADOW_ALPHA[attributes["background"]])
-    shadow.setMaskFilter(skia.MaskFilter.MakeBlur(skia.kNormal_BlurStyle, 0.05))
+    butterfly = _Butterfly(attributes, rng, w, h)
     beat_frames = rng.uniform(7.0, 10.0)
     droop = rng.uniform(0, 0.05)
     frames = np.empty((num_frames, height_px, width_px, 3), np.uint8)
     for t in range(num_frames):
-        angle = 2 * math.pi * t / beat_frames
-        spread = 1.0 - droop if num_frames == 1 else pose.middle + (1 - pose.middle) * math.cos(angle)
-        lift = 0.0 if num_frames == 1 else 0.02 * math.sin(angle)
+        angle = math.tau * t / beat_frames
+        middle = butterfly.middle
+        spread = 1.0 - droop if num_frames == 1 else middle + (1 - middle) * math.cos(angle)
+        lift = 0.02 * math.sin(angle)
         pixels = backdrop.copy()
         canvas = skia.Surface(pixels, skia.kRGBA_8888_ColorType).getCanvas()
         canvas.scale(short, short)
-        pose.draw(canvas, fore, hind, shadow, spread, lift)
+        butterfly.draw(canvas, spread, lift)
         frames[t] = pixels[..., :3]
     return frames
 
 
-class _Pose:
-    """Position, size and rotation of the butterfly."""
+class _Butterfly:
+    """Wings, shadow, position, size and rotation."""
 
     def __init__(self, attributes: dict[str, str], rng: np.random.Generator, w: float, h: float):
         posture = attributes["posture"]
@@ -311,56 +311,59 @@ class _Pose:
         self.scale = SMALL if attributes["size"] == "small" else 1.0
         self.middle = 0.74 if self.folded else 0.62  # of the wing beat; from 2 * middle - 1 to 1
         self.degrees = TILT_DEGREES[posture] + rng.uniform(-7, 7)
-        outlines = WINGS[attributes["species"]]
-        reach = max(math.hypot(x, y) for x, y in outlines["fore"] + outlines["hind"])
+        outlines = WINGS[attributes["species"]].values()
+        reach = max(math.hypot(x, y) for x, y in chain(*outlines))
         self.size = self.scale * rng.uniform(0.41, 0.47) / reach
         self.x = w / 2 + dx + rng.uniform(-1, 1) * (0.03 + 0.3 * (w - 1))
         self.y = h / 2 + dy + rng.uniform(-1, 1) * (0.03 + 0.3 * (h - 1)) + 0.02
         self.bend = rng.uniform(-0.03, 0.03)
         self.facing = 1.0 if rng.random() < 0.5 else -1.0
+        self.fore, self.hind = (Wing(points, attributes["colour"], attributes["pattern"], rng) for points in outlines)
+        self.shadow = _fill((10, 10, 24), SHADOW_ALPHA[attributes["background"]])
+        self.shadow.setMaskFilter(skia.MaskFilter.MakeBlur(skia.kNormal_BlurStyle, 0.05))
 
-    def draw(self, canvas, fore: Wing, hind: Wing, shadow: skia.Paint, spread: float, lift: float) -> None:
+    def draw(self, canvas: skia.Canvas, spread: float, lift: float) -> None:
         canvas.translate(self.x, self.y - lift)
         if self.folded:
-            self._side_view(canvas, fore, hind, shadow, spread)
+            self._side_view(canvas, spread)
         else:
-            self._top_view(canvas, fore, hind, shadow, spread)
+            self._top_view(canvas, spread)
 
-    def _top_view(self, canvas, fore: Wing, hind: Wing, shadow: skia.Paint, spread: float) -> None:
+    def _top_view(self, canvas: skia.Canvas, spread: float) -> None:
         canvas.rotate(self.degrees)
         canvas.scale(self.size, self.size)
         cast = skia.Path()
         for side in (-1, 1):
             place = skia.Matrix.MakeAll(side * spread, 0, 0.05, 0, 1, 0.09, 0, 0, 1)
-            cast.addPath(fore.path, place)
-            cast.addPath(hind.path, place)
-        canvas.drawPath(cast, shadow)
+            cast.addPath(self.fore.path, place)
+            cast.addPath(self.hind.path, place)
+        canvas.drawPath(cast, self.shadow)
         for side in (-1, 1):
             canvas.save()
             canvas.translate(0.03 * side, 0)
             canvas.scale(side * spread, 1)
-            hind.draw(canvas)
-            fore.draw(canvas)
+            self.hind.draw(canvas)
+            self.fore.draw(canvas)
             canvas.restore()
         _body(canvas, self.bend)
 
-    def _side_view(self, canvas, fore: Wing, hind: Wing, shadow: skia.Paint, spread: float) -> None:
+    def _side_view(self, canvas: skia.Canvas, spread: float) -> None:
         """Wings closed over the back, perched on a twig, head to the left (or mirrored)."""
         canvas.translate(self.facing * -0.07 * self.scale, 0.27 * self.scale)
         canvas.scale(self.facing * self.size * 1.3, self.size * 1.3)
         canvas.rotate(self.degrees * 0.7)
-        self._twig(canvas)
+        _twig(canvas)
         canvas.rotate(14)
         for dx, lean in ((0.06, 10), (0.0, 0)):  # the far pair, then the near one
             canvas.save()
             canvas.translate(dx, -0.02)
             canvas.rotate(lean)
             canvas.scale(1, spread)
-            for wing, turn in ((fore, -72), (hind, -92)):
+            for wing, turn in ((self.fore, -72), (self.hind, -92)):
                 canvas.save()
                 canvas.rotate(turn)
                 if dx:
-                    canvas.drawPath(wing.path, shadow)
+                    canvas.drawPath(wing.path, self.shadow)
                 wing.draw(canvas, marked=not dx)
                 canvas.restore()
             canvas.restore()
@@ -372,15 +375,3 @@ class _Pose:
         canvas.drawPath(legs, _line(INK, 0.02))
         canvas.rotate(-90)
         _body(canvas, self.bend)
-
-    @staticmethod
-    def _twig(canvas) -> None:
-        twig = skia.Path()
-        twig.moveTo(-0.75, 0.24)
-        twig.cubicTo(-0.3, 0.14, 0.2, 0.30, 0.85, 0.20)
-        canvas.drawPath(twig, _line((104, 72, 46), 0.055))
-        leaf = skia.Path()
-        leaf.moveTo(0.52, 0.24)
-        leaf.quadTo(0.70, 0.26, 0.78, 0.44)
-        leaf.quadTo(0.56, 0.42, 0.52, 0.24)
-        canvas.drawPath(leaf, _fill((122, 118, 52)))
