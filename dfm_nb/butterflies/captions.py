@@ -13,14 +13,6 @@ import numpy as np
 
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SPOKEN = WORDS["spoken"]
-COLOURS = SPOKEN["colours"]
-ADJECTIVES = SPOKEN["adjectives"]
-WINGS = SPOKEN["wings"]
-PLACES = SPOKEN["places"]
-POSTURES = SPOKEN["postures"]
-MOTIONS = SPOKEN["motions"]
-POSITIONS = SPOKEN["positions"]
-KINDS = SPOKEN["kinds"]
 SPECIES_SHARE = 0.6
 POSTURE_SHARE = 0.5
 """Shares of the captions that name the species and the posture."""
@@ -30,8 +22,9 @@ def _one(rng: np.random.Generator, words: Sequence[str]) -> str:
     return words[int(rng.integers(len(words)))]
 
 
-def _maybe(rng: np.random.Generator, share: float) -> bool:
-    return bool(rng.random() < share)
+def _word(rng: np.random.Generator, a: dict[str, str], name: str) -> str:
+    """A word for the attribute of this name."""
+    return _one(rng, SPOKEN[name][a[name]])
 
 
 def _phrase(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
@@ -40,24 +33,24 @@ def _phrase(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
     after = []
     if "size" in said:
         before.append(_one(rng, SPOKEN["small"]))
-        after.append(_one(rng, POSITIONS[a["position"]]))
+        after.append(_word(rng, a, "position"))
     if "pattern" in said:
-        if _maybe(rng, 0.5):
-            before.append(_one(rng, ADJECTIVES[a["pattern"]]))
+        if rng.random() < 0.5:
+            before.append(_word(rng, a, "pattern"))
         else:
-            after.append("with " + _one(rng, WINGS[a["pattern"]]))
+            after.append("with " + _one(rng, SPOKEN["wings"][a["pattern"]]))
     if "colour" in said:
-        colour = a["colour"] if _maybe(rng, 1 / 3) else _one(rng, COLOURS[a["colour"]])
-        if _maybe(rng, 0.75):
+        colour = a["colour"] if rng.random() < 1 / 3 else _word(rng, a, "colour")
+        if rng.random() < 0.75:
             before.append(colour)
         else:
             after.append(_one(rng, ("with {} wings", "that is {}", "whose wings are {}")).format(colour))
     noun = "butterfly"
     if "species" in said:
         noun = _one(rng, ("{}", "{} butterfly")).format(a["species"])
-    for name, words in (("motion", MOTIONS), ("background", PLACES), ("posture", POSTURES)):
+    for name in ("motion", "background", "posture"):
         if name in said:
-            after.append(_one(rng, words[a[name]]))
+            after.append(_word(rng, a, name))
     order = rng.permutation(len(after))
     comma = _one(rng, (" ", ", "))
     return comma.join([" ".join(["a", *before, noun]), *(after[i] for i in order)])
@@ -69,23 +62,22 @@ def _tags(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
     if "species" in said:
         words.append(a["species"])
     if "colour" in said:
-        words.append(_one(rng, COLOURS[a["colour"]]) if _maybe(rng, 2 / 3) else a["colour"])
-    vocabularies = {"pattern": ADJECTIVES, "background": PLACES, "motion": MOTIONS, "posture": POSTURES}
-    for name, vocabulary in vocabularies.items():
+        words.append(_word(rng, a, "colour") if rng.random() < 2 / 3 else a["colour"])
+    for name in ("pattern", "background", "motion", "posture"):
         if name in said:
-            words.append(_one(rng, vocabulary[a[name]]))
+            words.append(_word(rng, a, name))
     if "size" in said:
-        words += [_one(rng, SPOKEN["small"]), _one(rng, POSITIONS[a["position"]])]
+        words += [_one(rng, SPOKEN["small"]), _word(rng, a, "position")]
     return ", ".join(words[i] for i in rng.permutation(len(words)))
 
 
 def _facts(a: dict[str, str], rng: np.random.Generator) -> set[str]:
     """The facts of a caption: one in eight captions has only a part of them."""
     named = {"species": SPECIES_SHARE, "posture": POSTURE_SHARE, "motion": 0.9 if a["motion"] == "flapping" else 0.2}
-    said = {name for name, share in named.items() if _maybe(rng, share)}
-    in_part = _maybe(rng, 1 / 8)
+    said = {name for name, share in named.items() if rng.random() < share}
+    in_part = rng.random() < 1 / 8
     for name in ("colour", "pattern", "background"):
-        if not in_part or _maybe(rng, 0.5):
+        if not in_part or rng.random() < 0.5:
             said.add(name)
     if a["size"] == "small":
         said.add("size")
@@ -104,7 +96,7 @@ def spoken(attributes: dict[str, str], rng: np.random.Generator) -> str:
     elif way < 0.8:
         return _one(rng, SPOKEN["openings"]).format(phrase)
     elif "background" in said and way < 0.9:
-        text = f"{_one(rng, PLACES[attributes['background']])}: {_phrase(attributes, said - {'background'}, rng)}"
+        text = f"{_word(rng, attributes, 'background')}: {_phrase(attributes, said - {'background'}, rng)}"
     else:
-        text = f"{_one(rng, KINDS[attributes['motion']])} of {phrase}"
-    return text[0].upper() + text[1:] + "."
+        text = f"{_one(rng, SPOKEN['kinds'][attributes['motion']])} of {phrase}"
+    return text.capitalize() + "."

@@ -13,6 +13,7 @@ change alone, and `changed` in `attributes` the attribute.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Iterator
@@ -54,23 +55,13 @@ DOUBLE_SHARE = 0.15
 PLAIN_SHARE = 0.25
 """Shares of `varied` items: small butterflies, items at twice the size, and captions by `TEMPLATES`."""
 
-CLIP_FRAMES = ((9, 0.65), (17, 0.35))
+# shares of numbers of frames, and of (height, width) in units of the base size
+CLIP_FRAMES = {9: 0.65, 17: 0.35}
 CLIP_FPS = (8.0, 12.0)
-# (height, width) in units of the base size
-IMAGE_SHAPES = (
-    ((1, 1), 0.56),
-    ((1, 1.25), 0.11),
-    ((1.25, 1), 0.11),
-    ((1, 1.5), 0.08),
-    ((1.5, 1), 0.08),
-    ((0.75, 0.75), 0.06),
-)
-CLIP_SHAPES = (((1, 1), 0.8), ((1, 1.25), 0.1), ((1.25, 1), 0.1))
+IMAGE_SHAPES = {(1, 1): 0.56, (1, 1.25): 0.11, (1.25, 1): 0.11, (1, 1.5): 0.08, (1.5, 1): 0.08, (0.75, 0.75): 0.06}
+CLIP_SHAPES = {(1, 1): 0.8, (1, 1.25): 0.1, (1.25, 1): 0.1}
 
 PLAIN = captions.WORDS["plain"]
-WINGS_WORDS = PLAIN["wings"]
-PLACE_WORDS = PLAIN["places"]
-POSTURE_WORDS = PLAIN["postures"]
 TEMPLATES = PLAIN["templates"]
 NUM_TEMPLATES = len(TEMPLATES["still"])
 EDITS = captions.WORDS["edits"]
@@ -122,16 +113,16 @@ def _checked(attributes: dict[str, str]) -> dict[str, str]:
 def words_of(attributes: dict[str, str]) -> dict[str, str]:
     """The words for the fields of templates."""
     a = _checked(attributes)
-    wings, adjective = WINGS_WORDS[a["pattern"]]
-    place = PLACE_WORDS[a["background"]]
+    wings, adjective = PLAIN["wings"][a["pattern"]]
+    place = PLAIN["places"][a["background"]]
     return {
         "colour": a["colour"],
         "species": a["species"],
         "pattern": adjective,
         "wings": wings,
-        "posture": POSTURE_WORDS[a["motion"]][a["posture"]],
+        "posture": PLAIN["postures"][a["motion"]][a["posture"]],
         "place": place,
-        "Place": place[0].upper() + place[1:],
+        "Place": place.capitalize(),
     }
 
 
@@ -150,10 +141,7 @@ def caption_for(attributes: dict[str, str], template: int = 0) -> str:
 
 def with_articles(text: str) -> str:
     """`text` with "an" for "a" before a vowel."""
-    for vowel in "aeiou":
-        text = text.replace(f" a {vowel}", f" an {vowel}")
-        text = f"An {vowel}{text[3:]}" if text.startswith(f"A {vowel}") else text
-    return text
+    return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)
 
 
 def render(attributes: dict[str, str], seed: int, height_px: int, width_px: int, num_frames: int = 1) -> np.ndarray:
@@ -171,9 +159,8 @@ def render(attributes: dict[str, str], seed: int, height_px: int, width_px: int,
     return drawing.draw(_checked(attributes), np.random.default_rng(seed), height_px, width_px, num_frames)
 
 
-def _pick(rng: np.random.Generator, weighted):
-    values, weights = zip(*weighted)
-    return values[rng.choice(len(values), p=weights)]
+def _pick(rng: np.random.Generator, shares):
+    return list(shares)[rng.choice(len(shares), p=list(shares.values()))]
 
 
 def image_size(rng: np.random.Generator, size_px: int, shapes=IMAGE_SHAPES) -> tuple[int, int]:

@@ -31,8 +31,8 @@ def prompt(form: str, part: str, attributes: Mapping[str, str], i: int) -> str:
     sentences = forms()[form][part]
     chosen = synthetic.PARTS.index(part) * 2 + i % 2  # of four synonyms, each part has two
     words = synthetic.words_of({**attributes, "motion": "still"})
-    for name, attribute in (("colour", "colour"), ("pattern", "pattern"), ("place", "background")):
-        synonyms = form_words.get(attributes[attribute])
+    for name in ("colour", "pattern", "background"):
+        synonyms = form_words.get(attributes[name])
         if synonyms:
             words[f"{name}_synonym"] = synonyms[chosen]
     other = dict(attributes)

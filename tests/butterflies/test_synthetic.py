@@ -70,7 +70,8 @@ def test_varied_items_say_what_they_show():
     named = 0
     for clip in items:
         low, a = clip.caption.lower(), clip.attributes
-        for name, words in (("background", captions.PLACES), ("pattern", captions.ADJECTIVES)):
+        for name in ("background", "pattern"):
+            words = captions.SPOKEN[name]
             said = {value for value, phrases in words.items() if any(re.search(rf"\b{p}\b", low) for p in phrases)}
             assert said <= {a[name]}, clip.caption
             named += len(said)
