@@ -28,14 +28,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dfm_nb.butterflies import synthetic
-from dfm_nb.butterflies.attributes import MEASURED, THRESHOLDS, Renders, Sure
+from dfm_nb.butterflies.attributes import FRAMES, MEASURED, MOTION, THRESHOLDS, Renders, Sure, shares, stored_thresholds
 from dfm_nb.butterflies.judge import ASSET, HEADS, AttributeClassifier, Net, product, to_input
 from dfm_nb.data.encoding import to_frames, to_pixels
 from dfm_nb.offline import residual
 
 RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "attribute_classifier.json"
 SIZES_PX = {64: 0.7, 96: 0.15, 128: 0.15}
-CLIP_FRAMES = 9
 GROUPS = ((0, 1), (1, 5), (5, 9))  # frames that a causal tokenizer encodes together
 MOST_FRAMES = 5  # frames of a clip in a batch
 UNSURE_SHARE = 0.02  # share of the real renders through the tokenizer that fall below a threshold
@@ -132,7 +131,7 @@ def train(stills: int, clips: int, epochs: int, seed: int, lr: float = 6e-3, bat
     """A network trained on `stills` pictures and `clips` wing beats, mixed in every batch in that proportion."""
     torch.manual_seed(seed)
     net, generator = Net().train(), torch.Generator().manual_seed(seed)
-    sets = [draw(stills, 1, seed), draw(clips, CLIP_FRAMES, seed + 1)]
+    sets = [draw(stills, 1, seed), draw(clips, FRAMES["clips"], seed + 1)]
     steps = (stills + clips) // batch
     optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps * epochs)
@@ -174,19 +173,18 @@ def accuracy(
     classifier: AttributeClassifier, videos: Sequence[np.ndarray], wanted: Sequence[dict[str, str]]
 ) -> dict[str, float]:
     """Share of pictures whose likeliest name is right, per attribute, and for `all` together."""
-    found = classifier.predict(videos)
-    right = np.array([[f[name] == w[name] for name in HEADS] for f, w in zip(found, wanted, strict=True)])
-    return {name: float(right[:, i].mean()) for i, name in enumerate(HEADS)} | {"all": float(right.all(1).mean())}
+    found = shares(classifier.probabilities(videos), wanted, stored_thresholds("images"))
+    right = {name: found[name]["argmax"]["share"] for name in HEADS}
+    return right | {"all": found["all five"]["argmax"]["share"]}
 
 
 def store_thresholds(classifier: AttributeClassifier, count: int = 2000, seed: int = 12_000_000) -> None:
     """Write `thresholds.json`: from renders of any combination, through the tokenizer."""
     found, rng = {}, np.random.default_rng(seed)
-    for kind, frames in (("images", 1), ("clips", CLIP_FRAMES)):
+    for kind, motion in MOTION.items():
         wanted = [{name: str(rng.choice(values)) for name, values in HEADS.items()} for _ in range(count)]
         bar = tqdm(enumerate(wanted), total=count, desc=f"thresholds of {kind}", disable=None)
-        motion = {"motion": "still" if frames == 1 else "flapping"}
-        videos = [round_trip(synthetic.render(w | motion, seed + i, 64, 64, frames)) for i, w in bar]
+        videos = [round_trip(synthetic.render(w | {"motion": motion}, seed + i, 64, 64, FRAMES[kind])) for i, w in bar]
         found[kind] = thresholds(classifier, videos, wanted)
     THRESHOLDS.write_text(json.dumps(found, indent=1) + "\n")
 
@@ -194,8 +192,8 @@ def store_thresholds(classifier: AttributeClassifier, count: int = 2000, seed: i
 def measure(classifier: AttributeClassifier, count: int, seed: int = 31) -> dict[str, dict[str, float]]:
     """Accuracy on fresh stills and clips, as drawn and through the `residual` tokenizer."""
     out = {}
-    for kind in ("images", "clips"):
-        real = Renders(round_trip, kind, 64, CLIP_FRAMES, "development", seed, count)
+    for kind in MOTION:
+        real = Renders(round_trip, kind, 64, "development", seed, count)
         for name, videos in (("as drawn", real.as_drawn), ("decoded", real.decoded)):
             out[f"{kind} {name}"] = accuracy(classifier, videos[count:], real.wanted[count:])
     return out

@@ -26,6 +26,8 @@ MEASURED = tuple(HEADS)
 CORE = ("colour", "background", "pattern")
 TOGETHER = {"all three": CORE, "all five": MEASURED}
 """Attributes that must be right together."""
+MOTION = {"images": "still", "clips": "flapping"}
+FRAMES = {"images": 1, "clips": 9}
 MOST_RENDERS = {"images": 250, "clips": 150}
 """Real renders per half: distances are from one half to the other."""
 THRESHOLDS = Path(__file__).with_name("thresholds.json")
@@ -73,15 +75,6 @@ def stored_thresholds(kind: str) -> Sure:
     return json.loads(THRESHOLDS.read_text())[kind]
 
 
-def shares(classifier: AttributeClassifier, videos: Videos, wanted: Attributes, sure: Sure) -> dict[str, Any]:
-    """For each of `_sets`: {"argmax", "sure"}, each {"share", "low", "high"}, "wrong", and the "chance" of a guess.
-
-    "wrong" is how often a wrong name passes: each sample is compared with the names requested of another sample, and
-    "wrong" is the share that would count as sure.
-    """
-    return _shares(classifier.probabilities(videos), wanted, sure)
-
-
 def _sets(wanted: Attributes) -> dict[str, np.ndarray]:
     """bool [N, attributes] by measure, those that must be right: each one, and `TOGETHER`.
 
@@ -97,7 +90,14 @@ def _sets(wanted: Attributes) -> dict[str, np.ndarray]:
     return {name: np.broadcast_to(of, (len(wanted), len(names))) for name, of in sets.items()}
 
 
-def _shares(said: Mapping[str, np.ndarray], wanted: Attributes, sure: Sure) -> dict[str, Any]:
+def shares(said: Mapping[str, np.ndarray], wanted: Attributes, sure: Sure) -> dict[str, Any]:
+    """For each of `_sets`: {"argmax", "sure"}, each {"share", "low", "high"}, "wrong", and the "chance" of a guess.
+
+    "wrong" is how often a wrong name passes: each sample is compared with the names requested of another sample, and
+    "wrong" is the share that would count as sure.
+
+    said : `AttributeClassifier.probabilities` of the samples.
+    """
     out: dict[str, Any] = {}
     asked = _asked(wanted)
     likeliest = _sure(said)
@@ -152,7 +152,7 @@ class Renders:
     Parameters
     ----------
     round_trip : a video uint8 [T, H, W, 3] through the tokenizer, encoded and decoded.
-    kind : "images" or "clips" of `frames`.
+    kind : "images" or "clips".
     """
 
     def __init__(
@@ -160,18 +160,14 @@ class Renders:
         round_trip: Callable[[np.ndarray], np.ndarray],
         kind: str,
         size_px: int,
-        frames: int,
         part: str,
         seed: int,
         count: int | None = None,
     ):
         self.half = count or MOST_RENDERS[kind]
-        motion = "flapping"
-        if kind == "images":
-            motion = "still"
-            frames = 1
-        self.wanted = unseen_attributes(self.half, motion, part) * 2
-        self.as_drawn = [synthetic.render(a, seed + i, size_px, size_px, frames) for i, a in enumerate(self.wanted)]
+        self.wanted = unseen_attributes(self.half, MOTION[kind], part) * 2
+        size = (size_px, size_px, FRAMES[kind])
+        self.as_drawn = [synthetic.render(a, seed + i, *size) for i, a in enumerate(self.wanted)]
         bar = tqdm(self.as_drawn, desc=f"real {kind}", leave=False, disable=None)
         self.decoded = list(map(round_trip, bar))
 
@@ -188,13 +184,11 @@ def score(videos: Videos, wanted: Attributes, classifier: AttributeClassifier, s
     wanted : the requested attributes of each.
     """
     said = classifier.probabilities(videos)
-    out: dict[str, Any] = {"samples": len(videos), "thresholds": dict(sure["value"]), **_shares(said, wanted, sure)}
+    out: dict[str, Any] = {"samples": len(videos), **shares(said, wanted, sure)}
     for name in MEASURED:
         by_value: dict[str, dict[str, int]] = {}  # requested: {found: count}
-        counts: Counter[tuple[str, str]] = Counter()
-        for w, index in zip(wanted, said[name].argmax(1)):
-            counts[w[name], HEADS[name][index]] += 1
-        for (asked, found), count in sorted(counts.items()):
+        pairs = [(w[name], HEADS[name][index]) for w, index in zip(wanted, said[name].argmax(1))]
+        for (asked, found), count in sorted(Counter(pairs).items()):
             by_value.setdefault(asked, {})[found] = count
         out[name]["found"] = by_value
     pair = np.array([is_pair(w) for w in wanted])

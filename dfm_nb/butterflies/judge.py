@@ -82,11 +82,6 @@ def to_input(frames: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(frames)).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
-def _look(video: np.ndarray) -> np.ndarray:
-    """At most `MAX_FRAMES` frames, evenly spaced."""
-    return video[np.linspace(0, len(video) - 1, min(MAX_FRAMES, len(video))).round().astype(int)]
-
-
 class AttributeClassifier:
     """Names colour, background, pattern, species and posture of synthetic butterflies.
 
@@ -111,7 +106,8 @@ class AttributeClassifier:
         """By attribute, the probability of each name, float32 [N, names], for N uint8 [T, H, W, 3]."""
         rows: dict[str, list[Tensor]] = {name: [] for name in HEADS}
         for video in videos:
-            x = to_input(_look(video))
+            evenly = np.linspace(0, len(video) - 1, min(MAX_FRAMES, len(video))).round().astype(int)
+            x = to_input(video[evenly])
             mirrored = torch.arange(2 * len(x)) >= len(x)
             logits = self.net(torch.cat([x, x.flip(3)]))
             for name, z in zip(HEADS, product(logits, torch.zeros_like(mirrored, dtype=torch.int64), 1, mirrored)):

@@ -83,24 +83,24 @@ def test_of_edits_the_change_and_the_rest_are_counted_apart():
 
 def test_a_name_that_is_not_the_likeliest_is_not_sure_however_low_the_threshold():
     wanted = unseen_attributes(4, "still")
-    judge, videos = Judge(wanted, [{"species": 0.3}] * 4), [np.zeros((1, 16, 16, 3), np.uint8)] * 4
-    found = shares(judge, videos, wanted, exactly(0.2))
+    judge = Judge(wanted, [{"species": 0.3}] * 4)
+    found = shares(judge.probabilities([None] * 4), wanted, exactly(0.2))
     assert found["species"]["sure"]["share"] == 0 and found["pattern"]["sure"]["share"] == 1
 
 
 def test_how_often_a_wrong_name_passes_is_counted_over_the_names_asked_of_others():
     wanted = [w | {"colour": c} for w, c in zip(unseen_attributes(3, "still"), ("red", "red", "orange"))]
     judge = Judge(wanted, [{"colour": 0.1}, {}, {}])  # the first shows the next colour, orange, instead
-    found = shares(judge, [np.zeros((1, 16, 16, 3), np.uint8)] * 3, wanted, exactly(0.8))
+    found = shares(judge.probabilities([None] * 3), wanted, exactly(0.8))
     assert found["colour"]["wrong"] == 1 / 4  # of red or orange, each asked of samples of the other: one in four
 
 
 def test_the_interval_holds_the_scatter_of_the_thresholds():
     wanted = unseen_attributes(200, "still")
     judge = Judge(wanted, [{"colour": 0.5 + i / 400} for i in range(200)])
-    videos = [np.zeros((1, 8, 8, 3), np.uint8)] * 200
+    said = judge.probabilities([None] * 200)
     scatter = exactly(0.75) | {"low": dict.fromkeys(MEASURED, 0.7), "high": dict.fromkeys(MEASURED, 0.8)}
-    plain, wide = (shares(judge, videos, wanted, s)["colour"]["sure"] for s in (exactly(0.75), scatter))
+    plain, wide = (shares(said, wanted, s)["colour"]["sure"] for s in (exactly(0.75), scatter))
     assert plain["share"] == wide["share"] == 0.5
     assert wide["low"] == pytest.approx(0.5 - np.hypot(0.5 - plain["low"], 0.1))
     assert wide["high"] == pytest.approx(0.5 + np.hypot(plain["high"] - 0.5, 0.1))
