@@ -9,7 +9,6 @@ the size of the corpus.
 
 import contextlib
 import glob
-import itertools
 import json
 import os
 import re
@@ -25,13 +24,12 @@ from dfm_nb.text import input as text_input
 from dfm_nb.text import tokenizer as text_tokenizer
 from dfm_nb.text.check import require_alike, sound
 from dfm_nb.text.chunk import COUNTS, ChunkEncoder, Encoded, PreprocessConfig
-from dfm_nb.text.indexed import Index, bin_path, optimal_dtype, read_meta
+from dfm_nb.text.indexed import Index, optimal_dtype, read_meta
 from dfm_nb.text.input import LineChunk, Position, Span
 from dfm_nb.text.parts import SKIPPED, Parts
 from dfm_nb.text.workers import ordered_map
 
 PARTITION_ENV = (("RANK", "WORLD_SIZE"), ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS"))
-_MERGE_TOKENS = 4 << 20  # copied at a time, and one document more
 
 
 @dataclass
@@ -68,8 +66,8 @@ def part_of(text: str | None) -> tuple[int, int]:
         for index, count in PARTITION_ENV:
             if index in os.environ and count in os.environ:
                 pairs.append(f"{os.environ[index]}/{os.environ[count]}")
-        pairs.sort(key=lambda pair: pair.endswith("/1"))  # last: an image may set WORLD_SIZE=1 for a Job
-        text = pairs[0] if pairs else text
+        # last "0/1": an image may set WORLD_SIZE=1 for a Job
+        text = min(pairs, key=lambda pair: pair.endswith("/1"), default=text)
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match:
         names = " or ".join(" and ".join(pair) for pair in PARTITION_ENV)
@@ -227,7 +225,12 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
     # A hash, because the state is written often and there may be thousands of parts.
     signature = {"merge": 2, "inputs": [text_input.corpora_sha256(prefixes)]}
     with Parts.open(output, {key: output}, signature) as parts:
-        _join(prefixes, key, parts, progress)
+        done = parts.progress
+        for prefix in tqdm(prefixes[done.at.span :], desc="merge", unit="part", disable=not progress):
+            index = Index.open(prefix)
+            parts.append(key, index.tokens(), index.lengths, np.diff(index.documents).astype(np.int32))
+            done.at = Position(done.at.span + 1)
+            parts.save()
         meta = None
         if all(metas):
             meta = metas[0]
@@ -238,20 +241,3 @@ def merge(prefixes: list[str], output: str, progress: bool = True) -> Index:
                     meta[name] += other[name]
         parts.finish(Index.open(prefixes[0]).dtype, meta)
     return Index.open(output)
-
-
-def _join(prefixes: list[str], key: str, parts: Parts, progress: bool) -> None:
-    """Append the corpora that `parts` lacks. Memory does not grow with their number: one is open at a time."""
-    done = parts.progress
-    rest = prefixes[done.at.span :]
-    for prefix in tqdm(rest, desc="merge", unit="part", disable=not progress):
-        index = Index.open(prefix)
-        with open(bin_path(prefix), "rb") as f:
-            blocks = np.cumsum(index.document_tokens()) // _MERGE_TOKENS
-            for first, end in itertools.pairwise(np.flatnonzero(np.diff(blocks, prepend=-1, append=-1))):
-                bounds = index.documents[first : end + 1]
-                lengths = index.lengths[bounds[0] : bounds[-1]]
-                tokens = np.fromfile(f, index.dtype, int(lengths.sum(dtype=np.int64)))
-                parts.append(key, tokens, lengths, np.diff(bounds).astype(np.int32))
-        done.at = Position(done.at.span + 1)
-        parts.save()

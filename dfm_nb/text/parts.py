@@ -145,14 +145,13 @@ class Parts:
         pointers = sizes[f"{key}.bin"] + (np.cumsum(lengths, dtype=np.int64) - lengths) * tokens.itemsize
         documents = sizes[f"{key}.lengths"] // 4 + np.cumsum(counts, dtype=np.int64) - counts
         for name, array in zip(APPENDED, (tokens, lengths, pointers, documents)):
-            self.write(f"{key}.{name}", array.tobytes())
+            self.write(f"{key}.{name}", array)
         self.progress.empty[key] += int((counts == 0).sum())
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes | np.ndarray) -> None:
         """Append to the part file `name`; it counts only after `save`."""
         with appending(self._paths[name]) as f:
-            f.write(data)
-        self.progress.sizes[name] += len(data)
+            self.progress.sizes[name] += f.write(data)
 
     def save(self) -> None:
         """Record `progress` as done."""

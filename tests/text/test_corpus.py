@@ -197,7 +197,6 @@ def test_resume_after_a_stop_at_any_step_gives_the_same_bytes(made, folders, tmp
     out = tmp_path / "out" / "out"
     if verb is merge:
         parts = [made(source, "in", partition=f"{i}/8") for i in range(8)]
-        monkeypatch.setattr("dfm_nb.text.corpus._MERGE_TOKENS", 100)
 
     def run():
         if verb is merge:
