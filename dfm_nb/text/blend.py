@@ -5,8 +5,6 @@ or workers. A loader started with `consumed_samples` yields the samples that the
 caches of megatron's indices are keyed by these and by the corpora's sizes and modification times.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -29,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from dfm_nb.base.files import UNLIMITED, is_foreign, plain, temporary_of
 from dfm_nb.base.log import log
 from dfm_nb.base.run import turn
-from dfm_nb.text.check import ONE_EOD, require_alike, sound
+from dfm_nb.text.check import ONE_EOD, require_alike
 from dfm_nb.text.indexed import Index, read_meta
 from dfm_nb.text.input import corpora_sha256
 from dfm_nb.text.mixture import SPLITS, Blend, BlendCorpus, apply_strategy, token_counts
@@ -51,14 +49,13 @@ class TokenizerIds:
         return {"class": type(self).__name__, "name": self.name, "vocab_size": self.vocab_size, "eod": self.eod}
 
     @classmethod
-    def of_blend(cls, blend: Blend) -> TokenizerIds:
-        """From the `.meta.json` files that `preprocess` wrote next to the corpora.
+    def of_blend(cls, blend: Blend) -> "TokenizerIds":
+        """From the `.meta.json` files that `preprocess` wrote next to corpora that are alike.
 
         Raises
         ------
-        ValueError : there is no `.meta.json`, the tokenizers differ, or there is no EOD token
+        ValueError : there is no `.meta.json`, or there is no EOD token
         """
-        require_alike(blend.prefixes(), but=ONE_EOD)
         meta = next(filter(None, map(read_meta, blend.prefixes())), None)
         if meta is None:
             raise ValueError("the corpora have no .meta.json; pass tokenizer=TokenizerIds(vocab_size, eod)")
@@ -100,13 +97,12 @@ def build_datasets(
     for difference in require_alike(blend.prefixes(), but=ONE_EOD):
         log.warning("the corpora of the blend may differ: %s", difference)
     tokenizer = tokenizer or TokenizerIds.of_blend(blend)
-    for prefix in blend.prefixes():
-        index = sound(prefix)
-        if not 0 < seq_length < index.num_tokens:
-            got = f"{prefix} has {index.num_tokens}"
-            raise ValueError(f"seq_length must be 1 to below the tokens of each corpus; {got}")
+    counts = token_counts(blend)
+    for prefix, tokens in counts.items():
+        if not 0 < seq_length < tokens:
+            raise ValueError(f"seq_length must be 1 to below the tokens of each corpus; {prefix} has {tokens}")
     if blend.train[0].weight is None:
-        blend = apply_strategy(blend, "proportional", token_counts(blend))
+        blend = apply_strategy(blend, "proportional", counts)
     if split and not blend.validation and not blend.test:
         _require_tokens(blend, seq_length, num_samples, split)
         chosen: dict[str, object] = {"blend": _pair(blend.train), "split": split}

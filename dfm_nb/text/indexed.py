@@ -6,8 +6,6 @@ Layout of `.idx` (little endian): magic 9 bytes, version u64 = 1, dtype code u8,
 document index length D u64 (documents + 1), sequence lengths int32 [S], byte pointers int64 [S], documents int64 [D].
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +65,7 @@ class Index:
     documents: np.ndarray
 
     @classmethod
-    def open(cls, prefix: str | Path) -> Index:
+    def open(cls, prefix: str | Path) -> "Index":
         """Map an index.
 
         Raises

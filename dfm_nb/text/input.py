@@ -224,7 +224,7 @@ def open_input(path: str, start: int = 0) -> Iterator[BinaryIO]:
 
 
 def _lines(span: Span, offset: int, most: int = CHUNK_BYTES) -> Iterator[tuple[list[bytes], int]]:
-    """The span's lines that begin at byte `offset` or later, in lists of about `most` bytes, and each list's end."""
+    """The span's lines that begin at byte `offset` or later, in lists of about `most` bytes, and each list's start."""
     # From one byte before: a newline there means that a line begins at `offset`.
     before = max(0, offset - 1)
     with open_input(span.path, before) as f:
@@ -235,8 +235,8 @@ def _lines(span: Span, offset: int, most: int = CHUNK_BYTES) -> Iterator[tuple[l
             lines = f.readlines(limit) if limit > 0 else list(itertools.islice(f, 1))
             if not lines:
                 return
-            offset += sum(map(len, lines))
             yield lines, offset
+            offset += sum(map(len, lines))
 
 
 def lines_before(span: Span) -> int:
@@ -254,7 +254,6 @@ def chunks(
     for number, span in enumerate(spans[start.span :], start.span):
         line = start.line
         for lines, offset in _lines(span, max(span.start, start.offset), chunk_bytes):
-            offset -= sum(map(len, lines))
             for first in range(0, len(lines), chunk_documents):
                 some = lines[first : first + chunk_documents]
                 offset += sum(map(len, some))

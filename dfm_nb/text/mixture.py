@@ -76,7 +76,7 @@ def parse_list(words: Sequence[str], normalize: bool = False) -> Blend:
         raise ValueError(f"a blend alternates weights and prefixes: 0.5 PREFIX 0.5 PREFIX; got {' '.join(words)}")
     else:
         corpora = list(map(BlendCorpus, words[1::2], weights[::2]))
-    return _sound_blend({"train": corpora, "validation": [], "test": []}, normalize)
+    return _sound_blend({"train": corpora}, normalize)
 
 
 def _number(word: str) -> float | None:
@@ -160,9 +160,6 @@ def token_counts(blend: Blend) -> dict[str, int]:
     return {p: sound(p).num_tokens for p in blend.prefixes()}
 
 
-STRATEGIES = ("proportional", "equal", "upweight:NAME=0.6", "token-balanced")
-
-
 def apply_strategy(blend: Blend, strategy: str, counts: dict[str, int]) -> Blend:
     """The blend with the weights of its training corpora set.
 
@@ -183,7 +180,8 @@ def apply_strategy(blend: Blend, strategy: str, counts: dict[str, int]) -> Blend
     if kind == "upweight":
         shares[strategy] = _upweight(blend.train, tokens, argument)
     if strategy not in shares:
-        raise ValueError(f"--strategy must be one of {', '.join(STRATEGIES)}; got {strategy!r}")
+        named = ", ".join(shares)
+        raise ValueError(f"--strategy must be {named} or upweight:NAME=0.6; got {strategy!r}")
     return replace(blend, train=_weighted(blend.train, shares[strategy]))
 
 
@@ -210,6 +208,12 @@ def exposures(blend: Blend, counts: dict[str, int], token_budget: float) -> list
         assert corpus.weight is not None
         tokens = counts[corpus.prefix]
         epochs = corpus.weight * token_budget / max(1, tokens)
-        row = {"name": corpus.name, "prefix": corpus.prefix, "weight": corpus.weight, "tokens": tokens}
-        rows.append(row | {"epochs": epochs})
+        row = {
+            "name": corpus.name,
+            "prefix": corpus.prefix,
+            "weight": corpus.weight,
+            "tokens": tokens,
+            "epochs": epochs,
+        }
+        rows.append(row)
     return rows

@@ -141,7 +141,6 @@ def _plain(path: Path) -> tuple[Tokenizer, str | None] | None:
         or any(file.with_name(name).exists() for name in older)
         or any(added.get(number) != token for number, token in decoder.items())
         or named - words
-        or about.get("truncation")
         or about.get("padding")
     ):
         return None
