@@ -36,7 +36,9 @@ def compare(samples: Rows, asked: Rows, through: Rows, others: Rows = ()) -> dic
     measures: dict = {}
     if half > 1:  # a distance needs two of each
         estimate = distance.estimate(*distance.paired_kernel_influences(ours, real))
-        measures["kernel_distance"] = asdict(estimate) | {"real": distance.kernel_distance(real[:half], real[half:])}
+        measures["kernel_distance"] = asdict(estimate) | {
+            "real": distance.kernel_estimate(real[:half], real[half:]).value
+        }
     if ways >= FEWEST_WAYS:
         all_real = _middle_frames([*asked, *others[: max(0, WAYS - len(real))]])
         estimate = retrieval(ours, all_real, ways)
@@ -73,7 +75,7 @@ class EvaluationResult:
 
     @property
     def table(self) -> pd.DataFrame:
-        """A row for each kind and measure, with its 95 % interval (`low`, `high`); see `evaluation.results.rows`."""
+        """A row for each kind and measure, with its 95 % interval (`low`, `high`); see `measure.results.rows`."""
         import pandas as pd
 
         return pd.DataFrame(rows(self.values))

@@ -38,20 +38,15 @@ def share_estimate(successes: float, trials: int) -> Estimate:
 
 def polynomial_kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """(x . y / D + 1)^3, [n, m] (Binkowski et al. 2018)."""
-    return (x @ y.T / x.shape[1] + 1) ** 3
-
-
-def kernel_distance(x: np.ndarray, y: np.ndarray) -> float:
-    """Squared maximum mean discrepancy with the cubic kernel, unbiased (Binkowski et al. 2018, Eq. 4).
-
-    Zero on average, and so as often negative as positive, when both sets come from one distribution. x, y : [n, D] and
-    [m, D], two or more rows each.
-    """
-    return kernel_estimate(x, y).value
+    return (x.astype(float) @ y.astype(float).T / x.shape[1] + 1) ** 3
 
 
 def kernel_estimate(x: np.ndarray, y: np.ndarray) -> Estimate:
-    """`kernel_distance` and its interval, from the variance of the U-statistic's projections."""
+    """Squared maximum mean discrepancy with the cubic kernel, unbiased (Binkowski et al. 2018, Eq. 4).
+
+    Zero on average, and so as often negative as positive, when both sets come from one distribution. Its interval is
+    from the variance of the U-statistic's projections. x, y : [n, D] and [m, D], two or more rows each.
+    """
     return estimate(*kernel_influences(x, y))
 
 
@@ -61,8 +56,6 @@ def paired_kernel_influences(x: np.ndarray, y: np.ndarray) -> tuple[float, np.nd
     Such pairs do not count (Gretton et al. 2012, Eq. 4), or a copy would bring its own picture nearer than any other
     one can be.
     """
-    x = np.asarray(x, np.float64)
-    y = np.asarray(y, np.float64)
     across = polynomial_kernel(x, y)
     h = polynomial_kernel(x, x) + polynomial_kernel(y, y) - across - across.T
     rows = _mean_with_others(h)
@@ -75,9 +68,7 @@ def _mean_with_others(kernel: np.ndarray) -> np.ndarray:
 
 
 def kernel_influences(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """`kernel_distance`, and the influences on it of the rows of x [n] and of y [m]."""
-    x = np.asarray(x, np.float64)
-    y = np.asarray(y, np.float64)
+    """The value of `kernel_estimate`, and the influences on it of the rows of x [n] and of y [m]."""
     within_x = _mean_with_others(polynomial_kernel(x, x))
     within_y = _mean_with_others(polynomial_kernel(y, y))
     k_xy = polynomial_kernel(x, y)

@@ -29,11 +29,13 @@ def pairwise(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.sqrt(np.maximum(squared, 0))
 
 
-def recall(generated: np.ndarray, real: np.ndarray, k: int = NEIGHBOURS) -> float:
-    """Share of real samples within a generated one's k-th-neighbour ball (Kynkaanniemi et al. 2019, Eq. 2)."""
-    if len(generated) <= k:
-        raise ValueError(f"recall takes {k} neighbours and needs more samples than that; got {len(generated)}")
-    radii = np.partition(pairwise(generated, generated), k, axis=1)[:, k]  # the nearest is the row itself
+def recall(generated: np.ndarray, real: np.ndarray) -> float:
+    """Share of real samples nearer to a generated one than its `NEIGHBOURS`-th (Kynkaanniemi et al. 2019, Eq. 2)."""
+    if len(generated) <= NEIGHBOURS:
+        raise ValueError(f"recall takes {NEIGHBOURS} neighbours and needs more samples than that; got {len(generated)}")
+    radii = np.partition(pairwise(generated, generated), NEIGHBOURS, axis=1)[
+        :, NEIGHBOURS
+    ]  # the nearest is the row itself
     return float((pairwise(real, generated) <= radii).any(1).mean())
 
 

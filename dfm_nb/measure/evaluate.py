@@ -89,7 +89,6 @@ EXAM = "butterflies"
 
 
 def one_checkpoint(options: EvaluateOptions) -> EvaluationResult:
-    network = features.Features(parallel.device()) if options.dataset or options.distances else None
     pipe = options.open(options.checkpoint_path)
     result = EvaluationResult()
     side_px = options.side_px(pipe)
@@ -107,14 +106,14 @@ def one_checkpoint(options: EvaluateOptions) -> EvaluationResult:
         return plugins.find("exams", EXAM)(answers, pipe.round_trip, options.part, side_px)
 
     if options.dataset:
-        assert network is not None
-        return over_data(options, pipe, network, exam if EXAM in plugins.names("exams") else None)
+        return over_data(options, pipe, exam if EXAM in plugins.names("exams") else None)
     source = folders.source_of(pipe.manifest).get("name", "synthetic")
     if source != "synthetic":
         log.warning(
             f"the data of this model come from {source}, and without --dataset it is asked for {EXAM}: "
             f"give --dataset {pipe.config.dataset.path or 'FOLDER'}"
         )
+    network = features.Features(parallel.device()) if options.distances else None
     images, clips = options.amounts(64, 16)
     result.values |= exam().unseen({"images": images, "clips": clips}, options.wordings, network)
     return result

@@ -15,6 +15,8 @@ from dfm_nb.base.log import tqdm
 
 NAME = "efficientnet_lite0"
 SIZE_PX = 224
+BATCH = 4
+"""Small batches are faster on a CPU: activations stay in its cache."""
 
 
 class Features:
@@ -33,13 +35,11 @@ class Features:
         self.device = device
 
     @torch.inference_mode()
-    def __call__(self, frames: np.ndarray, batch_size: int = 4, progress: bool = False) -> np.ndarray:
-        """uint8 [N, H, W, 3] -> float32 [N, D]. Small batches are faster on a CPU: activations stay in its cache."""
+    def __call__(self, frames: np.ndarray, progress: bool = False) -> np.ndarray:
+        """uint8 [N, H, W, 3] -> float32 [N, D]."""
         rows = []
-        for start in tqdm(
-            range(0, len(frames), batch_size), desc=f"{NAME} features", unit="batch", disable=not progress
-        ):
-            x = torch.from_numpy(np.ascontiguousarray(frames[start : start + batch_size])).to(self.device)
+        for start in tqdm(range(0, len(frames), BATCH), desc=f"{NAME} features", unit="batch", disable=not progress):
+            x = torch.from_numpy(np.ascontiguousarray(frames[start : start + BATCH])).to(self.device)
             x = x.permute(0, 3, 1, 2).float() / 255
             x = F.interpolate(x, (SIZE_PX, SIZE_PX), mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
             rows.append(self.network.extract_features((x - 0.5) / 0.5).mean((2, 3)).float().cpu())

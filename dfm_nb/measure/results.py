@@ -26,7 +26,7 @@ CHECKPOINTS = {
     "copies": ("% copies", 100, ".0f"),
     "drift": ("drift of the base x 1000", 1000, ".0f"),
 }
-"""The figures of each checkpoint of a run (`evaluation.verdict`), as above."""
+"""The figures of each checkpoint of a run (`measure.verdict`), as above."""
 
 
 def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:

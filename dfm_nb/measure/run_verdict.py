@@ -2,8 +2,6 @@
 a run with a recommended one. They are asked for as `dfm generate` does by default.
 """
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -88,15 +86,14 @@ class MeasurementOptions(Sampling, ModelOptions):
         return _frames(self.generated(pipe, wanted))
 
 
-def over_data(
-    options: MeasurementOptions, pipe: Pipeline, network: features.Features, exam: Callable[[], Any] | None
-) -> EvaluationResult:
+def over_data(options: MeasurementOptions, pipe: Pipeline, exam: Callable[[], Any] | None) -> EvaluationResult:
     """Measure a checkpoint against `dataset`: by unseen captions and, of a prepared folder, also by those of training.
 
     Samples that `dfm generate` by default makes of other frames, size or rate than their real ones have are made and
     measured a second time, with those. exam : opens the judge of samples with attributes, if there is one.
     """
     assert options.dataset is not None
+    network = features.Features(parallel.device())
     tokenizer = pipe.manifest["tokenizer"]
     opened = reference.open_reference(
         options.dataset, options.split, pipe.decode_stored, tokenizer, options.side_px(pipe)

@@ -9,7 +9,7 @@ Every checkpoint samples the same training and held-out captions with the same s
    indistinguishable from it if the interval of their difference (same captions, same seeds) includes zero.
 
 Validation loss does not decide: it is lowest early, when samples are still far from pictures
-(`benchmarks/results/verdict.md`). What a copy is stands in `evaluation.diversity`.
+(`benchmarks/results/verdict.md`). What a copy is stands in `measure.diversity`.
 """
 
 import math
@@ -138,10 +138,7 @@ class Judge:
             "take": take,
             "copies_begin": copies_begin,
             "alike": alike,
-            "threshold": float(np.quantile(self.nearest, LEVEL)),
-            "level": self.level,
             "ways": self.ways,
-            "training_pictures": len(self.training),
             "sentence": sentence,
             "real": self.real,
         }

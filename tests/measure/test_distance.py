@@ -14,7 +14,7 @@ def test_kernel_distance_is_the_unbiased_sum_over_pairs():
     xx = np.mean([k(x[i], x[j]) for i in range(5) for j in range(5) if i != j])
     yy = np.mean([k(y[i], y[j]) for i in range(4) for j in range(4) if i != j])
     xy = np.mean([k(a, b) for a in x for b in y])
-    assert distance.kernel_distance(x, y) == pytest.approx(xx + yy - 2 * xy, rel=1e-10)
+    assert distance.kernel_estimate(x, y).value == pytest.approx(xx + yy - 2 * xy, rel=1e-10)
     assert distance.polynomial_kernel(x, y)[1, 2] == pytest.approx(k(x[1], y[2]))
 
 
@@ -23,7 +23,7 @@ def test_intervals_cover_95_percent(shift):
     """Of the kernel distance and the mean; the bounds are a binomial's."""
     rng, runs = np.random.default_rng(1), 200
     draws = [(rng.standard_normal((40, 4)), rng.standard_normal((40, 4)) + shift) for _ in range(5 * runs)]
-    kernel = np.mean([distance.kernel_distance(x, y) for x, y in draws])
+    kernel = np.mean([distance.kernel_estimate(x, y).value for x, y in draws])
     covered = np.zeros(2)
     for x, y in draws[:runs]:
         found = (distance.kernel_estimate(x, y), kernel), (distance.mean_estimate(x[:16, 0]), 0.0)
