@@ -6,8 +6,6 @@ does not count. These thresholds are packaged (`thresholds.json`, from 2,000 sti
 `scripts/train_classifier.py`), for any tokenizer. Other real renders are measured like samples.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -3,8 +3,6 @@
 The words are in `captions.toml`.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Sequence

@@ -1,9 +1,7 @@
 """The prompts of `dfm evaluate` for a butterfly model, and the judgement of its samples (`attributes`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +33,7 @@ SEEDS = 8
 """Prompts of the scatter, and seeds of each."""
 
 
+@dataclass
 class Exam:
     """One evaluation's prompts, judge and real renders.
 
@@ -44,17 +43,12 @@ class Exam:
     round_trip : a video through the model's tokenizer. part : one of `synthetic.PARTS`. size_px : side of the renders.
     """
 
-    def __init__(
-        self,
-        generate: Callable[[Sequence[str], int, float], Videos],
-        round_trip: Callable[[np.ndarray], np.ndarray],
-        part: str,
-        size_px: int,
-    ):
-        self.generate = generate
-        self.round_trip = round_trip
-        self.part = part
-        self.size_px = size_px
+    generate: Callable[[Sequence[str], int, float], Videos]
+    round_trip: Callable[[np.ndarray], np.ndarray]
+    part: str
+    size_px: int
+
+    def __post_init__(self) -> None:
         self.classifier = AttributeClassifier.load()
 
     def unseen(self, counts: Mapping[str, int], num_worded: int, network: Features | None) -> dict[str, Any]:
@@ -79,7 +73,7 @@ class Exam:
                     found[kind]["scatter"] = self._scatter(kind, network)
         if num_worded:
             wanted = unseen_attributes(num_worded, "still", self.part)
-            found["wordings"] = {form: self._worded(form, wanted) for form in wordings.forms()}
+            found["wordings"] = {form: self._worded(form, wanted) for form in wordings.FORMS}
         return found
 
     def judged(
@@ -106,7 +100,7 @@ class Exam:
     def _scatter(self, kind: str, network: Features) -> dict[str, float]:
         """How far apart samples of a prompt are with `SEEDS` seeds, and the renders of its attributes."""
         prompts = []
-        renders = []
+        renders: list[np.ndarray] = []
         for w in unseen_attributes(ONE_PROMPT, MOTION[kind], self.part):
             prompts += [synthetic.caption_for(w)] * SEEDS
             for _ in range(SEEDS):

@@ -6,8 +6,6 @@ judged by the product of its frames' probabilities, so that a frame with closed 
 together with its mirror image.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Sequence
@@ -125,7 +123,7 @@ class AttributeClassifier:
         write_atomically(path, save(self.net.state_dict(), metadata=meta))
 
     @classmethod
-    def load(cls, path: str | Path = ASSET) -> AttributeClassifier:
+    def load(cls, path: str | Path = ASSET) -> "AttributeClassifier":
         """Read a file of `save`; ValueError if it is for other attributes or drawings."""
         with safe_open(str(path), "pt") as file:
             meta = file.metadata() or {}

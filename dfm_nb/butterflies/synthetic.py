@@ -11,8 +11,6 @@ In `synthetic:edits` the same scene with another value of one attribute is given
 change alone, and `changed` in `attributes` the attribute.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, dataclass
 from itertools import product

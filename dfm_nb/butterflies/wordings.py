@@ -1,8 +1,5 @@
 """Prompts in words that training did not use, from `wordings.toml`: other orders, conversation, synonyms, negation."""
 
-from __future__ import annotations
-
-import functools
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +7,8 @@ from typing import Any
 
 from dfm_nb.butterflies import synthetic
 
-FILE = Path(__file__).with_suffix(".toml")
-
-
-@functools.cache
-def forms() -> dict[str, dict[str, Any]]:
-    """The file's content, by form."""
-    return tomllib.loads(FILE.read_text(encoding="utf-8"))
+FORMS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""The file's content."""
 
 
 def prompt(form: str, part: str, attributes: Mapping[str, str], i: int) -> str:
@@ -27,8 +19,8 @@ def prompt(form: str, part: str, attributes: Mapping[str, str], i: int) -> str:
     part : `development` or `test`; they share no sentence and no synonym.
     attributes : all attributes of `synthetic.caption_for`.
     """
-    form_words = forms()[form].get("words", {})
-    sentences = forms()[form][part]
+    form_words = FORMS[form].get("words", {})
+    sentences = FORMS[form][part]
     chosen = synthetic.PARTS.index(part) * 2 + i % 2  # of four synonyms, each part has two
     words = synthetic.words_of({**attributes, "motion": "still"})
     for name in ("colour", "pattern", "background"):

@@ -43,7 +43,7 @@ STYLE = (
 )
 
 
-def runs_below(folder: str | os.PathLike) -> list[Path]:
+def runs_below(folder: StrPath) -> list[Path]:
     """The run folders in a folder, four levels down; the folder itself when it is a run, or when there are none.
 
     A link to a folder is not one of its runs, because a view writes notes and pages into them: open its target.

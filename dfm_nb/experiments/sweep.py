@@ -224,7 +224,7 @@ def swept(table: pd.DataFrame, folder: Path, **where: str) -> Report:
 
 def _last_line(log: Path) -> str:
     """The last message of a failed command, without `error: `."""
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("error: ") if lines else ""
 
 

@@ -109,7 +109,7 @@ def test_the_interval_holds_the_scatter_of_the_thresholds():
 def test_wordings_are_not_those_of_training():
     """No synonym of the file is in the grammar of training, and no prompt follows a template of it."""
     vocabulary = str(captions.SPOKEN) + str(synthetic.TEMPLATES)
-    for name, form in wordings.forms().items():
+    for name, form in wordings.FORMS.items():
         for synonyms in form.get("words", {}).values():
             assert len(set(synonyms)) == 4 and not [w for w in synonyms if w in vocabulary], synonyms
         said = {part: set() for part in synthetic.PARTS}

@@ -113,7 +113,7 @@ def test_unseen_combinations_need_no_dataset_and_repeat(tiny_checkpoint, tmp_pat
         assert guard(evaluate.main, [*argv, "--output", str(tmp_path / name)]) == 0
         results.append(read_json(tmp_path / name))
     assert results[0] == results[1] and results[0]["images"]["samples"] == 6 and "clips" not in results[0]
-    assert set(results[0]["wordings"]) == set(wordings.forms())
+    assert set(results[0]["wordings"]) == set(wordings.FORMS)
     assert set(results[0]["images"]["distances"]) == {"efficientnet_lite0"} and "--dataset" not in caplog.text
     of_others = {
         **folders.read_manifest(Pipeline.from_checkpoint(tiny_checkpoint).folder),
