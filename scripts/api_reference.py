@@ -4,8 +4,6 @@ Every public module of `dfm_nb` and `workbench` is rendered to static HTML with 
 errors.
 """
 
-from __future__ import annotations
-
 import pkgutil
 import sys
 import warnings

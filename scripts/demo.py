@@ -3,8 +3,6 @@
 python scripts/demo.py [--run-dir runs/demo]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

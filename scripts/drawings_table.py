@@ -9,8 +9,6 @@ Writes train.parquet and test.parquet (columns image, caption, tags, weight) and
 have one. All emoji are for training. Drawings have weight 2, as there are half as many of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

@@ -7,8 +7,6 @@ cores. The times are printed and listed in index.html. In the copies a picture o
 picture of an HTML output; nothing has a path of this machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import html

@@ -16,8 +16,6 @@ are those of npm's emojilib (MIT). Those two need `pip install resvg-py`.
 Then: dfm prepare --source folder:data/fluent --output-dir data/fluent-latents
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json
@@ -81,22 +79,19 @@ def draw_icons(icons: dict, emojilib: dict[str, list[str]], folder: Path) -> lis
     return rows
 
 
-def pack(package: str, folder: Path) -> Path:
-    """Download the package into `folder` with npm."""
-    return fetched(["npm", "pack", "--silent", package], folder)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="output folder; created if missing")
     parser.add_argument("--set", choices=SETS, default="fluent", help="whose emoji")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    rows, (package, pictures) = [], SETS[args.set]
+    rows = []
+    package, pictures = SETS[args.set]
+    pack = ["npm", "pack", "--silent"]
     with tempfile.TemporaryDirectory() as temporary:
-        with tarfile.open(pack(KEYWORDS, Path(temporary, "keywords"))) as tar:
+        with tarfile.open(fetched([*pack, KEYWORDS], Path(temporary, "keywords"))) as tar:
             emojilib = json.load(tar.extractfile("package/dist/emoji-en-US.json"))
-        with tarfile.open(pack(package, Path(temporary, "pictures"))) as tar:
+        with tarfile.open(fetched([*pack, package], Path(temporary, "pictures"))) as tar:
             for member in tar:
                 path = Path(member.name)
                 if path.match(pictures) and path.suffix == ".json":

@@ -1,7 +1,7 @@
 """Download about 2,700 real captioned drawings: Debian's Open Clip Art Library 0.18 (public domain).
 
-Writes DIR/CATEGORY/*.png, transparent and 256 px square; DIR/captions.csv; and DIR/left_out.csv with the reason for
-each skipped drawing. A caption is the title and up to five keywords: "croissant, food, carbohydrate, menu".
+Writes DIR/CATEGORY/*.png, transparent and 256 px square, and DIR/captions.csv. It counts what it skipped by reason. A
+caption is the title and up to five keywords: "croissant, food, carbohydrate, menu".
 
     python scripts/fetch_openclipart.py data/openclipart
 
@@ -10,8 +10,6 @@ used. Icon themes, buttons, flags, playing cards and series drawn by a program (
 
 Then: dfm prepare --source folder:data/openclipart --output-dir data/openclipart-latents
 """
-
-from __future__ import annotations
 
 import argparse
 import csv
@@ -139,7 +137,7 @@ def picture(path: Path) -> Image.Image | str:
 
 
 def write(svg: Path, png: Path, folder: Path) -> tuple[int, Counter[str]]:
-    """Write pictures and tables of an unpacked library.
+    """Write pictures and the table of an unpacked library.
 
     Parameters
     ----------
@@ -151,10 +149,17 @@ def write(svg: Path, png: Path, folder: Path) -> tuple[int, Counter[str]]:
     The number of pictures, and of skipped drawings by reason.
     """
     # A linked file is in two categories; the first drawing with the same pixels is used.
-    drawings = [read_drawing(path, svg) for path in sorted(svg.rglob("*.svg")) if not path.is_symlink()]
-    left = [(d.file.as_posix(), reason) for d in drawings if (reason := reason_to_leave(d))]
-    out = {file for file, _ in left}
-    drawings = [d for d in drawings if d.file.as_posix() not in out]
+    drawings = []
+    left: Counter[str] = Counter()
+    for path in sorted(svg.rglob("*.svg")):
+        if path.is_symlink():
+            continue
+        drawing = read_drawing(path, svg)
+        reason = reason_to_leave(drawing)
+        if reason:
+            left[reason] += 1
+        else:
+            drawings.append(drawing)
     titles = Counter(d.title for d in drawings)
     shared = {title for title, n in titles.items() if n >= COLLECTION}
     rows, seen = [], set()
@@ -163,11 +168,11 @@ def write(svg: Path, png: Path, folder: Path) -> tuple[int, Counter[str]]:
         caption = caption_of(drawing, shared)
         image = picture(png / f"{name}.png") if caption else "no caption"
         if isinstance(image, str):
-            left.append((name, image))
+            left[image] += 1
             continue
         pixels = hashlib.sha256(image.tobytes()).digest()
         if pixels in seen:
-            left.append((name, "same pixels"))
+            left["same pixels"] += 1
             continue
         seen.add(pixels)
         target = folder / f"{name}.png"
@@ -175,14 +180,9 @@ def write(svg: Path, png: Path, folder: Path) -> tuple[int, Counter[str]]:
         image.save(target)
         category = drawing.file.parent.as_posix()
         rows.append((f"{name}.png", caption, category, "; ".join(drawing.keywords), drawing.title, drawing.author))
-    tables = {
-        "captions.csv": [("file", "caption", "category", "keywords", "title", "author"), *rows],
-        "left_out.csv": [("drawing", "reason"), *sorted(left)],
-    }
-    for file, lines in tables.items():
-        with (folder / file).open("w", encoding="utf-8", newline="") as f:
-            csv.writer(f).writerows(lines)
-    return len(rows), Counter(reason for _, reason in left)
+    with (folder / "captions.csv").open("w", encoding="utf-8", newline="") as f:
+        csv.writer(f).writerows([("file", "caption", "category", "keywords", "title", "author"), *rows])
+    return len(rows), left
 
 
 def main() -> None:

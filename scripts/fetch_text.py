@@ -12,8 +12,6 @@ Python that runs this. Texts are sorted and unique, so the same machine gives th
 Then: dfm text preprocess --input data/text/wordnet.jsonl --output-prefix data/corpora/wordnet --tokenizer-model ...
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import hashlib

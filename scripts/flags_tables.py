@@ -3,8 +3,6 @@
 A table stands between `<!-- flags: VERB -->` and `<!-- end of flags -->`. Run it after you change a flag.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@
 Each was chosen from 64 samples (the first from 32), by the judge and then by eye.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

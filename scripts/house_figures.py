@@ -23,12 +23,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TREES = ("dfm_nb", "workbench", "tests", "benchmarks", "scripts", "examples")
 CORE_ROOTS = (
-    *("dfm_nb.prepare", "dfm_nb.train", "dfm_nb.generate", "dfm_nb.data.sources.folder", "dfm_nb.data.sources.table"),
-    *("dfm_nb.data.tokenizers.cosmos_cv", "dfm_nb.data.text_encoders.t5"),
+    "dfm_nb.prepare",
+    "dfm_nb.train",
+    "dfm_nb.generate",
+    "dfm_nb.data.sources.folder",
+    "dfm_nb.data.sources.table",
+    "dfm_nb.data.tokenizers.cosmos_cv",
+    "dfm_nb.data.text_encoders.t5",
 )
 """What the core is found from: three verbs, and the plug-ins that they load by name for pictures of a user's own."""
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-LAYOUT = {*(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE), *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)}
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def docstring_lines(source: str) -> set[int]:

@@ -7,8 +7,6 @@ The list is dfm_nb/offline/drawings/{train,test}/metadata.csv: `source` is the f
 written manually, because titles are in five languages and many name a collection. Pictures are 96 px, on white, RGB.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 from pathlib import Path

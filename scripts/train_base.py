@@ -11,8 +11,6 @@ stages and resumes a stopped training.
         --pretrained drawings --output runs/drawings
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

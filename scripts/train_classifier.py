@@ -11,8 +11,6 @@ sees the output of a model or a tokenizer.
 The result is deterministic for a number of threads. It takes 19 minutes on one core of a shared machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json
