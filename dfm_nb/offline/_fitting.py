@@ -65,7 +65,7 @@ def tune(tokenizer: ResidualTokenizer, videos: list[Tensor], minutes: float) -> 
     """Train the decoder in place, on videos uint8 [3, T, H, W], T = 1 + 4k."""
     device = tokenizer.mean.device
     generator = torch.Generator().manual_seed(0)
-    tokenizer.latents = tokenizer.identity().get("latents") or tokenizer.identity()["sha256"]
+    tokenizer.latents = tokenizer.latents or tokenizer.identity()["sha256"]
     stills_count, clips_count = BATCH[device.type]
     parts = [(stills_count, 1, videos)]
     clips = [video for video in videos if video.shape[1] > 1]

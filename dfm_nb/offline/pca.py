@@ -8,8 +8,6 @@ Its file `tokenizer.safetensors` holds, for `image` and `video`: mean [n], basis
 [16] (standard deviations).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from itertools import product
@@ -97,7 +95,7 @@ class PCATokenizer:
         self.tensors = {k: v.float().to(device) for k, v in tensors.items()}
 
     @classmethod
-    def fit(cls, videos: Iterable[torch.Tensor]) -> PCATokenizer:
+    def fit(cls, videos: Iterable[torch.Tensor]) -> "PCATokenizer":
         """Fit to videos [3, T, H, W] in [-1, 1], T = 1 + 4k; later frames also teach the image basis.
 
         Without any clip the video basis is the image basis held still, so that still clips come out right.

@@ -30,6 +30,10 @@ tune = _fitting.tune
 ASSET = Path(__file__).with_suffix(".safetensors")
 FINE = 4  # pixels a side of the finer of the two grids
 NUMBERS = 3 * FINE**2  # of such a block in one frame
+RADIUS_PX = 2
+SPREAD_PX = 1.2
+SPREAD = 0.15
+"""Of the bilateral filter: reach, and standard deviations of its Gaussians, of places and of colours in [-1, 1]."""
 _FORMAT = "dfm_nb.residual.1"
 
 
@@ -37,14 +41,14 @@ _FORMAT = "dfm_nb.residual.1"
 class Shape:
     """The network's size: channels and numbers of blocks on the 1/8 grid, the 1/4 (`fine`) and the 1/2 (`finest`)."""
 
-    width: int = 96
-    fine_width: int = 64
-    encoder_blocks: int = 2
-    decoder_blocks: int = 3
-    encoder_fine_blocks: int = 1
-    decoder_fine_blocks: int = 2
-    finest_width: int = 0
-    finest_blocks: int = 0
+    width: int
+    fine_width: int
+    encoder_blocks: int
+    decoder_blocks: int
+    encoder_fine_blocks: int
+    decoder_fine_blocks: int
+    finest_width: int
+    finest_blocks: int
 
 
 def _shift(x: Tensor) -> Tensor:
@@ -190,20 +194,17 @@ class Finest(nn.Module):
         return filtered + rearrange(y, "b s (c p q) h w -> b c s (h p) (w q)", p=2, q=2)
 
 
-def bilateral(video: Tensor, colour: float = 0.15, distance_px: float = 1.2, radius: int = 2) -> Tensor:
-    """Each pixel the mean of those near it in place and in colour (Tomasi and Manduchi 1998), [B, 3, T, H, W] alike.
-
-    colour, distance_px : standard deviations of the two Gaussians, of colours in [-1, 1] and of places.
-    """
+def bilateral(video: Tensor) -> Tensor:
+    """Each pixel the mean of those near it in place and in colour (Tomasi and Manduchi 1998), [B, 3, T, H, W] alike."""
     *_, height, width = video.shape
-    padded = F.pad(video, (radius,) * 4 + (0, 0), "replicate")
+    padded = F.pad(video, (RADIUS_PX,) * 4 + (0, 0), "replicate")
     total = torch.zeros_like(video)
     weights = torch.zeros_like(video[:, :1])
-    for y in range(2 * radius + 1):
-        for x in range(2 * radius + 1):
+    for y in range(2 * RADIUS_PX + 1):
+        for x in range(2 * RADIUS_PX + 1):
             near = padded[..., y : y + height, x : x + width]
-            distance = ((y - radius) ** 2 + (x - radius) ** 2) / (2 * distance_px**2)
-            weight = torch.exp(-(near - video).square().sum(1, keepdim=True) / (2 * colour**2) - distance)
+            distance = ((y - RADIUS_PX) ** 2 + (x - RADIUS_PX) ** 2) / (2 * SPREAD_PX**2)
+            weight = torch.exp(-(near - video).square().sum(1, keepdim=True) / (2 * SPREAD**2) - distance)
             total = total + weight * near
             weights = weights + weight
     return total / weights
@@ -219,7 +220,7 @@ class ResidualTokenizer(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, pca: PCATokenizer, shape: Shape = Shape()):
+    def __init__(self, pca: PCATokenizer, shape: Shape):
         super().__init__()
         self.shape = shape
         self.pca = pca

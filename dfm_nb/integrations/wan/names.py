@@ -48,8 +48,9 @@ TURNED = ("attn1.to_q", "attn1.to_k", "attn1.norm_q", "attn1.norm_k")
 """Their tensors whose rows are rotated channels."""
 
 Change = Callable[[Tensor], Tensor]
-UNCHANGED: tuple[Change, Change] = (lambda x: x), (lambda x: x)
-TABLE: tuple[Change, Change] = itemgetter(0), (lambda x: x[None])
+Changes = tuple[Change, Change]
+UNCHANGED: Changes = (lambda x: x), (lambda x: x)
+TABLE: Changes = itemgetter(0), (lambda x: x[None])
 """Conversions from theirs to ours, and back. Their tables of modulations have a leading axis of size 1."""
 
 
@@ -112,8 +113,8 @@ def places(model: ModelConfig) -> Iterator[Place]:
                 sources = tuple(f"{block}{module}.{kind}" for module in modules)
                 yield Place(f"{prefix}{name}.{kind}", sources, ours, theirs)
     # rows of an output patch: theirs by place and channel, ours by channel and place
-    output: tuple[Change, Change] = partial(_swapped, sizes=(-1, channels)), partial(_swapped, sizes=(channels, -1))
-    convolution: tuple[Change, Change] = partial(torch.flatten, start_dim=1), lambda weight: weight.unflatten(1, patch)
+    output: Changes = partial(_swapped, sizes=(-1, channels)), partial(_swapped, sizes=(channels, -1))
+    convolution: Changes = partial(torch.flatten, start_dim=1), lambda weight: weight.unflatten(1, patch)
     changes = {"x_embedder.weight": convolution, "final.weight": output, "final.bias": output}
     for name, module in OUTER:
         for kind in LINEAR:
