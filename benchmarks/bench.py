@@ -10,8 +10,6 @@ Others by name: `studio.py` measures a trained model, `speedrun.py` trains five,
 (`make bench-gpu`). `chaos.py` and `parallel_check.py` prove, and measure nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -20,8 +20,6 @@ reason. The others go on, and the exit code is then 1. Without CUDA the exit cod
 GPU's time goes in a step of the first case. After `--budget-s` seconds no new case starts.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -15,8 +15,6 @@ Damage. Every file of a checkpoint and of a data folder, in several ways: readin
 out by name, falls back by name, or gives what the whole files give. Writes results/chaos.{json,md}.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

@@ -4,8 +4,6 @@ It compares the losses of five iterations and every gradient after the first. Gr
 to 0.02 in bf16. Writes benchmarks/results/parallel_check.{json,md}.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

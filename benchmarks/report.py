@@ -4,8 +4,6 @@ Results are `NAME.md` and `NAME.json` in a results folder. Each file is written 
 the machine, its load when the benchmark began, and the time.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

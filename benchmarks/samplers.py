@@ -9,8 +9,6 @@ measured on one Gaussian, whose flow is known in closed form. The focus of the s
 first two targets; no choice was made on the third. Writes samplers.{json,md}; a minute or two.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable

@@ -14,8 +14,6 @@ Prints a table and writes benchmarks/results/speedrun.{json,md}, where earlier a
 Takes eight minutes a seed on two quiet cores. Records: benchmarks/results/speedrun.md.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

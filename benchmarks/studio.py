@@ -9,8 +9,6 @@ the picture of the one before is there. CPU time is what it would take on an idl
 runs in the kernel's own thread. A few-step student's redraw is its finished clip.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

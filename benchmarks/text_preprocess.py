@@ -19,8 +19,6 @@ With `--rounds 1 --megabytes 15` the runs take 141 CPU seconds for the speed and
 `--only memory` measures one of them and keeps the other from the file of the run before.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

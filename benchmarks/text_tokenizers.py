@@ -10,8 +10,6 @@ with lone surrogates and with 10 MB without a space, once with the back end that
 to text_tokenizers.{json,md}.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -8,8 +8,6 @@ and in bf16 if the CPU multiplies it in hardware (the plain one under `torch.aut
 tokens (without padding) per second of CPU time. Prints a table and writes benchmarks/results/train_step.{json,md}.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

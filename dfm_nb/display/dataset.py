@@ -1,7 +1,5 @@
 """The content of shards: counts, faults and pictures; also of third-party shards. Read only."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
