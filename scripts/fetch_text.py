@@ -89,13 +89,15 @@ def docstrings(_: Path) -> Iterator[tuple[str, str]]:
             continue
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                yield path.name, ast.get_docstring(node) or ""
+                text = ast.get_docstring(node) or ""
+                if len(text) >= MIN_CHARS:
+                    yield path.name, text
 
 
 SOURCES = {"wordnet": wordnet, "python_docs": python_docs, "packages": packages, "docstrings": docstrings}
 
 
-def write(path: Path, rows: Iterator[tuple[str, str]], min_chars: int, limit: float) -> tuple[int, int]:
+def write(path: Path, rows: Iterator[tuple[str, str]], limit: float) -> tuple[int, int]:
     """Write each text once, up to `limit` characters: (documents, characters)."""
     seen: set[bytes] = set()
     documents = size = 0
@@ -104,7 +106,7 @@ def write(path: Path, rows: Iterator[tuple[str, str]], min_chars: int, limit: fl
         for source, text in rows:
             data = text.encode("utf-8", "replace")
             key = hashlib.md5(data, usedforsecurity=False).digest()
-            if len(text) < min_chars or key in seen:
+            if not text or key in seen:
                 continue
             seen.add(key)
             f.write(json.dumps({"text": data.decode(), "source": source}) + "\n")
@@ -115,21 +117,19 @@ def write(path: Path, rows: Iterator[tuple[str, str]], min_chars: int, limit: fl
     return documents, size
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="output folder; created if missing")
     parser.add_argument("--only", nargs="+", choices=list(SOURCES), default=list(SOURCES), help="texts to write")
     parser.add_argument("--max-megabytes", type=float, default=float("inf"), help="maximum size of each")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         for name in args.only:
             rows = SOURCES[name](Path(temporary))
-            least = MIN_CHARS if name == "docstrings" else 1
-            documents, size = write(args.folder / f"{name}.jsonl", rows, least, args.max_megabytes * 1e6)
+            documents, size = write(args.folder / f"{name}.jsonl", rows, args.max_megabytes * 1e6)
             print(f"{args.folder / name}.jsonl: {documents:,} documents, {size / 1e6:.1f} M characters", flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

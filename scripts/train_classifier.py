@@ -16,7 +16,6 @@ import functools
 import json
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,18 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dfm_nb.butterflies import synthetic
-from dfm_nb.butterflies.attributes import FRAMES, MEASURED, MOTION, THRESHOLDS, Renders, Sure, shares, stored_thresholds
+from dfm_nb.butterflies.attributes import (
+    FRAMES,
+    MEASURED,
+    MOTION,
+    THRESHOLDS,
+    Attributes,
+    Renders,
+    Sure,
+    Videos,
+    shares,
+    stored_thresholds,
+)
 from dfm_nb.butterflies.judge import ASSET, HEADS, AttributeClassifier, Net, product, to_input
 from dfm_nb.data.encoding import to_frames, to_pixels
 from dfm_nb.offline import residual
@@ -39,6 +49,10 @@ UNSURE_SHARE = 0.02  # share of the real renders through the tokenizer that fall
 WORN = 0.6  # share of the samples that go through the block code
 SETTINGS = {"stills": 10000, "clips": 4000, "epochs": 9, "seed": 0}
 HELD_OUT = 400  # stills and clips to measure with
+SURE_RENDERS = 2000  # stills and clips that give thresholds
+SURE_SEED = 12_000_000
+RATE = 6e-3
+BATCH = 48
 
 
 def draw(count: int, frames: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -63,7 +77,7 @@ def _dct(n: int) -> Tensor:
     return m
 
 
-def compress_blocks(x: Tensor, keep: int, keep_frames: int | None = None) -> Tensor:
+def compress_blocks(x: Tensor, keep: int, keep_frames: int | None) -> Tensor:
     """A linear autoencoder of [T, 3, H, W]: the lowest `keep` x `keep` DCT coefficients of each 8 x 8 block.
 
     keep_frames : number of coefficients along T.
@@ -125,14 +139,14 @@ def batch_of(
     return *worn(torch.cat(frames), generator), torch.tensor(sample), torch.stack(labels)
 
 
-def train(stills: int, clips: int, epochs: int, seed: int, lr: float = 6e-3, batch: int = 48) -> Net:
+def train(stills: int, clips: int, epochs: int, seed: int) -> Net:
     """A network trained on `stills` pictures and `clips` wing beats, mixed in every batch in that proportion."""
     torch.manual_seed(seed)
     net, generator = Net().train(), torch.Generator().manual_seed(seed)
     sets = [draw(stills, 1, seed), draw(clips, FRAMES["clips"], seed + 1)]
-    steps = (stills + clips) // batch
-    optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=1e-2)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps * epochs)
+    steps = (stills + clips) // BATCH
+    optimizer = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps * epochs)
     for _ in tqdm(range(epochs), desc="train", unit="epoch", disable=None):
         orders = [torch.randperm(len(x), generator=generator).tensor_split(steps) for x, _ in sets]
         for rows in zip(*orders):
@@ -157,7 +171,7 @@ def round_trip(video: np.ndarray) -> np.ndarray:
     return to_frames(tokenizer.decode(tokenizer.encode(to_pixels(video)[None]))[0])
 
 
-def thresholds(classifier: AttributeClassifier, videos: Sequence[np.ndarray], wanted: Sequence[dict[str, str]]) -> Sure:
+def thresholds(classifier: AttributeClassifier, videos: Videos, wanted: Attributes) -> Sure:
     """The probability of the right value that 98 % of these reach, and the order statistics of its interval."""
     said = classifier.probabilities(videos)
     of_right = {name: np.sort([p[HEADS[name].index(w[name])] for p, w in zip(said[name], wanted)]) for name in MEASURED}
@@ -167,33 +181,34 @@ def thresholds(classifier: AttributeClassifier, videos: Sequence[np.ndarray], wa
     return {k: {m: float(p[min(n - 1, max(0, round(r)))]) for m, p in of_right.items()} for k, r in ranks.items()}
 
 
-def accuracy(
-    classifier: AttributeClassifier, videos: Sequence[np.ndarray], wanted: Sequence[dict[str, str]]
-) -> dict[str, float]:
+def accuracy(classifier: AttributeClassifier, videos: Videos, wanted: Attributes) -> dict[str, float]:
     """Share of pictures whose likeliest name is right, per attribute, and for `all` together."""
     found = shares(classifier.probabilities(videos), wanted, stored_thresholds("images"))
     right = {name: found[name]["argmax"]["share"] for name in HEADS}
     return right | {"all": found["all five"]["argmax"]["share"]}
 
 
-def store_thresholds(classifier: AttributeClassifier, count: int = 2000, seed: int = 12_000_000) -> None:
+def store_thresholds(classifier: AttributeClassifier) -> None:
     """Write `thresholds.json`: from renders of any combination, through the tokenizer."""
-    found, rng = {}, np.random.default_rng(seed)
+    found = {}
+    rng = np.random.default_rng(SURE_SEED)
     for kind, motion in MOTION.items():
-        wanted = [{name: str(rng.choice(values)) for name, values in HEADS.items()} for _ in range(count)]
-        bar = tqdm(enumerate(wanted), total=count, desc=f"thresholds of {kind}", disable=None)
-        videos = [round_trip(synthetic.render(w | {"motion": motion}, seed + i, 64, 64, FRAMES[kind])) for i, w in bar]
+        wanted = [{name: str(rng.choice(values)) for name, values in HEADS.items()} for _ in range(SURE_RENDERS)]
+        bar = tqdm(enumerate(wanted), total=SURE_RENDERS, desc=f"thresholds of {kind}", disable=None)
+        videos = [
+            round_trip(synthetic.render(w | {"motion": motion}, SURE_SEED + i, 64, 64, FRAMES[kind])) for i, w in bar
+        ]
         found[kind] = thresholds(classifier, videos, wanted)
     THRESHOLDS.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def measure(classifier: AttributeClassifier, count: int, seed: int = 31) -> dict[str, dict[str, float]]:
+def measure(classifier: AttributeClassifier) -> dict[str, dict[str, float]]:
     """Accuracy on fresh stills and clips, as drawn and through the `residual` tokenizer."""
     out = {}
     for kind in MOTION:
-        real = Renders(round_trip, kind, 64, "development", seed, count)
+        real = Renders(round_trip, kind, 64, "development", 31, HELD_OUT)
         for name, videos in (("as drawn", real.as_drawn), ("decoded", real.decoded)):
-            out[f"{kind} {name}"] = accuracy(classifier, videos[count:], real.wanted[count:])
+            out[f"{kind} {name}"] = accuracy(classifier, videos[HELD_OUT:], real.wanted[HELD_OUT:])
     return out
 
 
@@ -213,7 +228,7 @@ def main() -> None:
         "seconds": seconds,
         "threads": torch.get_num_threads(),
         "held_out": HELD_OUT,
-        "accuracy": measure(classifier, HELD_OUT),
+        "accuracy": measure(classifier),
     }
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
