@@ -6,8 +6,7 @@ an EOD alone), and a list of strings is a document of several sequences.
 
 import itertools
 import json
-from dataclasses import dataclass, field
-from typing import Literal, Sequence
+from typing import Literal, NamedTuple, Sequence
 
 import numpy as np
 import orjson
@@ -44,15 +43,14 @@ class PreprocessConfig(Options):
     chunk_bytes: int = option(CHUNK_BYTES, "of text in a chunk, about", ge=1, python_only=True)
 
 
-@dataclass
-class Encoded:
+class Encoded(NamedTuple):
     """`corpora` has what `Parts.append` takes, by key: tokens, lengths and counts. `bad` has line (counted from the
     span's first), reason and excerpt of each line without a document.
     """
 
-    corpora: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
-    bad: list[dict] = field(default_factory=list)
+    corpora: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+    counts: dict[str, int]
+    bad: list[dict]
 
 
 class ChunkEncoder:
@@ -66,23 +64,24 @@ class ChunkEncoder:
 
     def __call__(self, chunk: LineChunk) -> Encoded:
         """Encode a chunk; with on_error "stop" it ends at the first bad line."""
-        out = Encoded()
         rows: list[list[list[str]]] = []  # of each document, the texts under each key
+        bad: list[dict] = []
+        blank_lines = 0
         for number, line in enumerate(chunk.lines, chunk.end.line - len(chunk.lines) + 1):
             if line.isspace():
-                out.counts["blank_lines"] += 1
+                blank_lines += 1
                 continue
             try:
                 rows.append(self._row(line))
             except ValueError as error:
                 excerpt = line[:100].decode("utf-8", "backslashreplace").removesuffix("\n")
-                out.bad.append({"line": number, "reason": str(error), "excerpt": excerpt})
+                bad.append({"line": number, "reason": str(error), "excerpt": excerpt})
                 if self.config.on_error == "stop":
                     break
-        out.counts |= {"documents": len(rows), "skipped": len(out.bad)}
+        corpora = {}
         for column, key in enumerate(self.config.json_keys):
-            out.corpora[key] = self._encode([row[column] for row in rows])
-        return out
+            corpora[key] = self._encode([row[column] for row in rows])
+        return Encoded(corpora, {"documents": len(rows), "blank_lines": blank_lines, "skipped": len(bad)}, bad)
 
     def _row(self, line: bytes) -> list[list[str]]:
         """The texts of a line under each requested key; a string becomes a list of one."""

@@ -33,15 +33,15 @@ APPENDED = ("bin", "lengths", "pointers", "documents")
 
 @dataclass
 class Progress:
-    """Progress: the input up to `at`, the bytes of each part file, the empty documents of each key.
+    """Progress: the bytes of each part file, the empty documents of each key, the input up to `at`.
 
     A merge counts corpora in `at.span`.
     """
 
+    sizes: dict[str, NonNegativeInt]
+    empty: dict[str, int]
     at: Position = START
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
-    sizes: dict[str, NonNegativeInt] = field(default_factory=dict)
-    empty: dict[str, int] = field(default_factory=dict)
 
 
 class Parts:
@@ -65,7 +65,7 @@ class Parts:
                 self._paths[f"{key}.{name}"] = self._part(corpus, name)
         if "merge" not in signature:  # which skips no line
             self._paths[SKIPPED] = self._folder / SKIPPED
-        self.progress = Progress(sizes=dict.fromkeys(self._paths, 0), empty=dict.fromkeys(prefixes, 0))
+        self.progress = Progress(dict.fromkeys(self._paths, 0), dict.fromkeys(prefixes, 0))
 
     def _part(self, prefix: str, name: str) -> Path:
         return self._folder / f"{Path(prefix).name}.{name}"
