@@ -38,7 +38,7 @@ def share_estimate(successes: float, trials: int) -> Estimate:
 
 def polynomial_kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """(x . y / D + 1)^3, [n, m] (Binkowski et al. 2018)."""
-    return (x.astype(float) @ y.astype(float).T / x.shape[1] + 1) ** 3
+    return (x @ y.T / x.shape[1] + 1) ** 3
 
 
 def kernel_estimate(x: np.ndarray, y: np.ndarray) -> Estimate:
@@ -56,6 +56,8 @@ def paired_kernel_influences(x: np.ndarray, y: np.ndarray) -> tuple[float, np.nd
     Such pairs do not count (Gretton et al. 2012, Eq. 4), or a copy would bring its own picture nearer than any other
     one can be.
     """
+    x = np.asarray(x, np.float64)
+    y = np.asarray(y, np.float64)
     across = polynomial_kernel(x, y)
     h = polynomial_kernel(x, x) + polynomial_kernel(y, y) - across - across.T
     rows = _mean_with_others(h)
@@ -69,6 +71,8 @@ def _mean_with_others(kernel: np.ndarray) -> np.ndarray:
 
 def kernel_influences(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """The value of `kernel_estimate`, and the influences on it of the rows of x [n] and of y [m]."""
+    x = np.asarray(x, np.float64)
+    y = np.asarray(y, np.float64)
     within_x = _mean_with_others(polynomial_kernel(x, x))
     within_y = _mean_with_others(polynomial_kernel(y, y))
     k_xy = polynomial_kernel(x, y)
