@@ -531,7 +531,8 @@ class Preparation:
         own["arguments"] = arguments | {"tokenizer": self.config.tokenizer_name} | self.config.options
         origins = list(self.source.captions_from.values())
         about = {"source": self.plan["source"], "captions_from": origins, **self.identities()}
-        if isinstance(self.plans, GrownPlans):  # a run's statistics stay, and so does the tokenizer
+        # a run's statistics stay, and so do the tokenizer and what it was measured on
+        if isinstance(self.plans, GrownPlans) or self.config.texts_only:
             before = read_json(self.folder.manifest)
             kept = {name: before[name] for name in ("latent_mean", "latent_std", "psnr_db")}
             manifest = totals.manifest(about, self.plans.num_items, kept["psnr_db"], own | kept)
