@@ -38,16 +38,15 @@ _CODE = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;user-se
 class Control:
     """A widget for one option.
 
-    key : its name. value : what the user chose, None for null. fault : the text shown below, "" for none.
+    value : what the user chose, None for null.
     reset : a button that is shown while the value differs from the layer below, and restores that layer's value.
     """
 
     def __init__(self, field: Field, value: Any):
-        self.key = field.key
-        self.fault = ""
         self.widget, self._parse, self._show = _widget(field, value)
         self.widget.description = field.key.rpartition(".")[2]
-        self.widget.tooltip = field.help
+        help = _spoken(field.help)
+        self.widget.tooltip = help
         self.widget.style = {"description_width": "15em"}
         self.widget.layout = {"width": "min(44em, 100%)"}
         self._fault = w.HTML()
@@ -55,7 +54,7 @@ class Control:
         self.reset = w.Button(icon="undo", layout={"width": "auto", "display": "none"})
         self.reset.on_click(lambda _button: setattr(self, "value", self._below))
         row = w.HBox([self.widget, self.reset], layout=FLOW)
-        shown = w.HTML(fill('<div style="{};opacity:.75">{}</div>', INDENT, field.help))
+        shown = w.HTML(fill('<div style="{};opacity:.75">{}</div>', INDENT, help))
         self.box = w.VBox([row, shown, self._fault], layout={"margin": "0 0 4px 0", "width": "100%"})
 
     @property
@@ -78,7 +77,6 @@ class Control:
         self.reset.layout.display = "" if changed else "none"
 
     def set_fault(self, text: str) -> None:
-        self.fault = text
         self._fault.value = fault_html(text, INDENT)  # sent only if it differs
 
 
@@ -168,7 +166,7 @@ def faults_of(error: Exception, known: Collection[str], elsewhere: str) -> dict[
 
 def _spoken(text: str) -> str:
     """A message of the command line for one who sees controls: without its own flag, others by their names."""
-    text = re.sub(r"^--[a-z-]+ (?=must )| \(--[a-z-]+\)$", "", text)
+    text = re.sub(r"^--[a-z-]+ (?=must )| \(--[a-z-]+\)$|: --source [a-z_]+:[A-Z]+", "", text)
     return re.sub("--([a-z]+(?:-[a-z]+)*)", lambda flag: flag[1].replace("-", " "), text)
 
 
