@@ -34,7 +34,7 @@ DOWNLOAD = "this.href=this.closest('figure').querySelector(':is(video,img):last-
 HEAD = '<th scope="col" style="vertical-align:top;text-align:left;padding:4px 8px 4px 0">{}</th>'
 CELL = '<td style="vertical-align:top;text-align:left;padding:4px 8px 4px 0">{}</td>'
 PROMPT = '<tr><td colspan="{}" style="text-align:left;padding:4px 0 0;font-size:12px">{}</td></tr>'
-TABLE = '{}<table style="border-collapse:collapse"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>'
+TABLE = '<div>{}<table style="border-collapse:collapse"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
 FIGURE = (
     '<figure style="margin:0;width:{}px;max-width:100%">{}'
     '<figcaption style="font-size:12px;line-height:1.35;margin-top:3px">{}</figcaption></figure>'
