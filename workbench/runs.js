@@ -64,6 +64,7 @@ function render({ model, el }) {
     for (const key of ["tags", "note"]) {
       const field = (fields[key] = add(add(tr, "td"), "input"));
       field.setAttribute("aria-label", `${key} of ${run}`);
+      field.onkeydown = (event) => { if (event.key === "Enter") field.blur(); };  // JupyterLab keeps Enter from it
       field.onchange = () => {
         model.get("rows").find((row) => row.run === run)[key] = field.value;
         model.send({ name: run, tags: fields.tags.value, note: fields.note.value });
