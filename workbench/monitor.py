@@ -209,7 +209,8 @@ class Monitor(Live):
         self.smoothing = Slider(label="smoothing", max=0.2, step=0.005, value=SMOOTHING)
         for control in (self.axis, self.smoothing):
             control.observe(lambda _change: self.paint(), names="value")
-        self._samples: Any = None
+        self._sampled: Any = None  # what `_films` shows
+        self._films = Html()
         self._drawn = b""  # the curves of the copy
         self._looked = time.monotonic()
         self._closed = threading.Event()
@@ -332,7 +333,7 @@ class Monitor(Live):
         self._text.value = self.text_html()
         self._picker.children = [watched.box for watched in self.runs] if len(self.runs) > 1 else []
         self._machine.layout.display = "" if any(plot.data for plot in self.plots[5:]) else "none"
-        self._paint_samples()
+        self._media.value = self.samples_html()
 
     def text_html(self) -> Html:
         """The status, why runs failed, what of their metrics cannot be read, and the table of several runs."""
@@ -364,21 +365,20 @@ class Monitor(Live):
 
     def samples_html(self) -> Html:
         """Of each run one prompt over its training; of a single run also every prompt, as one picture."""
-        sampled = [watched for watched in self.runs if watched.box.value and watched.run.newest_samples()]
-        if len(self.runs) > 1:
-            return row_html(Gallery.of_training(one.run.path, title=one.label).html() for one in sampled)
+        state = [(watched.label, watched.box.value, watched.run.newest_samples()) for watched in self.runs]
+        if state == self._sampled:
+            return self._films
+        self._sampled = state
+        sampled = [watched for watched, (_, ticked, newest) in zip(self.runs, state) if ticked and newest]
+        several = len(self.runs) > 1
         parts = []
         for watched in sampled:
-            every = Gallery.of_training(watched.run.path, prompts=PROMPTS, rounds=ROUNDS)
-            picture = media_html("image/png", every.png(), "Every prompt over the training", 480)
-            parts += [Gallery.of_training(watched.run.path).html(), picture]
-        return row_html(parts)
-
-    def _paint_samples(self) -> None:
-        state = [(watched.label, watched.box.value, watched.run.newest_samples()) for watched in self.runs]
-        if state != self._samples:
-            self._samples = state
-            self._media.value = self.samples_html()
+            parts.append(Gallery.of_training(watched.run.path, title=watched.label if several else "").html())
+        if sampled and not several:
+            every = Gallery.of_training(sampled[0].run.path, prompts=PROMPTS, rounds=ROUNDS)
+            parts.append(media_html("image/png", every.png(), "Every prompt over the training", 480))
+        self._films = row_html(parts)
+        return self._films
 
     @functools.cached_property
     def widget(self) -> Any:
