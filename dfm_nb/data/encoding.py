@@ -579,10 +579,11 @@ def rewrite_shard(
         shard.record.drops = list(drops)
         for part in slices_of(stored(), encode):
             shard.write(part)
+            on_items(len(part.metas))
         shard.finish(contents)
     finally:  # after an error, remove the incomplete shard
         shard.writer.abort()
-    on_items(len(plan.items))
+    on_items(len(plan.items) - shard.writer.samples)
     return True
 
 
