@@ -11,9 +11,8 @@
     run_list.py    the runs of a folder                      `Runs`
     form.py        a form from the typed settings            `ConfigForm`, `PrepareForm`
     controls.py    one labelled control for one setting; slider, section, table
-    gallery.py     clips with their settings, side by side   `Gallery`, `grid`
+    gallery.py     clips with their settings, side by side   `Gallery`
     studio.py      a widget to explore a model               `Studio`
-    studio_html.py its HTML
     browser.py     what a data set holds                     `DatasetBrowser`
     parameters.py  a notebook's own parameters               `check_parameters`
     place.py       where relative paths start; results       `project_folder`, `trained_or_packaged`, `publish`
@@ -43,7 +42,6 @@ _WHERE = {
     "ConfigForm": "form",
     "PrepareForm": "form",
     "Gallery": "gallery",
-    "grid": "gallery",
     "Studio": "studio",
     "DatasetBrowser": "browser",
     "Runs": "run_list",

@@ -20,13 +20,12 @@ from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.options import fields
 from dfm_nb.base.records import SampleError
-from dfm_nb.data.captioning import EDITS, Edit, read_edits, write_edit
+from dfm_nb.data.captioning import EDITS, Edit, edits_sha256, read_edits, write_edit
 from dfm_nb.data.preparation import PrepareConfig
-from dfm_nb.data.shard_plan import evenly
 from dfm_nb.data.shards import Fits, how_to_adopt
 from dfm_nb.display.dataset import InspectedShards, pictures, size_of
 from dfm_nb.inspect import figures
-from workbench.controls import table_html
+from workbench.controls import FLOW, table_html
 from workbench.gallery import Gallery, Item
 from workbench.live import Live, fault_html
 
@@ -37,7 +36,18 @@ GAP_PX = 12
 DROPS_SHOWN = 20
 AUTO = {"width": "auto"}
 KINDS = ("pictures", "clips")
-LEGEND = "latent: channels x frames x height x width, which a model learns; text tokens: the caption as vectors"
+LEGEND = "Below each caption: the key, and the latent's channels x frames x height x width."
+SAMPLE = (
+    '<div data-key="{}" style="opacity:{}">{}'
+    '<div style="font-size:11px;line-height:1.35;opacity:.75;overflow-wrap:anywhere">{}</div></div>'
+)
+DOWNLOAD = fill(
+    '<button type="button" class="jupyter-button" style="width:auto" onclick="{}">download these</button>',
+    "for(const one of this.closest('.dfm-browser').querySelectorAll('[data-key]')){"
+    "const {src}=[...one.querySelectorAll('video,img:not(video img)')].at(-1),link=document.createElement('a');"
+    "link.href=src;link.download=one.dataset.key+(src.startsWith('data:video')?'.mp4':'.png');link.click()}",
+)
+"""Saves the pictures and clips of the page, which holds their bytes; a browser may ask once."""
 FOLLOWS = "From its next start, training skips samples that are set aside."
 NO_CAPTION = "<style>.dfm-browser textarea{font-size:12px}.widget-gridbox figcaption{display:none}</style>"
 """Where the caption is a field, the figure shows none."""
@@ -70,6 +80,7 @@ class DatasetBrowser(Live):
     """
 
     def __init__(self, data_dir: str | Path):
+        self._encoding = False
         self._read(Path(data_dir).expanduser())
 
     def _read(self, path: Path) -> None:
@@ -79,7 +90,7 @@ class DatasetBrowser(Live):
         # what a tokenizer can decode, known without reading a sample
         self.fits = Fits(LATENT_CHANNELS if self.manifest else None)
         self.about = self.shards.describe()
-        self.edits = read_edits(self.shards.folder)
+        self._read_edits()
         split_of = {}
         if self.manifest:
             split_of = {shard["name"]: shard["split"] for shard in self.manifest.get("shards", [])}
@@ -87,11 +98,20 @@ class DatasetBrowser(Live):
 
     # ---- edits ----------------------------------------------------------------------------------------------------
 
+    def _read_edits(self) -> None:
+        self.edits = read_edits(self.shards.folder)
+        applied = (self.manifest or {}).get("plan", {}).get("edits")
+        self._unencoded = {}  # changed captions that the shards do not have, by key; "" for that of the source
+        if edits_sha256(self.shards.folder) != applied:
+            for entry in self.entries:
+                edit = self.edits.get(entry.key)
+                if edit and edit.caption not in (None, entry.meta.get("caption")):
+                    self._unencoded[entry.key] = edit.caption
+
     def caption(self, index: int) -> str:
         """The edited caption, else the prepared one."""
         entry = self.entries[index]
-        edit = self.edits.get(entry.key)
-        return (edit and edit.caption) or entry.meta.get("caption") or ""
+        return self._unencoded.get(entry.key, entry.meta.get("caption") or "")
 
     def more_captions(self, index: int) -> list[str]:
         """The further ones, which are the source's."""
@@ -107,12 +127,16 @@ class DatasetBrowser(Live):
         caption : one line; "" for that of the source.
         """
         entry = self.entries[index]
-        text = " ".join(caption.split()) or None
+        text: str | None = " ".join(caption.split())
         before = self.edits.get(entry.key)
-        if text == entry.meta.get("caption") and not (before and before.caption):
-            text = None  # as it was
+        stored = entry.meta.get("caption")
+        if before is None or before.caption is None:
+            if text in ("", stored):
+                text = None  # as it was
+        elif not text and entry.key in self._unencoded and before.caption and not self._encoding:
+            text = None  # the shards have that of the source
         write_edit(self.shards.folder, Edit(key=entry.key, caption=text, left_out=set_aside))
-        self.edits = read_edits(self.shards.folder)
+        self._read_edits()
 
     def edited(self) -> str:
         """The number of edits and what follows; "" without edits."""
@@ -129,12 +153,7 @@ class DatasetBrowser(Live):
 
     def pending(self) -> int:
         """The number of changed captions that training does not read yet."""
-        count = 0
-        for entry in self.entries:
-            edit = self.edits.get(entry.key)
-            if edit and edit.caption not in (None, entry.meta.get("caption")):
-                count += 1
-        return count
+        return len(self._unencoded)
 
     def encode_captions(self) -> None:
         """Encode the changed captions: `dfm prepare --texts-only` with the arguments that the shards were made with.
@@ -161,8 +180,12 @@ class DatasetBrowser(Live):
         allowed = {"source", "short_side", *plugins.flags("sources")}
         allowed.update(name for name, field in fields(PrepareConfig).items() if "plan" in field.marks)
         planned = {name: value for name, value in arguments.items() if name in allowed}
-        prepare_dataset(**planned, output_dir=self.shards.folder, texts_only=True)
-        self._read(self.shards.place)
+        self._encoding = True  # an edit may come meanwhile
+        try:
+            prepare_dataset(**planned, output_dir=self.shards.folder, texts_only=True)
+            self._read(self.shards.place)
+        finally:
+            self._encoding = False
 
     # ---- samples --------------------------------------------------------------------------------------------------
 
@@ -183,6 +206,14 @@ class DatasetBrowser(Live):
                 matching.append(i)
         return matching
 
+    def _mixed(self, indices: Sequence[int]) -> list[int]:
+        """The same samples with pictures and clips in proportion on each page, and both on the first."""
+        placed: list[tuple[float, int]] = []
+        for kind in KINDS:
+            those = [index for index in indices if kind_of(self.entries[index].meta) == kind]
+            placed += [(place / len(those), index) for place, index in enumerate(those)]
+        return [index for _, index in sorted(placed)]
+
     def figure(self, index: int, latent: bool = False) -> Html:
         """One sample as HTML: what is given, clip or picture, caption, sizes; or why it cannot be read.
 
@@ -194,7 +225,7 @@ class DatasetBrowser(Live):
         except SampleError as error:
             return fault_html(str(error), what="Damaged")
         shape = "x".join(map(str, clip.latent.shape[1:]))
-        about = f"{entry.key} · latent {shape} · {clip.text_emb.shape[1]} text tokens"
+        about = f"{entry.key} · {shape}"
         opacity = "1"
         if self.is_set_aside(index):
             about = f"set aside · {about}"
@@ -209,8 +240,7 @@ class DatasetBrowser(Live):
         height, width = shown[-1].shape[1:3]
         width_px = round(side * min(1, width / height))  # the longer side fits
         gallery = Gallery(items, width_px, details=False).html()
-        figure = '<div style="opacity:{}">{}<div style="font-size:11px;line-height:1.35;opacity:.75">{}</div></div>'
-        return fill(figure, opacity, gallery, about)
+        return fill(SAMPLE, entry.key, opacity, gallery, about)
 
     @functools.cached_property
     def _decoder(self) -> tuple[Any, str]:
@@ -224,8 +254,7 @@ class DatasetBrowser(Live):
     def grid_html(self, figures: list[Html], latent: bool = False) -> Html:
         if not figures:
             return fill("no matching sample")
-        note = "" if latent else self._decoder[1]
-        notes = [fill("{}<br>", text) for text in (note, LEGEND) if text]
+        notes = ["" if latent else fill("{}<br>", self._decoder[1]), LEGEND]
         style = f"display:grid;grid-template-columns:repeat(auto-fill,{SIDE_PX}px);gap:12px;align-items:start"
         grid = '<div style="font-size:12px;opacity:.75">{}</div><div style="{}">{}</div>'
         return fill(grid, notes, style, figures)
@@ -251,8 +280,6 @@ class DatasetBrowser(Live):
         if not self.manifest:
             return fill("<p>There is no manifest, so drops are unknown.</p>")
         drops = self.about.get("drops", [])
-        if not drops:
-            return fill("<p>0 dropped</p><p></p>")
         reasons = Counter(drop["reason"] for drop in drops)
         counted = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common())
         rows = [(drop.get("key", ""), drop["reason"], drop.get("detail", "")) for drop in drops[:DROPS_SHOWN]]
@@ -263,7 +290,7 @@ class DatasetBrowser(Live):
     def kept_html(self) -> str:
         if "widget" in vars(self):
             return fill("{}{}", self.summary_html(), Html(self._samples.value))
-        figures = [self.figure(i) for i in evenly(range(len(self.entries)), PAGE)]
+        figures = [self.figure(i) for i in self.shards.chosen(PAGE)]
         return fill("{}{}{}", self.summary_html(), self.grid_html(figures), self.drops_html())
 
     def __repr__(self) -> str:
@@ -272,7 +299,6 @@ class DatasetBrowser(Live):
     @functools.cached_property
     def widget(self) -> Any:
         """Tabs: samples with pages and search; summary; drops."""
-        flow = {"flex_flow": "row wrap", "overflow": "visible"}
         words = "words of the caption"
         self._search = w.Text(placeholder=words, tooltip=words, continuous_update=False)
         self._filters = {
@@ -294,17 +320,18 @@ class DatasetBrowser(Live):
         tip = "Change captions, set samples aside"
         self._editing = w.ToggleButton(description="edit", icon="pencil", tooltip=tip, layout=AUTO)
         tip = "dfm prepare --texts-only: training reads changed captions after it"
-        self._encode = w.Button(description="encode changed captions", tooltip=tip, layout=AUTO)
+        self._encode = w.Button(description="encode changed captions", tooltip=tip, layout={"width": "max-content"})
         self._encode.on_click(lambda _button: self._pressed_encode())
+        self._progress = w.Output()
         columns = f"repeat(auto-fill, {SIDE_PX + 8}px)"  # margins
         self._cells = w.GridBox(layout={"grid_template_columns": columns, "grid_gap": "12px"})
         for control in (self._page, self._looks, self._editing):
             control.observe(lambda _change: self._paint(), names="value")
         for control in (self._search, *self._filters.values()):
             control.observe(lambda _change: self._searched(), names="value")
-        looking = w.HBox([self._search, *self._filters.values(), self._looks, self._editing], layout=flow)
-        paging = w.HBox([self._back, self._page, self._on, self._status], layout=flow)
-        samples = w.VBox([looking, paging, self._told, self._encode, self._samples, self._cells])
+        looking = w.HBox([self._search, *self._filters.values(), self._looks, self._editing], layout=FLOW)
+        paging = w.HBox([self._back, self._page, self._on, self._status], layout=FLOW)
+        samples = w.VBox([looking, paging, self._told, self._encode, self._progress, self._samples, self._cells])
         pages = [samples, w.HTML(self.summary_html()), w.HTML(self.drops_html())]
         box = w.Tab(pages, titles=["Samples", "Summary", "Drops"], selected_index=0)
         box.add_class("dfm-browser")
@@ -316,7 +343,7 @@ class DatasetBrowser(Live):
 
     def _searched(self) -> None:
         chosen = {name: menu.value for name, menu in self._filters.items()}
-        self._matching = self.find(self._search.value, **chosen)
+        self._matching = self._mixed(self.find(self._search.value, **chosen))
         self._page.max = max(1, math.ceil(len(self._matching) / PAGE))
         if self._page.value == 1:
             self._paint()
@@ -338,7 +365,7 @@ class DatasetBrowser(Live):
 
     def _show(self, fault: str = "") -> None:
         counts = f"of {self._page.max:,} pages; {len(self._matching):,} samples"
-        self._status.value = fill('<span role="status">{}</span>', counts)
+        self._status.value = fill('<span role="status">{}</span> {}', counts, DOWNLOAD)
         self._told.value = fault_html(fault, what="Not kept") or fill("<small>{}</small>", self.edited())
         self._encode.layout.display = "" if self.pending() else "none"
         self._samples.value = self.grid_html(self._figures, self._looks.value)
@@ -353,11 +380,13 @@ class DatasetBrowser(Live):
         return ""
 
     def _pressed_encode(self) -> None:
-        self._encode.disabled = True  # until it has ended, a few seconds
+        self._encode.disabled = True
         try:
-            fault = self._try(self.encode_captions)
+            with self._progress:  # the bar of dfm prepare
+                fault = self._try(self.encode_captions)
         finally:
             self._encode.disabled = False
+            self._progress.outputs = ()
         self._paint()
         self._show(fault)
 

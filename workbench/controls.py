@@ -15,7 +15,6 @@ import anywidget
 import ipywidgets as w
 import traitlets
 
-from dfm_nb import config as cfg
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.options import Field
 from dfm_nb.config import notation
@@ -23,6 +22,8 @@ from workbench.live import fault_html
 
 SLIDER_SPAN = 4096
 """A bounded integer gets a slider when it has at most this many values; a bounded fraction always does."""
+FLOW = {"flex_flow": "row wrap", "overflow": "visible"}
+"""Layout of a row."""
 INDENT = "margin-left:17em;font-size:12px;line-height:1.35"
 HEAD = '<th scope="col" style="text-align:left;padding:2px 12px 2px 0">{}</th>'
 NAME = '<th scope="row" style="text-align:left;padding:2px 12px 2px 0">{}</th>'
@@ -37,18 +38,14 @@ _CODE = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;user-se
 class Control:
     """A widget for one option.
 
-    key : its name. value : what the user chose, None for null. fault : the text shown below, "" for none.
+    value : what the user chose, None for null.
     reset : a button that is shown while the value differs from the layer below, and restores that layer's value.
     """
 
     def __init__(self, field: Field, value: Any):
-        self.key = field.key
-        self.fault = ""
-        help = field.help
-        if "choices" not in field.limits:
-            help += f" ({cfg.describe_limits(field)})"
         self.widget, self._parse, self._show = _widget(field, value)
         self.widget.description = field.key.rpartition(".")[2]
+        help = _spoken(field.help)
         self.widget.tooltip = help
         self.widget.style = {"description_width": "15em"}
         self.widget.layout = {"width": "min(44em, 100%)"}
@@ -56,7 +53,7 @@ class Control:
         self._below = value
         self.reset = w.Button(icon="undo", layout={"width": "auto", "display": "none"})
         self.reset.on_click(lambda _button: setattr(self, "value", self._below))
-        row = w.HBox([self.widget, self.reset], layout={"flex_flow": "row wrap"})
+        row = w.HBox([self.widget, self.reset], layout=FLOW)
         shown = w.HTML(fill('<div style="{};opacity:.75">{}</div>', INDENT, help))
         self.box = w.VBox([row, shown, self._fault], layout={"margin": "0 0 4px 0", "width": "100%"})
 
@@ -80,7 +77,6 @@ class Control:
         self.reset.layout.display = "" if changed else "none"
 
     def set_fault(self, text: str) -> None:
-        self.fault = text
         self._fault.value = fault_html(text, INDENT)  # sent only if it differs
 
 
@@ -120,9 +116,9 @@ def _widget(field: Field, value: Any) -> tuple[Any, Callable[[Any], Any], Callab
 
     if "choices" in field.limits:
         choices = list(zip(field.limits["choices"], field.limits["choices"]))
-        if field.optional:
-            choices.insert(0, ("(none)", None))
-        return w.Dropdown(options=choices, value=value), same, same
+        if field.optional:  # ipywidgets shows nothing for None
+            choices.insert(0, ("(none)", ""))
+        return w.Dropdown(options=choices, value=value or ""), lambda raw: raw or None, lambda value: value or ""
     if field.type is bool and not field.optional:
         return w.Checkbox(value=bool(value), indent=True), bool, bool
     low = field.limits.get("ge", -math.inf)
@@ -164,8 +160,14 @@ def faults_of(error: Exception, known: Collection[str], elsewhere: str) -> dict[
     for name, text in getattr(error, "faults", {"": str(error)}).items():
         flags = re.findall("--([a-z-]+)", text)
         keys = [flag.replace("-", "_") for flag in (name, *flags)]
-        faults.setdefault(next((key for key in keys if key in known), elsewhere), text)
+        faults.setdefault(next((key for key in keys if key in known), elsewhere), _spoken(text))
     return faults
+
+
+def _spoken(text: str) -> str:
+    """A message of the command line for one who sees controls: without its own flag, others by their names."""
+    text = re.sub(r"^--[a-z-]+ (?=must )| \(--[a-z-]+\)$|: --source [a-z_]+:[A-Z]+", "", text)
+    return re.sub("--([a-z]+(?:-[a-z]+)*)", lambda flag: flag[1].replace("-", " "), text)
 
 
 def copied(label: str, text: str) -> Html:

@@ -261,6 +261,7 @@ class ConfigForm(Form):
             keys = (fault.key, *fault.also) if fault.key else ()
             at = next((key for key in keys if key in self.controls), "")
             text = str(replace(fault, key="" if fault.key == at else fault.key, origin=""))
+            text = text.partition("; the default is ")[0]  # the button beside the control has the recipe's
             faults[at] = f"{faults[at]}; {text}" if at in faults else text
         return faults
 
@@ -367,4 +368,7 @@ class PrepareForm(Form):
         return "", ""
 
     def placed(self, error: Any) -> dict[str, str]:
-        return faults_of(error, [key for key in self.controls if self.applies(key)], self.SPEC.key)
+        faults = faults_of(error, [key for key in self.controls if self.applies(key)], self.SPEC.key)
+        if self.controls[self.SPEC.key].value is None and "source" in faults:  # it lacks one
+            faults[self.SPEC.key] = faults.pop("source")
+        return faults

@@ -9,34 +9,37 @@ import contextlib
 import functools
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dfm_nb import display
-from dfm_nb.base import pretrained, video
+from dfm_nb.base import video
 from dfm_nb.base.files import is_plain
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.records import SampleError
-from dfm_nb.base.run import is_iteration
+from dfm_nb.base.run import Run
 from dfm_nb.experiments.runs import clip_settings
 
 DESCRIBED = dict(
     seed="seed {}", guidance="guidance {}", num_steps="{} steps", sampler="{}", iteration="iteration {}", fps="{} fps"
 )
 """The settings printed under a clip's prompt, where they are known."""
-CAPTIONS_OF = {"train": "a training caption", "val": "an unseen caption"}
+DATA = "your data"
+CAPTIONS_OF = {"train": " (a training caption)", "val": " (an unseen caption)"}
 DOWNLOAD = "this.href=this.closest('figure').querySelector(':is(video,img):last-of-type').src"
 HEAD = '<th scope="col" style="vertical-align:top;text-align:left;padding:4px 8px 4px 0">{}</th>'
 CELL = '<td style="vertical-align:top;text-align:left;padding:4px 8px 4px 0">{}</td>'
-TABLE = '{}<table style="border-collapse:collapse"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>'
+PROMPT = '<tr><td colspan="{}" style="text-align:left;padding:4px 0 0;font-size:12px">{}</td></tr>'
+TABLE = '<div>{}<table style="border-collapse:collapse"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
 FIGURE = (
-    '<figure style="margin:0;width:{}px">{}<figcaption style="font-size:12px;line-height:1.35;margin-top:3px">{}'
-    '<div style="opacity:.75">{}</div>{}</figcaption></figure>'
+    '<figure style="margin:0;width:{}px;max-width:100%">{}'
+    '<figcaption style="font-size:12px;line-height:1.35;margin-top:3px">{}</figcaption></figure>'
 )
+DETAIL = '<div style="opacity:.75">{}</div>{}'
 TOGETHER = (
     "const f=this.closest('table').querySelector('video');"
     "if(Math.abs(f.currentTime-this.currentTime)>0.1)this.currentTime=f.currentTime"
@@ -46,15 +49,11 @@ TOGETHER = (
 
 @dataclass(frozen=True)
 class Item:
-    """One clip: media type and bytes, and settings (`prompt`, `seed`, ...; {} when unknown).
-
-    real : the data's own clip of its caption.
-    """
+    """One clip: media type and bytes, and settings (`prompt`, `seed`, ...; {} when unknown)."""
 
     media_type: str
     data: bytes
     settings: Mapping[str, Any]
-    real: Item | None = None
 
     @functools.cached_property
     def begins(self) -> tuple[np.ndarray, float] | None:
@@ -113,14 +112,7 @@ def _from_file(path: Path) -> Item:
     if kind is None:
         raise ValueError(f"{path} must be one of {', '.join(display.MEDIA)}; convert it first")
     # of a foreign clip only the name is known
-    return Item(kind, path.read_bytes(), {"name": path.stem, **clip_settings(path)}, real=_real_of(path))
-
-
-def _real_of(path: Path) -> Item | None:
-    """The data's clip for the caption of a training's sample: `samples/data/a.png` for `samples/iter_0000100/a.png`."""
-    samples = path.parent.parent
-    file = samples / "data" / path.name
-    return _from_file(file) if is_iteration(path.parent) and is_plain(file, samples) else None
+    return Item(kind, path.read_bytes(), {"name": path.stem, **clip_settings(path)})
 
 
 class Gallery:
@@ -129,7 +121,7 @@ class Gallery:
     Parameters
     ----------
     clips : paths, a folder, generated clips or arrays; {label: such a list} shows one column per label.
-    width_px : width of one clip on the page. details : show seed and settings below the prompt.
+    width_px : width of one clip on the page. details : show seed, settings and a link to download below the prompt.
 
     >>> Gallery(["runs/demo/samples/a.mp4"])                                  # doctest: +SKIP
     >>> Gallery({f"guidance {g}": pipe("a blue morpho", guidance=g) for g in (1, 2, 4)})      # doctest: +SKIP
@@ -144,6 +136,40 @@ class Gallery:
         self.details = details
         self.title = title
 
+    @classmethod
+    def of_training(cls, run_dir: str | Path, prompts: int = 1, rounds: int = 4, **looks: Any) -> Gallery:
+        """One prompt over a training: samples of the first validation, a third, two thirds and the end, and the data's.
+
+        Parameters
+        ----------
+        prompts : number of prompts, a row each. rounds : number of validations, evenly spaced.
+        looks : `width_px`, `title`.
+
+        Raises
+        ------
+        ValueError : the run has no samples yet.
+
+        >>> Gallery.of_training("runs/demo/train")                            # doctest: +SKIP
+        """
+        run = Run(Path(run_dir).expanduser())
+        sampled = {}
+        for iteration, folder in display.sample_rounds(run):
+            files = display.media_in(folder)[:prompts]
+            if files:
+                sampled[iteration] = files
+        if not sampled:
+            raise ValueError(f"{run_dir} has no samples yet; they come with each validation (train.eval_interval)")
+        chosen = set()
+        for i in range(rounds):
+            wanted = max(sampled) * i / (rounds - 1)
+            chosen.add(min(sampled, key=lambda iteration: abs(iteration - wanted)))
+        columns = {f"iteration {iteration}": list(map(load, sampled[iteration])) for iteration in sorted(chosen)}
+        newest = sampled[max(sampled)]
+        real = [run.samples / "data" / file.name for file in newest]
+        if all(is_plain(file, run.samples) for file in real):
+            columns[DATA] = [replace(load(file), settings=clip_settings(made)) for file, made in zip(real, newest)]
+        return cls(columns, details=False, **{"width_px": 144, **looks})
+
     def __repr__(self) -> str:
         counts = [f"{len(clips)} clips {label}".strip() for label, clips in self.columns.items()]
         return f"Gallery({'; '.join(counts)})"
@@ -156,32 +182,49 @@ class Gallery:
             return fill('{}<div style="display:flex;flex-wrap:wrap;gap:12px">{}</div>', head, figures)
         labels = [fill(HEAD, label) for label in self.columns]
         body = []
-        for row in itertools.zip_longest(*self.columns.values()):
-            cells = [fill(CELL, self._figure(item, label) if item else "") for label, item in zip(self.columns, row)]
+        for row in self._rows():
+            items = list(filter(None, row))
+            prompts = {item.prompt for item in items}
+            if len(prompts) == 1:  # said once
+                kind = CAPTIONS_OF.get(items[0].settings.get("caption_of", ""), "")
+                body.append(fill(PROMPT, len(row), items[0].prompt + kind))
+            cells = []
+            for label, item in zip(self.columns, row):
+                cells.append(fill(CELL, self._figure(item, label, len(prompts) > 1) if item else ""))
             body.append(fill("<tr>{}</tr>", cells))
         return fill(TABLE, head, labels, body)
 
-    def _figure(self, item: Item, column: str = "") -> Html:
-        width_px = self.width_px
+    def _rows(self) -> list[tuple[Item | None, ...]]:
+        return list(itertools.zip_longest(*self.columns.values()))
+
+    def _figure(self, item: Item, column: str = "", named: bool = True) -> Html:
         detail = item.describe() if self.details else ""
         text = ", ".join(filter(None, (item.prompt, column, detail)))
         together = TOGETHER if column else ""
-        media = display.media_html(item.media_type, item.data, text, width_px, item.begins, together)
-        if item.real:
-            yours = display.media_html(item.real.media_type, item.real.data, f"yours: {item.prompt}", width_px)
-            media = fill('<div style="display:flex;gap:2px;align-items:flex-end">{}{}</div>', yours, media)
-            caption_of = CAPTIONS_OF.get(item.settings.get("caption_of", ""))
-            detail = ", ".join(filter(None, ("left: yours", caption_of, detail)))
-            width_px *= 2
-        return fill(FIGURE, width_px, media, item.prompt, detail, download(item))
+        media = display.media_html(item.media_type, item.data, text, self.width_px, item.begins, together)
+        caption = [item.prompt] if named else []
+        if self.details:
+            caption.append(fill(DETAIL, detail, download(item)))
+        return fill(FIGURE, self.width_px, media, caption)
 
     _repr_html_ = html
 
-    def _repr_png_(self) -> bytes:
-        shown = {}
-        for label, items in self.columns.items():
-            shown[label] = [([item.begins[0]], item.prompt) for item in items if item.begins]
-        return display.small_png(display.contact_sheet(shown))
+    def png(self) -> bytes:
+        """The first frames of all clips as one picture; what stands in a row stands side by side."""
+        wide = len(self.columns) > 1
+        entries = []
+        for row in self._rows():
+            items = [item for item in row if item]
+            begins = [item.begins for item in items]
+            shown = [frames for frames, _ in filter(None, begins)]
+            if wide:  # stills stand side by side
+                shown = [frames[len(frames) // 2][None] for frames in shown]
+            if shown:
+                entries.append((shown, items[0].prompt))
+        sheet = display.contact_sheet({" | ".join(self.columns): entries}, columns=1 if wide else 8)
+        return display.small_png(sheet)
+
+    _repr_png_ = png
 
 
 def file_stem(prompt: str) -> str:
@@ -197,47 +240,6 @@ def download(item: Item) -> Html:
     suffix = next(suffix for suffix, kind in display.MEDIA.items() if kind == item.media_type)
     link = '<a href="#" download="{}" style="color:inherit;text-decoration:underline" onclick="{}">download</a>'
     return fill(link, name + suffix, DOWNLOAD)
-
-
-def grid(pipe: Any, prompt: str | Sequence[str], **settings: Any) -> Gallery:
-    """Clips of one or two settings with lists of values, as a table: the first is its columns, the second its rows.
-
-    Parameters
-    ----------
-    pipe : a pipeline, an argument of `Pipeline.from_pretrained`, or a list of them. prompt : one or several.
-    settings : as for `pipe(...)`, each a value or a list of values. Everything else is equal in all clips.
-
-    >>> grid("runs/demo/train", "a blue morpho", seed=[1, 2, 3], guidance=[1, 2, 4])       # doctest: +SKIP
-    >>> grid(["runs/demo/train", "butterflies"], ["a blue morpho", "a red moth"])          # doctest: +SKIP
-    """
-    from dfm_nb.generation.pipeline import Pipeline
-
-    load_once = functools.cache(Pipeline.from_pretrained)
-    values = {"checkpoint": pipe, "prompt": prompt, **settings}
-    lists = [name for name, value in values.items() if isinstance(value, list)]
-    if not 1 <= len(lists) <= 2:
-        raise ValueError(f"a grid needs a list of values for one or two settings; got {', '.join(lists) or 'none'}")
-    across = lists[0]
-    down = lists[-1]  # the same one if there is one list: then each column is one clip
-    labels = [f"{across} {path_of(value) if hasattr(value, 'source') else value}" for value in values[across]]
-    clips: dict[str, list[Any]] = {}
-    for i, (label, column) in enumerate(zip(labels, values[across]), 1):
-        if labels.count(label) > 1:
-            label += f" ({i})"
-        clips[label] = []
-        for row in values[down] if len(lists) == 2 else [column]:
-            chosen = values | {across: column, down: row}
-            model = chosen.pop("checkpoint")
-            if not hasattr(model, "run"):
-                model = load_once(model)
-            clips[label].append(model(chosen.pop("prompt"), **chosen)[0])
-    return Gallery(clips)
-
-
-def path_of(pipe: Any) -> str:
-    """The argument of `Pipeline.from_pretrained` for the same weights."""
-    path = (pipe.source.file or pipe.source.folder) if pipe.source else pipe.folder
-    return path.stem if pretrained.packaged(path.stem) == path else str(path)
 
 
 def _listed(things: Any) -> list[Any]:

@@ -17,7 +17,7 @@ import anywidget
 import traitlets
 
 from dfm_nb.base.markup import Html, fill
-from workbench.controls import Section
+from workbench.controls import FLOW, Section
 from workbench.live import fault_html
 
 LOOK_S = 0.25
@@ -26,7 +26,7 @@ LOOK_S = 0.25
 IDLE_S = 5.0
 """The same while nothing runs: a terminal or another notebook may start something."""
 
-_COLOURS = {"running": "#0072B2", "finished": "#009E73", "failed": "#D55E00", "lost": "#D55E00", "stopped": "#E69F00"}
+_COLOURS = {"running": "#0072B2", "finished": "#009E73", "failed": "#D55E00", "lost": "#D55E00", "stopped": "#B07A00"}
 _NEWEST: weakref.WeakValueDictionary[Path, Panel] = weakref.WeakValueDictionary()
 _MARKS = {"running": "▶", "finished": "✔", "failed": "✖", "lost": "✖", "stopped": "■", "not started": "○"}
 _STATUS = (
@@ -85,7 +85,7 @@ class Panel:
         # while a training is well, its monitor tells the same and more
         self.fold = Section(self.log, "Last log lines", opened=not launcher.trains)
         self.attention = Attention()
-        row = w.HBox([*self.buttons.values(), self.status], layout={"flex_flow": "row wrap"})
+        row = w.HBox([*self.buttons.values(), self.status], layout=FLOW)
         self.box = w.VBox([self.attention, row, self.says, self.alert, self.fold, self.log])
         self.box.add_class("dfm-launcher")
         _NEWEST[launcher.run_dir] = self

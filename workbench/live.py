@@ -6,6 +6,7 @@ above it is connected: by class names of our own, so in any front end. In Jupyte
 area, too, and the widget's while it is not connected. With the copy comes a script that keeps keys in the widget.
 """
 
+import base64
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ STYLE = (
     # ipywidgets' arrow is black, and so are the pages of dark themes
     ".dfm-live{--jp-widgets-dropdown-arrow:url(\"data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' "
     "viewBox='0 0 18 18'%3E%3Cpath d='M5 7l4 4 4-4z' fill='%23888'/%3E%3C/svg%3E\")}"
+    # its orange is too light for white text
+    ".dfm-launcher .jupyter-button.mod-warning{background:#A84300;color:white}"
     "</style>"
 )
 KEYS = fill("<script>{}</script>", Html(Path(__file__).with_name("keys.js").read_text()))
@@ -53,6 +56,10 @@ class Live:
         """The widget's content as `Html` that needs no kernel, or as text; "" if the text of `repr` is enough."""
         return ""
 
+    def kept_png(self) -> bytes:
+        """A PNG of the content, for where no HTML is shown; b"" without."""
+        return b""
+
     def keep(self) -> None:
         """Update the copy."""
         if self._kept is None:
@@ -72,6 +79,9 @@ class Live:
         bundle = {"text/plain": text}
         if page:
             bundle["text/html"] = page
+        picture = self.kept_png()
+        if picture:
+            bundle["image/png"] = base64.b64encode(picture).decode()
         return bundle
 
     def _ipython_display_(self) -> None:

@@ -26,10 +26,10 @@ from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss, series
 from dfm_nb.base.run import Run
 from dfm_nb.config.schema import INT_LIMIT
-from dfm_nb.display import data_url, newest_samples, sample_rounds
+from dfm_nb.display import data_url, media_html, newest_samples, row_html
 from dfm_nb.display.plots import PALETTE
 from dfm_nb.experiments.runs import differing, ended, runs_below, settings_of
-from workbench.controls import Section, Slider, table_html
+from workbench.controls import FLOW, Section, Slider, table_html
 from workbench.gallery import Gallery
 from workbench.job import Job
 from workbench.live import Live, fault_html
@@ -49,7 +49,10 @@ SMOOTHING = 1 / 40
 AXES = {"iteration": "iteration", "samples": "samples", "time": "elapsed_s"}
 SETTINGS_SHOWN = 12
 """Columns of the table of runs that differ."""
-FIGURES = dict(loss="loss {:.4g}", val_loss="validation {:.4g}", lr="lr {:.2e}", tokens_per_s="tokens/s {:,.0f}")
+PROMPTS = 12
+ROUNDS = 8
+"""Of the picture with the samples of a run; a page has room for no more."""
+FIGURES = dict(loss="loss {:.4g}", lr="lr {:.2e}", tokens_per_s="tokens/s {:,.0f}")
 PACELESS = ("starting", "opening the data", "building the model", "first step", "ending")
 """Phases in which the pace that is known is not that of what is done: a resumed run has the former one's."""
 _LIVE: weakref.WeakSet[Monitor] = weakref.WeakSet()
@@ -98,11 +101,6 @@ class Watched:
         return value if isinstance(value, int) and value < INT_LIMIT else 0
 
     @property
-    def progress(self) -> float:
-        """0 to 1; 0 while the length of the run is unknown."""
-        return min(1.0, self.reader.iteration / self.train_iters) if self.train_iters else 0.0
-
-    @property
     def eta_s(self) -> float | None:
         """Seconds left at the pace of the last fifty iterations; None if the pace is unknown."""
         iterations, elapsed_s = series(self.reader.recent, "elapsed_s")
@@ -115,9 +113,9 @@ class Watched:
         return seconds / steps * (self.train_iters - self.reader.iteration)
 
     def best(self, over: str = "iteration") -> tuple[float, float, int] | None:
-        """Iteration and loss of the best validation, and the number of later rounds; None before the second round."""
+        """Iteration and loss of the best validation, and the number of later rounds; None before the first."""
         x, y = self.reader.points(compared_loss(self.reader.last), over)
-        if len(y) < 2:
+        if not len(y):
             return None
         at = int(y.argmin())
         return float(x[at]), float(y[at]), len(y) - 1 - at
@@ -164,19 +162,15 @@ class Watched:
                 parts.append(template.format(self.reader.last[key]))
         best = self.best()
         if best:
-            iteration, _, rounds_since = best
+            iteration, loss, rounds_since = best
             turned = f"; it has risen for {rounds_since} rounds" if rounds_since >= RISEN_ROUNDS else ""
-            parts.append(f"best validation at {iteration:.0f}{turned}")
+            parts.append(f"best validation {loss:.4g} at {iteration:.0f}{turned}")
         if self.verdict:
             parts.append(f"verdict: {self.verdict}")
         eta_s = self.eta_s
         if running and eta_s and not doing.startswith(PACELESS):
             parts.append(f"about {duration(eta_s)} to go")
         return " · ".join(parts)
-
-
-def _curve_by_sigma(name: str, record: dict[str, Any], colour: int) -> Series:
-    return Series(name, record["val_sigmas"], record["val_loss_by_sigma"], colour=colour)
 
 
 class Monitor(Live):
@@ -210,13 +204,14 @@ class Monitor(Live):
             "gpu_memory_gib": LinePlot("GPU memory", "iteration", "GiB, the most so far"),
         }
         self.plots = [self.loss, self.validation, self.by_sigma, *self.rates.values()]
-        auto = {"description_width": "auto"}
-        self.axis = widgets.Dropdown(options=AXES, description="x axis", style=auto, layout={"width": "auto"})
+        self.axis = widgets.Dropdown(options=AXES, description="x axis", layout={"width": "auto"})
+        self.axis.style.description_width = "auto"
         self.smoothing = Slider(label="smoothing", max=0.2, step=0.005, value=SMOOTHING)
-        self.when = Slider(label="samples", min=1, max=1, step=1, value=1)
-        for control in (self.axis, self.smoothing, self.when):
+        for control in (self.axis, self.smoothing):
             control.observe(lambda _change: self.paint(), names="value")
-        self._samples: Any = None
+        self._sampled: Any = None  # what `_films` shows
+        self._films = Html()
+        self._drawn = b""  # the curves of the copy
         self._looked = time.monotonic()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -324,24 +319,21 @@ class Monitor(Live):
 
     def _by_sigma(self) -> list[Series]:
         """Validation loss against sigma: of one run the first round and the newest, of several their newest."""
-        curves = []
+        shown = []
         if len(self.runs) == 1:
-            rounds = self.runs[0].reader.rounds
-            for record in rounds:
-                colour = 1 if record is rounds[-1] else 5
-                curves.append(_curve_by_sigma(f"iteration {record['iteration']}", record, colour))
-            return curves
-        for i, watched in enumerate(self.runs):
-            if watched.box.value and watched.reader.rounds:
-                curves.append(_curve_by_sigma(watched.label, watched.reader.rounds[-1], i))
-        return curves
+            for colour, record in enumerate(self.runs[0].reader.rounds):
+                shown.append((f"iteration {record['iteration']}", record, colour))
+        else:
+            for colour, watched in enumerate(self.runs):
+                if watched.box.value and watched.reader.rounds:
+                    shown.append((watched.label, watched.reader.rounds[-1], colour))
+        return [Series(name, r["val_sigmas"], r["val_loss_by_sigma"], colour=colour) for name, r, colour in shown]
 
     def _paint_box(self) -> None:
-        self._bar.value = sum(watched.progress for watched in self.runs) / len(self.runs)
         self._text.value = self.text_html()
         self._picker.children = [watched.box for watched in self.runs] if len(self.runs) > 1 else []
         self._machine.layout.display = "" if any(plot.data for plot in self.plots[5:]) else "none"
-        self._paint_samples()
+        self._media.value = self.samples_html()
 
     def text_html(self) -> Html:
         """The status, why runs failed, what of their metrics cannot be read, and the table of several runs."""
@@ -371,57 +363,34 @@ class Monitor(Live):
         table = table_html(rows, ["run", "state", "iteration", "loss", "validation", *keys], tints=tints)
         return fill('{}<div style="font-size:12px">{}</div>', table, more)
 
-    def _paint_samples(self) -> None:
-        """The samples of the iteration that the slider shows; while it is at its end, the newest."""
-        picked = [watched for watched in self.runs if watched.box.value]
-        rounds: set[int] = set()
-        whole = 0  # those after it are still being written
-        for watched in picked:
-            rounds.update(iteration for iteration, _ in sample_rounds(watched.run))
-            newest = newest_samples(watched.run)
-            if newest:
-                whole = max(whole, newest[0])
-        iterations = sorted(iteration for iteration in rounds if iteration <= whole)
-        if not iterations:
-            return
-        last = len(iterations)
-        at_end = self.when.value >= self.when.max
-        self.when.max = last
-        if at_end:
-            self.when.value = last
-        self.when.layout.display = "" if last > 1 else "none"
-        position = min(int(self.when.value), last)
-        chosen = iterations[position - 1]
-        shown: dict[str, list[Path]] = {}
-        state: list[Any] = [chosen]
-        for watched in picked:
-            samples = newest_samples(watched.run, chosen)
-            if samples:
-                label = f"{watched.label}, iteration {samples[0]}"
-                shown[label] = samples[1][:12]
-                for path in shown[label]:
-                    state.append((label, path, path.stat().st_mtime))
-        if not shown or state == self._samples:
-            return
-        self._samples = state
-        head = f"Samples at iteration {chosen} ({position} of {last} rounds)"
-        clips: Any = shown if len(self.runs) > 1 else next(iter(shown.values()))
-        self._media.value = Gallery(clips, width_px=144, details=False, title=head).html()
+    def samples_html(self) -> Html:
+        """Of each run one prompt over its training; of a single run also every prompt, as one picture."""
+        state = [(watched.label, watched.box.value, newest_samples(watched.run)) for watched in self.runs]
+        if state == self._sampled:
+            return self._films
+        self._sampled = state
+        sampled = [watched for watched, (_, ticked, newest) in zip(self.runs, state) if ticked and newest]
+        several = len(self.runs) > 1
+        parts = []
+        for watched in sampled:
+            parts.append(Gallery.of_training(watched.run.path, title=watched.label if several else "").html())
+        if sampled and not several:
+            every = Gallery.of_training(sampled[0].run.path, prompts=PROMPTS, rounds=ROUNDS)
+            parts.append(media_html("image/png", every.png(), "Every prompt over the training", 480))
+        self._films = row_html(parts)
+        return self._films
 
     @functools.cached_property
     def widget(self) -> Any:
         """The live view; reading starts when it is first asked for."""
-        flow = {"flex_flow": "row wrap", "overflow": "visible", "width": "100%"}
-        self._bar = widgets.FloatProgress(min=0, max=1, layout={"width": "auto", "height": "16px", "margin": "0"})
         self._text = widgets.HTML()
         self._media = widgets.HTML()
-        self._picker = widgets.HBox(layout=flow)
+        self._picker = widgets.HBox(layout=FLOW)
         self.smoothing.layout = {"flex": "0 1 24em", "overflow": "visible"}
-        self.when.layout = {"display": "none", "width": "min(40em, 100%)"}
         for plot in self.plots:  # two wide ones, and below the samples as many as have room
             plot.layout = {"flex": "1 1 420px", "min_width": "260px", "overflow": "visible"}
-        controls = widgets.HBox([self.axis, self.smoothing], layout=flow)
-        wide = widgets.HBox(self.plots[:2], layout=flow)
+        controls = widgets.HBox([self.axis, self.smoothing], layout=FLOW)
+        wide = widgets.HBox(self.plots[:2], layout=FLOW)
         columns = "repeat(auto-fill, minmax(300px, 1fr))"
         grid = {"grid_template_columns": columns, "width": "100%"}
         small = widgets.GridBox(self.plots[2:5], layout=grid)
@@ -430,8 +399,8 @@ class Monitor(Live):
         self.refresh()
         self._paint_box()
         self.watch()
-        above = [self._bar, self._text, self._picker, controls, wide]
-        box = widgets.VBox([*above, self.when, self._media, small, self._machine, below])
+        above = [self._text, self._picker, wide, self._media]
+        box = widgets.VBox([*above, controls, small, self._machine, below])
         return box.add_class("dfm-monitor")
 
     def show(self) -> None:
@@ -497,11 +466,15 @@ class Monitor(Live):
         self.refresh()
         return draw_png(self.plots[:4])
 
+    def kept_png(self) -> bytes:
+        return self._drawn
+
     def kept_html(self) -> str:
-        """The picture and the text."""
-        page = self.text_html()
+        """The picture, the text and the samples."""
+        page = fill("{}{}", self.text_html(), self.samples_html())
         if any(watched.reader.count for watched in self.runs):
-            picture = data_url("image/png", self.png())
+            self._drawn = self.png()
+            picture = data_url("image/png", self._drawn)
             image = '<img src="{}" alt="{}" style="max-width:100%">{}'
             page = fill(image, picture, f"{self.status()}. {self.loss.summary}", page)
         return page

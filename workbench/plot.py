@@ -211,6 +211,8 @@ def draw_png(plots: Sequence[LinePlot]) -> bytes:
         axes.set(xscale="log" if plot.log_x else "linear", yscale="log" if plot.log_y else "linear")
         if plot.log_x:
             plain_ticks(axes.xaxis)
+        else:
+            axes.locator_params("x", integer=True)
         plain(axes)
         if plot.legend and sum(s.style != "faint" for s, _, _ in drawn) > 1:
             axes.legend(frameon=False, fontsize=8)

@@ -1,8 +1,11 @@
-"""The runs of a folder as a table: each run's newest sample, progress, losses, settings that differ, tags and note."""
+"""The runs of a folder as a table: one prompt over each run, progress, losses, settings that differ, tags and note."""
 
+import contextlib
 import functools
 import re
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +16,21 @@ import traitlets
 
 from dfm_nb.base.files import CHECKSUMS, MARK, check_free, read_json, write_atomically, write_json
 from dfm_nb.base.log import legible
-from dfm_nb.base.markup import fill
+from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.run import IDENTITY, LOCK, WRITTEN, Run
 from dfm_nb.checkpoints.folders import ASSETS, NEEDED, TRACKER
-from dfm_nb.display import media_html, newest_samples
+from dfm_nb.display import media_html
 from dfm_nb.experiments.runs import compare, run_page, runs_below
 from workbench.controls import table_html
-from workbench.gallery import load
+from workbench.gallery import DATA, Gallery
 from workbench.job import Job
 from workbench.launcher import Launcher
 from workbench.live import Live
-from workbench.monitor import Monitor
+from workbench.monitor import REST, Monitor
 
-THUMBNAIL_PX = 64
+THUMBNAIL_PX = 48
+LOOK_S = 2.0
+"""Interval between looks at the runs."""
 NOTES = "notes.json"
 FILES = {*WRITTEN, IDENTITY, LOCK, NOTES, "report.html", "launch.json", "launch.log", ".launch.lock"}
 _PARTS = "|".join(map(re.escape, (*NEEDED, *ASSETS, CHECKSUMS)))
@@ -34,6 +39,7 @@ BELOW = re.compile(
     rf"checkpoints/(owner\.json|{re.escape(TRACKER)}|iter_\d+(\.removed)?(\.tmp)?/(rank-\d+\.(json|safetensors)|{_PARTS}))"
 )
 """What a run and this workbench write into a run folder, and below it."""
+_NEWEST: dict[Path, "Runs"] = {}
 
 
 class RunsTable(anywidget.AnyWidget):
@@ -69,21 +75,40 @@ class Runs(Live):
 
     def refresh(self) -> None:
         """Read the folder again."""
-        self.paths = {}
+        paths = {}
         for path in runs_below(self.folder):
             if path != self.folder and Run(path).metrics_file.exists():
-                self.paths[legible(path.relative_to(self.folder).as_posix())] = path
-        self.table = pd.DataFrame()
-        if self.paths:
-            self.table = compare(self.paths.values()).set_axis(pd.Index(self.paths, name="run"))
-        for name, path in self.paths.items():
-            row = self.table.loc[name]
+                paths[legible(path.relative_to(self.folder).as_posix())] = path
+        table = pd.DataFrame()
+        if paths:
+            table = compare(paths.values()).set_axis(pd.Index(paths, name="run")).drop(columns="val_loss")
+        for name, path in paths.items():
+            row = table.loc[name]
             state = Job(path).state  # which also knows failed and lost runs
             damaged = row["iterations"] is None or str(row["state"]).startswith("damaged")  # the table says why
             if not damaged and state != "not started":
-                self.table.loc[name, "state"] = state
+                table.loc[name, "state"] = state
+        self.paths = paths
+        self.table = table
         if "widget" in vars(self):
             self._paint()
+
+    def _follow(self) -> None:
+        """Refresh when a run has changed, until another table of the folder is shown."""
+        seen = self._seen()
+        while _NEWEST[self.folder] is self:
+            began = time.thread_time()
+            with contextlib.suppress(OSError):  # a run is deleted or moved just now
+                now = self._seen()
+                if now != seen:
+                    self.refresh()
+                seen = now
+            time.sleep(max(LOOK_S, REST * (time.thread_time() - began)))
+
+    def _seen(self) -> list[tuple[Path, str, int]]:
+        """State, and time of the newest metrics, of each run."""
+        files = [Run(path).metrics_file for path in runs_below(self.folder)]
+        return [(file, Job(file.parent).state, file.stat().st_mtime_ns) for file in files if file.exists()]
 
     # ---- what can be done with a run ------------------------------------------------------------------------------
 
@@ -138,12 +163,15 @@ class Runs(Live):
 
     # ---- what is seen ---------------------------------------------------------------------------------------------
 
-    def _thumbnail(self, name: str) -> str:
-        samples = newest_samples(Run(self.paths[name]))
-        if not samples:
-            return ""
-        item = load(samples[1][0])
-        return media_html(item.media_type, item.data, item.prompt, THUMBNAIL_PX)
+    def _thumbnail(self, name: str) -> Html:
+        """One prompt over the run."""
+        shown = []
+        with contextlib.suppress(ValueError):  # it has no samples
+            columns = Gallery.of_training(self.paths[name]).columns
+            columns.pop(DATA, None)
+            for (item,) in columns.values():
+                shown.append(media_html(item.media_type, item.data, item.prompt, THUMBNAIL_PX))
+        return fill('<div style="display:flex;gap:2px">{}</div>', shown)
 
     def _rows(self) -> list[dict[str, Any]]:
         """Of each run: its name, its thumbnail as HTML, the columns of the table, tags and note."""
@@ -160,19 +188,15 @@ class Runs(Live):
         path = self._path(name) / NOTES
         check_free(path, Run(path.parent).id is not None, fix="move it away")
         write_json(path, {"tags": tags, "note": note})
+        if "widget" in vars(self):
+            self._paint()
 
     def kept_html(self) -> str:
         table = []
-        pictures = []
         for row in self._rows():
             cells = ["" if cell is None else cell for cell in row["cells"]]
-            table.append([*cells, row["tags"], row["note"]])
-            if row["thumbnail"]:
-                pictures.append(fill("<figure>{}</figure>", row["thumbnail"]))
-        if not table:
-            return repr(self)
-        strip = '{}<div style="display:flex;flex-wrap:wrap;gap:6px">{}</div>'
-        return fill(strip, table_html(table, [*self._heads(), "tags", "note"]), pictures)
+            table.append([*cells, row["tags"], row["note"], row["thumbnail"]])
+        return table_html(table, [*self._heads(), "tags", "note", "samples"]) if table else repr(self)
 
     def _heads(self) -> list[str]:
         return ["run", *(str(key).rpartition(".")[2].replace("_", " ") for key in self.table)]
@@ -186,19 +210,22 @@ class Runs(Live):
         self._table = RunsTable()
         self._below = w.VBox()
         self._last_press: tuple[str, tuple[str, ...]] = ("", ())
-        self._table.on_msg(lambda _widget, sent, _buffers: self.annotate(sent["run"], sent["tags"], sent["note"]))
-        names = ("Open", "Continue", "Page", "Delete", "Refresh")
-        buttons = [w.Button(description=name, layout={"width": "auto"}) for name in names]
-        for button in buttons[:-1]:
+        self._table.on_msg(lambda _widget, sent, _buffers: self.annotate(**sent))
+        buttons = [
+            w.Button(description=name, layout={"width": "auto"}) for name in ("Open", "Continue", "Page", "Delete")
+        ]
+        for button in buttons:
             button.on_click(self._press)
-        buttons[-1].on_click(lambda _button: self.refresh())
         self._paint()
-        return w.VBox([self._table, w.HBox(buttons), self._below])
+        _NEWEST[self.folder] = self
+        threading.Thread(target=self._follow, name="dfm-runs", daemon=True).start()
+        return w.VBox([w.HBox(buttons), self._table, self._below])
 
     def _paint(self) -> None:
         self._table.heads = self._heads()
         self._table.rows = self._rows()
         self._table.chosen = [name for name in self._table.chosen if name in self.paths]
+        self.keep()
 
     def _act(self, action: str, names: tuple[str, ...], confirmed: bool) -> Any:
         """Do what a button says with these runs; returns the widget to show below."""

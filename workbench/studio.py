@@ -1,6 +1,6 @@
 """A widget to explore a model: prompt and settings, a picture that follows them, a history, and the code of a clip.
 
-While a control moves, a rough picture of 12 evaluations follows it; when it rests, the clip is generated with the
+While a control moves, a rough picture of 5 evaluations follows it; when it rests, the clip is generated with the
 settings shown. One thread samples, so the kernel stays free, and a newer request ends an older one before its next
 module. Clips that would take too long are generated only by the button. A clip is the one that the pipeline generates
 for the same settings.
@@ -9,12 +9,11 @@ for the same settings.
 import contextlib
 import hashlib
 import json
-import secrets
 import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,12 @@ from dfm_nb import display
 from dfm_nb.base import geometry, pretrained, video
 from dfm_nb.base.files import subfolder, write_atomically
 from dfm_nb.base.log import duration, is_headless
-from dfm_nb.base.markup import fill
+from dfm_nb.base.markup import Html, fill
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated, read_clip
-from dfm_nb.generation.request import FLAGS, OF_STUDENTS, Request, of_size, read_prompts, requests_of_keywords, usual
-from workbench import studio_html as pieces
-from workbench.controls import Section, Slider, copied, faults_of
-from workbench.gallery import Gallery, download, file_stem, load, path_of
+from dfm_nb.generation.request import FLAGS, OF_STUDENTS, Request, read_prompts, requests_of_keywords, usual
+from workbench.controls import FLOW, Section, Slider, copied, faults_of
+from workbench.gallery import Gallery, download, file_stem, load
 from workbench.live import Live, fault_html
 
 PROMPT = "A spotted blue swallowtail over a meadow."
@@ -55,6 +53,16 @@ WHOLE = {"height": "height px", "width": "width px", "num_video_frames": "frames
 PATH = "path of a picture"
 LABELLED: dict[str, Any] = {"layout": {"width": "auto"}, "style": {"description_width": "6em"}}
 HIDDEN = {"display": "none"}
+STRIP = 8
+SIDE_PX = 320
+THUMB_PX = 72
+STRIP_PX = 56
+STEP = '<figure style="margin:0">{}<figcaption>{}</figcaption></figure>'
+STRIP_OF = (
+    '<div style="font-size:12px;line-height:1.4">'
+    "<div>The model's guess at the finished clip (step: noise left). {}</div>{}</div>"
+)
+EMPTY = fill('<div style="border:1px solid #8888;width:{}px;max-width:100%;aspect-ratio:1"></div>', SIDE_PX)
 
 
 class Superseded(Exception):
@@ -224,14 +232,14 @@ class Studio(Live):
         def on_step(step: int, num_steps: int, clips: Any) -> None:
             nonlocal shown_s
             due = check() and time.monotonic() - shown_s > SHOW_S
-            in_strip = not rough and step in pieces.strip_steps(num_steps)
+            in_strip = not rough and step in strip_steps(num_steps)
             if not in_strip and not due:
                 return
             frame = clips[0].middle  # decoded here
             sigma = float(sigmas[step])
             if in_strip:
                 estimates.append((step, sigma, frame))
-                self._strip.value = pieces.strip_html(estimates, request)
+                self._strip.value = strip_html(estimates, request)
             if due:
                 shown_s = time.monotonic()
                 self._say(f"step {step} of {num_steps}, sigma {sigma:.3g}")
@@ -306,7 +314,6 @@ class Studio(Live):
                 value = str(value)
             values[name] = "" if value is None else value
         self._set(values)
-        self._show_size()
         self.request()
 
     def _set(self, values: dict[str, Any]) -> None:
@@ -314,11 +321,6 @@ class Studio(Live):
         for name, value in values.items():
             self.controls[name].value = value
         self._filling = False
-
-    def _show_size(self) -> None:
-        """The size of the controls in the list of trained ones, if it is there."""
-        size = f"{self.controls['width'].value}x{self.controls['height'].value}"
-        self._sizes.value = size if size in self._sizes.options else None
 
     def _follow(self, last_prompt: str) -> None:
         """Give the controls the new prompt's recommended frames and size if they have those of the last one."""
@@ -336,15 +338,6 @@ class Studio(Live):
             new = usual(config, kind, self.controls["prompt"].value)
             self._set({name: str(new[name]) for name in names})
 
-    def _resize(self, size: str | None) -> None:
-        """A size was chosen, or `_show_size` shows the controls'."""
-        if not size:
-            return
-        sides = {side: str(px) for side, px in of_size(size).items()}
-        if any(self.controls[side].value != px for side, px in sides.items()):
-            self._set(sides)
-            self.redraw()
-
     def _own(self, request: Request) -> dict[str, Any]:
         """The settings in which a request differs from what the checkpoint recommends for its kind, still or clip."""
         changed = request.changed(usual(self.pipe.config, request.num_video_frames, request.prompt))
@@ -354,7 +347,6 @@ class Studio(Live):
         if not self._filling:
             if control is self.controls["prompt"]:
                 self._follow(before)
-            self._show_size()
             self.redraw(0.0 if isinstance(control, w.Text) else REST_S)  # text arrives when typing has ended
 
     def _on_stop(self) -> None:
@@ -429,14 +421,14 @@ class Studio(Live):
         self.history = [*self.history, clip][-HISTORY:]
         self._ways = {c.request: self._ways.get(c.request, []) for c in self.history}
         self._count += 1
-        name = f"dfm-{self._id}-{self._count}"
-        side = f"{pieces.THUMB_PX}px"
+        side = f"{THUMB_PX}px"
         layout = {"width": side, "height": side, "padding": "0"}
-        button = w.Button(description=f"back to {self._count}", tooltip=pieces.caption(clip.request), layout=layout)
+        button = w.Button(description=f"back to {self._count}", tooltip=caption(clip.request), layout=layout)
+        name = f"dfm-{button.model_id}"
         button.add_class(name)
         button.on_click(lambda _button: self.go_back(clip))
-        url = pieces.data_url(clip.frames[len(clip.frames) // 2])
-        style = w.HTML(pieces.thumb_style(name, url), layout=HIDDEN)
+        url = data_url(clip.frames[len(clip.frames) // 2])
+        style = w.HTML(thumb_style(name, url), layout=HIDDEN)
         column = w.VBox([button, style], layout={"overflow": "visible"})
         self._past.children = (*self._past.children, column)[-HISTORY:]
 
@@ -444,7 +436,6 @@ class Studio(Live):
 
     def _build(self, start: Request) -> None:
         config = self.pipe.config
-        flow = {"flex_flow": "row wrap", "overflow": "visible"}
 
         def text(name: str, label: str, placeholder: str = "") -> w.Text:
             tip = Request.model_fields[name].description
@@ -476,11 +467,6 @@ class Studio(Live):
             control.observe(lambda change, control=control: self._changed(control, change["old"]), names="value")
             self._fault_places[name] = w.HTML(layout=HIDDEN)
             rows += [control, self._fault_places[name]]
-        sizes = list(dict.fromkeys(size for kind in config.samples.kinds for size in kind.sizes))
-        self._sizes = w.Dropdown(options=sizes, value=None, description="trained", **LABELLED)
-        self._sizes.tooltip = "sizes of the training samples, width x height, the most frequent first"
-        self._sizes.layout.display = "" if sizes else "none"
-        self._sizes.observe(lambda change: self._resize(change["new"]), names="value")
         draw = w.Button(description="Draw", icon="play", button_style="primary")
         draw.on_click(lambda _button: self.redraw(sure=True))
         stop = w.Button(description="Stop", icon="stop")
@@ -489,17 +475,16 @@ class Studio(Live):
             description="Open", accept=",".join(display.MEDIA), tooltip="a clip with settings, or a start"
         )
         upload.observe(lambda change: self._on_upload(change["new"]), names="value")
-        self._image = w.HTML(pieces.EMPTY)
+        self._image = w.HTML(EMPTY)
         self._strip = w.HTML()
         self._note = w.HTML()
         self._code = w.HTML()
-        self._count = 0  # of clips so far: a part of the class of each one's button
-        self._id = secrets.token_hex(3)
-        self._past = w.HBox(layout=flow)
+        self._count = 0  # of clips so far
+        self._past = w.HBox(layout=FLOW)
         half = {"flex": "1 1 20em", "min_width": "0", "overflow": "visible"}
-        controls = w.VBox([*rows, self._sizes, w.HBox([draw, stop, upload], layout=flow)], layout=half)
+        controls = w.VBox([*rows, w.HBox([draw, stop, upload], layout=FLOW)], layout=half)
         pictures = w.VBox([self._image, self._note, self._strip], layout=half)
-        top = w.HBox([controls, pictures], layout=flow)
+        top = w.HBox([controls, pictures], layout=FLOW)
         folded = Section(self._code, "Copy as code")
         self.widget = w.VBox([top, self._past, folded, self._code], layout={"overflow": "visible"})
         self.widget.add_class("dfm-studio")
@@ -532,18 +517,18 @@ class Studio(Live):
 
     def _picture(self, frame: np.ndarray, request: Request) -> None:
         """A still of the clip in progress."""
-        media = display.media_html(*video.compressed(frame[None], 1), pieces.caption(request), pieces.SIDE_PX)
-        self._image.value = pieces.framed(media, frame)
+        media = display.media_html(*video.compressed(frame[None], 1), caption(request), SIDE_PX)
+        self._image.value = framed(media, frame)
 
     def _show(self, clip: Generated) -> str:
         """Show a clip with its estimates, settings and code; returns its settings in words."""
         self.clip = clip
         item = load(clip)
         begins = clip.frames, clip.request.fps  # not decoded again from the file's bytes
-        media = display.media_html(item.media_type, item.data, pieces.caption(clip.request), pieces.SIDE_PX, begins)
-        framed = pieces.framed(media, clip.frames[0])
-        self._image.value = fill('<figure style="margin:0">{}{}</figure>', framed, download(item))
-        self._strip.value = pieces.strip_html(self.estimates, clip.request)
+        media = display.media_html(item.media_type, item.data, caption(clip.request), SIDE_PX, begins)
+        shown = framed(media, clip.frames[0])
+        self._image.value = fill('<figure style="margin:0">{}{}</figure>', shown, download(item))
+        self._strip.value = strip_html(self.estimates, clip.request)
         self._code.value = "".join(map(copied, ("Python", "shell"), self.code()))
         self.keep()
         return item.describe()
@@ -552,8 +537,8 @@ class Studio(Live):
         """The shown clip and its intermediate estimates, as HTML that needs no kernel."""
         if self.clip is None:
             return "no clip was generated yet"
-        shown = Gallery([self.clip], width_px=pieces.SIDE_PX * 3 // 4).html()
-        return fill("{}{}", shown, pieces.strip_html(self.estimates, self.clip.request))
+        shown = Gallery([self.clip], width_px=SIDE_PX * 3 // 4).html()
+        return fill("{}{}", shown, strip_html(self.estimates, self.clip.request))
 
     def _ipython_display_(self) -> None:
         if self.clip is None and not is_headless():
@@ -564,6 +549,12 @@ class Studio(Live):
         return f"Studio({path_of(self.pipe)!r}, {len(self.history)} clips, {self.message!r})"
 
 
+def path_of(pipe: Any) -> str:
+    """The argument of `Pipeline.from_pretrained` for the same weights."""
+    path = (pipe.source.file or pipe.source.folder) if pipe.source else pipe.folder
+    return path.stem if pretrained.packaged(path.stem) == path else str(path)
+
+
 def _free_name(request: Request, folder: Path) -> Path:
     stem = name = f"{file_stem(request.prompt)}-seed{request.seed}"
     n = 1
@@ -571,3 +562,41 @@ def _free_name(request: Request, folder: Path) -> Path:
         n += 1
         name = f"{stem}-{n}"
     return folder / name
+
+
+# ---- pieces of the page as HTML -----------------------------------------------------------------------------------
+
+
+def strip_steps(num_steps: int) -> Sequence[int]:
+    """The steps kept for the strip: evenly spaced, with the first and the last."""
+    count = min(STRIP, num_steps)
+    return [1 + round(i * (num_steps - 1) / max(1, count - 1)) for i in range(count)]
+
+
+def strip_html(estimates: Sequence[tuple[int, float, np.ndarray]], request: Request) -> Html:
+    """Estimates of the finished clip in a row, each with its step and the remaining sigma."""
+    cells = []
+    for step, sigma, frame in estimates:
+        image = fill(display.IMAGE, data_url(frame), f"after step {step}", f"width:{STRIP_PX}px;display:block")
+        cells.append(fill(STEP, image, f"{step}: {sigma:.2g}"))
+    return fill(STRIP_OF, caption(request), display.row_html(cells)) if cells else Html()
+
+
+def caption(request: Request) -> str:
+    return f"{request.prompt} (seed {request.seed}, guidance {request.guidance:g}, {request.num_steps} steps)"
+
+
+def data_url(frame: np.ndarray) -> str:
+    return display.data_url(*video.compressed(frame[None], 1))
+
+
+def thumb_style(name: str, url: str) -> Html:
+    """A style that gives the button of class `name` a picture, with its text small at the bottom."""
+    text = "font-size:10px;color:white;text-shadow:0 0 3px black,0 0 3px black;display:flex;align-items:flex-end"
+    return fill("<style>.{}{{background:center/cover url({})!important;line-height:1.6;{}}}</style>", name, url, text)
+
+
+def framed(media: Html, frame: np.ndarray) -> Html:
+    """A box of the picture's final size, so that the page does not jump when a picture is replaced."""
+    size = f"max-width:{SIDE_PX}px;aspect-ratio:{frame.shape[1]}/{frame.shape[0]}"
+    return fill('<div style="{}">{}</div>', size, media)

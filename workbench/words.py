@@ -30,12 +30,9 @@ def word_attention(pipe: Pipeline, clip: Generated, num_noises: int = 4) -> list
 
     Raises
     ------
-    ValueError : the model is split over processes, or its text encoder does not map tokens to words.
+    ValueError : the text encoder does not map tokens to words.
     """
-    m = pipe.config.model
     prompt = clip.request.prompt
-    if (m.tensor_model_parallel_size, m.context_parallel_size, m.pipeline_model_parallel_size) != (1, 1, 1):
-        raise ValueError("attention needs a model in one process; load it without a layout")
     tokenizer: Any = getattr(pipe.text_encoder, "tokenizer", None)
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"the text encoder {pipe.text_encoder.name} does not map tokens to words; minilm and t5 do")

@@ -268,4 +268,5 @@ def _add(parser: Any, field: Field) -> None:
 
 def must(message: str) -> str:
     """pydantic's "Input should be less than 3" as "must be less than 3"."""
-    return "must " + (message.partition(" should ")[2] or f"be valid ({message})")  # a number of too many digits
+    said = message.partition(" should ")[2].partition(", unable to")[0]
+    return "must " + (said or f"be valid ({message})")  # a number of too many digits

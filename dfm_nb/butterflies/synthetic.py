@@ -14,12 +14,12 @@ change alone, and `changed` in `attributes` the attribute.
 import re
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Iterator
+from typing import Callable, Iterator
 
 import numpy as np
 
 from dfm_nb.base.options import Options, option
-from dfm_nb.base.records import Clip, Source
+from dfm_nb.base.records import Clip, Said, Source
 from dfm_nb.butterflies import captions, drawing
 
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
@@ -196,6 +196,13 @@ class Synthetic(Source):
         return f"unseen-{key}" if self.unseen else key
 
     def read(self, index: int) -> Iterator[Clip]:
+        yield self._item(index, render)
+
+    def captions(self, index: int) -> Said:
+        clip = self._item(index, lambda *_scene: np.zeros((1, 1, 1, 3), np.uint8))
+        return [clip.caption], clip.tags
+
+    def _item(self, index: int, draw: Callable[..., np.ndarray]) -> Clip:
         moving = index >= self.num_images
         rng = np.random.default_rng(np.random.SeedSequence([self.seed, index]))
         attributes = dict(self._combinations[rng.integers(len(self._combinations))])
@@ -216,7 +223,7 @@ class Synthetic(Source):
         if self.varied and (rng.random() >= PLAIN_SHARE or attributes.get("size") == "small"):
             caption = with_articles(captions.spoken(_checked(attributes), rng))
         scene = (int(rng.integers(2**63)), height, width, frames)
-        pixels = render(attributes, *scene)
+        pixels = draw(attributes, *scene)
         given = []
         if self.edits:
             changed = str(rng.choice(list(EDITS)))
@@ -227,10 +234,10 @@ class Synthetic(Source):
                 # training may show the given one, too
                 if value != attributes[changed] and (self.unseen or triple in self._combinations):
                     others.append(other)
-            given = [render(others[rng.integers(len(others))], *scene)]
+            given = [draw(others[rng.integers(len(others))], *scene)]
             caption = with_articles(str(rng.choice(EDITS[changed])).format(**words_of(attributes)))
             attributes["changed"] = changed
-        yield Clip(self.item_key(index), pixels, caption, fps, self.name, attributes, given=given)
+        return Clip(self.item_key(index), pixels, caption, fps, self.name, attributes, given=given)
 
     def identity(self) -> dict:
         own = asdict(self)

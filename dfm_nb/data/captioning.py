@@ -118,12 +118,12 @@ LEFT_OUT = "left_out"
 
 
 class Edit(BaseModel):
-    """The edit of one sample. caption : None if unchanged."""
+    """The edit of one sample. caption : None if unchanged, "" for that of the source after another was encoded."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     key: Annotated[str, Field(min_length=1, max_length=1000)]
-    caption: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    caption: Annotated[str, Field(max_length=10_000)] | None = None
     left_out: bool = False
 
 
@@ -152,7 +152,8 @@ def read_edits(folder: str | Path) -> dict[str, Edit]:
 def write_edit(folder: str | Path, edit: Edit) -> None:
     """Write an edit to the file, replacing the sample's earlier one; an edit without changes removes the line."""
     edits = read_edits(folder) | {edit.key: edit}
-    lines = [e.model_dump_json(exclude_defaults=True) + "\n" for e in edits.values() if e.caption or e.left_out]
+    changes = [edit for edit in edits.values() if edit.caption is not None or edit.left_out]
+    lines = [edit.model_dump_json(exclude_defaults=True) + "\n" for edit in changes]
     if lines:
         write_atomically(Path(folder) / EDITS, "".join(lines).encode())
     else:

@@ -553,6 +553,7 @@ def rewrite_shard(plan: ShardPlan, reading: Reading, encoders: Encoders, folder:
             else:
                 yield entry.key, Stored(entry.read(), entry.key, said)
 
+    left = len(plan.items)
     # after a kill the record may be of the older tar
     if unchanged and record.sha256 == (sha256(tar) if entries else None):
         now = {"texts": plan.texts, "contents": contents, "drops": drops}
@@ -563,10 +564,12 @@ def rewrite_shard(plan: ShardPlan, reading: Reading, encoders: Encoders, folder:
             shard.record.drops = list(drops)
             for part in slices_of(stored(), encoders.latents):
                 shard.write(part)
+                reading.on_item(len(part.metas))
             shard.finish(contents)
         finally:  # after an error, remove the incomplete shard
             shard.writer.abort()
-    reading.on_item(len(plan.items))
+        left -= shard.writer.samples
+    reading.on_item(left)
     return True
 
 

@@ -604,7 +604,8 @@ class Preparation:
         own["arguments"] = arguments | {"tokenizer": self.config.tokenizer_name} | self.config.options
         about = {"source": self.plan["source"], "captions_from": list(self.source.captions_from.values())}
         about |= self.identities()
-        if isinstance(self.plans, GrownPlans):  # a run's statistics stay, and so does the tokenizer
+        # a run's statistics stay, and so do the tokenizer and what it was measured on
+        if isinstance(self.plans, GrownPlans) or self.config.texts_only:
             before = read_json(self.folder.manifest)
             own |= {name: before[name] for name in ("latent_mean", "latent_std", "psnr_db")}
         else:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's colours, which colour-blind people can distinguish."""
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#BC6698", "#B07A00", "#2F8DC9")
+"""Okabe and Ito's colours, which colour-blind people can distinguish; the last three darker, for 3:1 on white."""
 
 
 def blank(width_in: float, height_in: float, dpi: int = 120) -> Figure:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dfm_nb import config as cfg
 from dfm_nb.base.machine import GIB
-from dfm_nb.base.markup import Html, fill
+from dfm_nb.base.markup import fill
 from dfm_nb.config import checks, counts, sizes
 from dfm_nb.planner.layouts import GpuLayout, Load, layouts
 from dfm_nb.planner.step_time import Machine, step_seconds
@@ -21,6 +21,17 @@ MARGIN = 0.15
 """Share of a layout's memory to leave free in addition, for CUDA, NCCL and fragmentation."""
 SHOWN = 12
 """Number of layouts in the table."""
+LAST_HEADS = ("step, s", "communication", "bubble")
+COLOURS = {"parameters": "#0072B2", "gradients": "#D55E00", "optimizer": "#009E73", "activations": "#B0578B"}
+KEY = '<span style="margin-right:1em"><span style="color:{}">■</span> {}</span>'
+ROW = "<tr>{}</tr>"
+CELL = '<td style="text-align:left;white-space:nowrap">{}</td>'
+BAR = (
+    '<div style="display:flex;align-items:center;gap:6px"><div style="position:relative;display:flex;width:200px;'
+    'height:12px;background:#8883">{}<div style="position:absolute;left:{};top:-3px;height:18px;border-left:2px solid">'
+    "</div></div>{}</div>"
+)
+PART = '<div style="width:{};background:{}"></div>'
 
 
 def fed(resolved: cfg.Resolved) -> cfg.Config:
@@ -99,7 +110,7 @@ class Ranking(list[Candidate]):
         """The main columns of the fastest layouts that fit; if none does, of those that need the least memory."""
         frame = self.to_frame()
         best = frame[frame.fits] if frame.fits.any() else frame.sort_values("gib_total")
-        return best.drop(columns=[*(f.name for f in fields(GpuLayout)), "fits", "overrides"]).head(SHOWN)
+        return best[["layout", "gib_total", "step_s", "relative_time", "communication", "bubble"]].head(SHOWN)
 
     def __str__(self) -> str:
         """The number of layouts that fit, the table, and the settings of its first row."""
@@ -110,11 +121,25 @@ class Ranking(list[Candidate]):
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The table, with a bar for each share of a GPU's memory."""
-        style = self.table().style.hide().format(precision=2)
-        gib = [name for name in style.columns if name.startswith("gib_")]
-        bars = style.bar(subset=gib, color="#8888", vmin=0, vmax=self.gpu_memory_gib)
-        return fill("<div>{}</div>{}", self._count(), Html(bars.to_html()))
+        """The table, with a bar of each layout's memory by owner against that of the card."""
+        table = self.table()
+        full = max(self.gpu_memory_gib, table.gib_total.max())
+        keys = [fill(KEY, colour, name) for name, colour in COLOURS.items()]
+        rows = []
+        for i, row in table.iterrows():
+            layout, _, recompute = row.layout.partition(" recompute ")
+            parts = []
+            for name, part in self[i].bytes.items():
+                parts.append(fill(PART, f"{part / GIB / full:.2%}", COLOURS[name]))
+            bar = fill(BAR, parts, f"{self.gpu_memory_gib / full:.2%}", f"{row.gib_total:.1f}")
+            shares = [f"{row[name]:.0%}" for name in ("communication", "bubble")]
+            rows.append(
+                fill(ROW, [fill(CELL, cell) for cell in (layout, recompute, bar, f"{row.step_s:.2f}", *shares)])
+            )
+        memory = f"GiB of {self.gpu_memory_gib:g} a GPU"
+        heads = [fill(CELL, fill("<b>{}</b>", head)) for head in ("layout", "recompute", memory, *LAST_HEADS)]
+        page = "<div>{}</div><div>{}</div><table>{}{}</table>"
+        return fill(page, self._count(), keys, fill(ROW, heads), rows)
 
     def _count(self) -> str:
         least = self.to_frame().groupby("recompute", sort=False).gib_total.min()

@@ -138,6 +138,34 @@ def test_a_pressed_button_that_is_disabled_gives_the_focus_to_the_next(browser):
     sync_api.expect(page.get_by_text("Stop")).to_be_focused()
 
 
+def test_new_figures_of_runs_leave_ticks_and_half_written_notes(browser):
+    def rows(**losses) -> list[dict]:
+        told = {"thumbnail": "", "tags": "", "note": ""}
+        return [{"run": f"lr/{lr}", "cells": [f"lr/{lr}", loss], **told} for lr, loss in losses.items()]
+
+    page = browser.new_page()
+    page.set_content('<div id="plot"></div>')
+    values = {"heads": ["run", "loss"], "chosen": [], "rows": rows(**{"0.002": 10, "0.0005": None, "0.001": 9.5})}
+    page.evaluate(START, [(SCRIPTS / "runs.js").read_text(), values])
+    names = page.locator("tbody td:nth-child(3)")
+    sync_api.expect(names).to_have_text(["lr/0.0005", "lr/0.001", "lr/0.002"])
+    page.get_by_role("button", name="loss").click()
+    sync_api.expect(names).to_have_text(["lr/0.001", "lr/0.002", "lr/0.0005"])
+    page.get_by_label("choose lr/0.001").check()
+    note = page.get_by_label("note of lr/0.002")
+    note.focus()
+    page.keyboard.type("half")
+    page.evaluate("rows => window.model.set('rows', rows)", rows(**{"0.002": 1, "0.0005": 2, "0.001": 3}))
+    sync_api.expect(page.locator("tbody td:nth-child(4)")).to_have_text(["3", "1", "2"])
+    sync_api.expect(note).to_be_focused()
+    page.keyboard.type("-written")
+    page.keyboard.press("Enter")
+    assert page.evaluate("window.asked") == {"name": "lr/0.002", "tags": "", "note": "half-written"}
+    sync_api.expect(names).to_have_text(["lr/0.002", "lr/0.0005", "lr/0.001"])
+    sync_api.expect(page.get_by_label("choose lr/0.001")).to_be_checked()
+    sync_api.expect(note).to_have_value("half-written")
+
+
 CELL = """<div class="jp-CodeCell" style="height:300px"><div class="jp-InputPrompt">[*]:</div>
 <div class="jp-Cell-outputArea"></div></div>"""
 FAR = '<div class="jp-CodeCell"></div>'

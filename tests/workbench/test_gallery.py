@@ -8,12 +8,13 @@ import shutil
 import numpy as np
 import pytest
 
+from dfm_nb.base.run import Run
 from dfm_nb.base.video import read_image, write_mp4, write_png
 from dfm_nb.data.captioning import EDITS, Edit, read_edits
 from dfm_nb.display.dataset import pictures
-from dfm_nb.generation.pipeline import Pipeline
-from workbench.browser import DatasetBrowser
-from workbench.gallery import Gallery, file_stem, grid
+from workbench import browser as browser_module
+from workbench.browser import DatasetBrowser, kind_of
+from workbench.gallery import Gallery, file_stem
 
 
 def clip(level: int, frames: int = 5) -> np.ndarray:
@@ -50,9 +51,34 @@ def test_gallery_shows_prompt_seed_and_settings_escaped(files):
 def test_columns_are_labelled_and_rows_stay_together(files):
     page = Gallery({"guidance 1": [files / "a.mp4", files / "b.mp4"], "guidance <4>": [clip(5)]}).html()
     assert re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', page) == ["guidance 1", "guidance &lt;4&gt;"]
-    rows = page.split("<tbody>")[1].split("</tr>")[:-1]
+    rows = [row for row in page.split("<tbody>")[1].split("</tr>") if "<figure" in row]
     assert [r.count("<figure") for r in rows] == [2, 1] and [r.count("<td") for r in rows] == [2, 2]
     assert "a &lt;b&gt;a&lt;/b&gt; &amp; more, guidance 1, seed 0" in page
+
+
+def test_a_row_of_one_prompt_says_it_once_and_its_picture_has_a_line_for_it(files):
+    shown = Gallery(
+        {"one": [files / "a.mp4", files / "b.mp4"], "two": [files / "a.mp4", files / "b.mp4"]}, details=False
+    )
+    page = shown.html()
+    assert page.count(">a &lt;b&gt;a&lt;/b&gt; &amp; more<") == 1 and "download" not in page
+    height, width = read_image(shown.png()).shape[1:3]
+    assert height > width > 2 * 128
+
+
+def test_samples_of_a_training_stand_beside_the_data(tmp_path):
+    run = Run(tmp_path)
+    with pytest.raises(ValueError, match="no samples"):
+        Gallery.of_training(tmp_path)
+    for i in (30, 60, 90, 120, 150):
+        for name in "abc":
+            write_png(run.sample_folder(i) / f"{name}.png", clip(i, 1)[0])
+    assert list(Gallery.of_training(tmp_path, prompts=2).columns) == [f"iteration {i}" for i in (30, 60, 90, 150)]
+    for name in "ab":
+        write_png(run.sample_folder("data") / f"{name}.png", clip(1, 1)[0])
+    columns = Gallery.of_training(tmp_path, prompts=2, rounds=9).columns
+    assert [len(items) for items in columns.values()] == [2] * 6 and list(columns)[-1] == "your data"
+    assert "your data" not in Gallery.of_training(tmp_path, prompts=3).columns, "one is missing"
 
 
 def test_missing_or_unknown_clips_are_named(tmp_path):
@@ -138,7 +164,8 @@ def edited(folder) -> DatasetBrowser:
 def test_captions_are_edited_and_samples_set_aside(tiny_data, tmp_path):
     folder = shutil.copytree(tiny_data, tmp_path / "data")
     browser = edited(folder)
-    first, second = browser.entries[:2]
+    first, second = (browser.entries[i] for i in browser._matching[:2])
+    assert [kind_of(entry.meta) for entry in (first, second)] == ["pictures", "clips"], "both on the first page"
     _, caption, aside = browser._cells.children[0].children
     caption.value = "  a moth,\n at rest"
     browser._cells.children[1].children[2].value = aside.value = True
@@ -148,9 +175,10 @@ def test_captions_are_edited_and_samples_set_aside(tiny_data, tmp_path):
     }
     assert "changed: 1; set aside: 2" in browser._told.value and "set aside" in browser._samples.value
     again = DatasetBrowser(folder)
-    assert again.find("moth rest") == [0] and "set aside: 2" in again.kept_html()
-    again.edit(0, "")
-    again.edit(1, second.meta["caption"])
+    places = [again.entries.index(entry) for entry in (first, second)]
+    assert again.find("moth rest") == places[:1] and "set aside: 2" in again.kept_html()
+    again.edit(places[0], "")
+    again.edit(places[1], second.meta["caption"])
     assert read_edits(folder) == {} and not again.edited()
 
 
@@ -165,6 +193,30 @@ def test_a_button_encodes_changed_captions(tiny_data, tmp_path):
     assert browser.pending() == 0 and browser._encode.layout.display == "none" and "alert" not in browser._told.value
     entry = DatasetBrowser(folder).entries[0]
     assert entry.meta["caption"] == "a moth at rest" and entry.read().text_emb.shape != before.shape
+
+
+def test_a_caption_goes_back_to_the_sources_also_after_it_was_encoded(tiny_data, tmp_path, monkeypatch):
+    browser = DatasetBrowser(shutil.copytree(tiny_data, tmp_path / "data"))
+    source = browser.caption(0)
+    browser.edit(0, "a moth")
+    prepare = browser_module.prepare_dataset
+
+    # emptied, and another one changed, while it encodes
+    def meanwhile(**flags):
+        prepare(**flags)
+        browser.edit(0, "")
+        browser.edit(1, "two moths")
+
+    monkeypatch.setattr(browser_module, "prepare_dataset", meanwhile)
+    browser.encode_captions()
+    assert browser.entries[0].meta["caption"] == "a moth" and browser.pending() == 2
+    assert [browser.caption(i) for i in (0, 1)] == ["", "two moths"]
+    monkeypatch.setattr(browser_module, "prepare_dataset", prepare)
+    browser.encode_captions()
+    assert [browser.caption(i) for i in (0, 1)] == [source, "two moths"] and browser.pending() == 0
+    browser.edit(0, "three moths")
+    browser.edit(0, "")
+    assert browser.pending() == 0 and DatasetBrowser(tmp_path / "data").caption(0) == source
 
 
 def test_shards_that_name_a_module_are_not_encoded_again(tiny_data, tmp_path):
@@ -187,30 +239,3 @@ def test_an_edit_that_cannot_be_kept_is_told(tiny_data, tmp_path):
     caption = browser._cells.children[0].children[1]
     before, caption.value = caption.value, "a moth"
     assert 'role="alert"' in browser._told.value and caption.value == before
-
-
-def test_grid_has_a_column_for_each_of_two_pipelines_of_one_checkpoint(tiny_checkpoint, tiny_pipe):
-    raw = Pipeline.from_checkpoint(tiny_checkpoint, ema=None)
-    packaged = Pipeline.from_pretrained("butterflies")
-    columns = grid([tiny_pipe, raw, packaged], "a moth", num_steps=1, height=64, width=64).columns
-    assert [len(clips) for clips in columns.values()] == [1, 1, 1]
-    folder = raw.folder
-    assert list(columns) == [f"checkpoint {folder} (1)", f"checkpoint {folder} (2)", "checkpoint butterflies"]
-
-
-def test_grid_has_a_column_and_a_row_for_each_value():
-    asked = []
-
-    def pipe(prompt, **settings):
-        asked.append((prompt, settings))
-        return [clip(len(asked), 1)]
-
-    pipe.run = None
-    shown = grid(pipe, "a moth", seed=[1, 2, 3], guidance=[1.0, 4.0], num_steps=2)
-    assert list(shown.columns) == ["seed 1", "seed 2", "seed 3"]
-    assert [(s["seed"], s["guidance"]) for _, s in asked] == [(s, g) for s in (1, 2, 3) for g in (1.0, 4.0)]
-    assert all(prompt == "a moth" and s["num_steps"] == 2 for prompt, s in asked)
-    assert list(grid(pipe, ["a moth", "a butterfly"]).columns) == ["prompt a moth", "prompt a butterfly"]
-    for lists in ({}, {"seed": [1], "guidance": [1.0], "num_steps": [2]}):
-        with pytest.raises(ValueError):
-            grid(pipe, "a moth", **lists)

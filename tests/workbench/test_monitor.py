@@ -102,7 +102,6 @@ def test_status_tells_progress_and_time_left(tmp_path):
     (tmp_path / "config.yaml").write_text("train:\n  train_iters: 40\n")
     monitor = Monitor(tmp_path)
     assert "10/40" in repr(monitor), "in a script nobody else reads"
-    assert monitor.runs[0].progress == 0.25
     assert monitor.runs[0].eta_s == pytest.approx(2.0 * 30)
     assert monitor.runs[0].state == "stopped"
     (tmp_path / "config.yaml").write_text("train:\n  train_iters: 10\n")
@@ -160,7 +159,7 @@ def test_widget_follows_the_run_in_a_thread_until_a_second_view_of_it(tmp_path, 
         # The thread may read between the two records and paint the first alone; the text follows the curves.
         wait_until(lambda: [s["y"] for s in monitor.loss.data] == [[1.0, 0.5]], "both records")
         wait_until(lambda: "loss 0.5 " in monitor._text.value, "the text")
-        assert monitor.loss in box.children[4].children
+        assert monitor.loss in box.children[2].children
         assert box.children[-1].layout.display == "none", "the machine's panels are folded"
         second.show()
         monitor._thread.join(60)
@@ -190,30 +189,23 @@ def test_paints_are_at_most_four_a_second_and_rare_when_they_take_long(tmp_path,
     assert len(painted) >= 2 and min(b - a for a, b in zip(painted, painted[1:])) > apart_s
 
 
-def test_slider_goes_back_through_the_samples(tmp_path):
+def test_samples_of_a_prompt_are_shown_over_the_training(tmp_path):
     write(tmp_path, record(1))
-    for i in (5, 10, 15):
-        folder = tmp_path / "samples" / f"iter_{i:07d}"
-        folder.mkdir(parents=True)
-        write_png(folder / "a.png", np.full((8, 8, 3), i, np.uint8))
     monitor = Monitor(tmp_path)
     monitor.widget  # noqa: B018
-
-    def shown() -> int:
-        return int(re.search(r"iteration (\d+)", monitor._media.value)[1])
-
-    assert shown() == 15
-    monitor.when.value = 1
-    assert shown() == 5
-    monitor.when.value = 3
-    folder = tmp_path / "samples" / "iter_0000020"
-    folder.mkdir()
-    monitor.paint()
-    assert shown() == 15, "its samples are not there yet"
-    write_png(folder / "a.png", np.zeros((8, 8, 3), np.uint8))
-    monitor.paint()
-    assert shown() == 20, "at its end it follows the newest"
     monitor.close()
+    for last, shown in ((5, [5]), (10, [5, 10]), (40, [5, 15, 25, 40])):
+        for i in range(5, last + 1, 5):
+            for name in "ab":
+                write_png(Run(tmp_path).sample_folder(i) / f"{name}.png", np.full((8, 8, 3), i, np.uint8))
+        monitor.paint()
+        page = monitor._media.value
+        assert [int(i) for i in re.findall(r">iteration (\d+)<", page)] == shown
+        assert page.count("data:image/png") == len(shown) + 1, "one prompt, and a picture of both"
+        assert page in monitor.kept_html()
+    Run(tmp_path).sample_folder(45)
+    monitor.paint()
+    assert monitor._media.value == page, "its samples are not there yet"
 
 
 def test_a_run_that_diverged_can_be_read(tmp_path):
@@ -251,7 +243,7 @@ def test_runs_are_drawn_over_one_another_and_named_by_what_differs(tmp_path):
         assert len({s["color"] for s in monitor.loss.data}) == 2
         assert [s["y"] for s in monitor.validation.data] == [[0.5], [0.5]]
         assert [plot.legend for plot in (monitor.loss, monitor.validation, monitor.rates["lr"])] == [True, False, False]
-        assert [run.state for run in monitor.runs] == ["finished"] * 2 and monitor.runs[0].progress == 1
+        assert [run.state for run in monitor.runs] == ["finished"] * 2
         assert "train.lr" in monitor.table_html() and "dataset.path" not in monitor.table_html()
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from contextlib import closing
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from dfm_nb.base.metrics import Metrics
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import write_png
+from tests.processes import wait_until
 from workbench import Monitor, Runs
 from workbench.run_list import BELOW, FILES
 
@@ -49,9 +51,22 @@ def test_a_run_with_a_damaged_line_is_one_row_that_says_so(folder):
     assert "damaged: line 3" in runs.kept_html() and runs.report("a").is_file()
 
 
+def test_the_table_follows_a_run_and_keeps_what_is_ticked(folder, monkeypatch):
+    monkeypatch.setattr("workbench.run_list.LOOK_S", 0.05)
+    runs = Runs(folder)
+    runs.widget  # noqa: B018
+    runs._table.chosen = ["a"]
+    with closing(Metrics(folder / "a/metrics.jsonl")) as metrics:
+        metrics.write({"iteration": 9, "loss": 0.125, "elapsed_s": 2.0})
+    wait_until(lambda: runs._table.rows[0]["cells"][1:3] == ["finished", 9], "the new figures")
+    assert 0.125 in runs._table.rows[0]["cells"] and runs._table.chosen == ["a"]
+    Runs(folder).widget  # noqa: B018
+    wait_until(lambda: sum(t.name == "dfm-runs" for t in threading.enumerate()) == 1, "a second table ends the first")
+
+
 def test_tags_and_notes_are_kept_in_a_file_of_the_run(folder):
     runs = Runs(folder)
-    runs.widget.children[0]._handle_custom_msg({"run": "deep/b", "tags": "best", "note": "wide & slow"}, [])
+    runs.widget.children[1]._handle_custom_msg({"name": "deep/b", "tags": "best", "note": "wide & slow"}, [])
     assert [(row["tags"], row["note"]) for row in Runs(folder)._rows()] == [("", ""), ("best", "wide & slow")]
     assert "wide &amp; slow" in Runs(folder).kept_html()
     assert runs.delete("deep/b", confirm=True).startswith("deleted")
@@ -73,7 +88,7 @@ def test_only_a_run_of_ours_is_deleted_after_a_confirmation(folder):
             runs.delete("deep/b", confirm=True)
         file.unlink()
     assert len(runs.paths) == 4 and all(path.is_dir() for path in runs.paths.values())
-    delete = next(b for b in runs.widget.children[1].children if b.description == "Delete")
+    delete = next(b for b in runs.widget.children[0].children if b.description == "Delete")
     runs._table.chosen = ["a"]
     delete.click()
     assert (folder / "a").exists() and "confirm" in runs._below.children[0].value

@@ -29,8 +29,7 @@ from dfm_nb.generation.request import Request
 from tests.json_files import read_json
 from tests.processes import wait_until
 from workbench import studio as module
-from workbench.studio import Studio
-from workbench.studio_html import strip_steps
+from workbench.studio import Studio, strip_steps
 
 
 def level(request: Request) -> int:
@@ -113,22 +112,15 @@ def test_stills_and_clips_are_told_what_the_checkpoint_recommends_for_each():
     assert studio.draw(num_video_frames=1, fps=7.0).request.fps == 7 and "fps" in studio.code()[0]
 
 
-def test_trained_sizes_are_offered_and_another_one_is_drawn_with_a_word():
+def test_a_size_that_was_not_trained_is_drawn_with_a_word():
     pipe = ClosedForm()
     kind = Kind(height=32, width=48, num_video_frames=1, fps=1.0, sizes=["48x32", "32x32"])
     pipe.config = Config().with_samples(TrainingSamples(kinds=[kind]))
     studio = Studio(pipe, "a moth", folder=None)
-    assert studio._sizes.options == ("48x32", "32x32") and studio._sizes.value == "48x32"
-    studio._sizes.value = "32x32"
-    assert (studio.request().width, studio.request().height) == (32, 32)
-    settled(studio)
+    assert studio.draw().request.width == 48 and "trained" not in studio.message
     studio.controls["width"].value = "64"
-    assert studio._sizes.value is None
     settled(studio)
     assert studio.draw().request.width == 64 and "64x32 px was not trained" in studio.message
-    plain = small()
-    assert plain._sizes.options == () and "trained" not in plain.message
-    assert plain._sizes.layout.display == "none" != plain.controls["prompt"].layout.display
 
 
 def test_the_size_follows_a_new_prompt_until_the_user_sets_one():
