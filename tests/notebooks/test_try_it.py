@@ -45,7 +45,8 @@ def flags() -> set[str]:
 
 def unknown(span: str, known: set[str]) -> set[str]:
     """The names of a span that do not exist; the span itself if it is neither code nor a command, flag or file."""
-    if span.startswith(COMMANDS) or span in SIZES or re.fullmatch(r"[\w/]*[./][\w./]+", span):
+    others = {*SIZES, *(path.stem for path in NOTEBOOKS)}
+    if span.startswith(COMMANDS) or span in others or re.fullmatch(r"[\w/]*[./][\w./]+", span):
         return set()
     if span.startswith("--"):
         return {span.split()[0][2:].replace("-", "_")} - flags()
@@ -59,8 +60,11 @@ def unknown(span: str, known: set[str]) -> set[str]:
     except SyntaxError:
         return {span}
     variables = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    imported = {alias.asname or alias.name for node in ast.walk(tree) for alias in getattr(node, "names", [])}
-    return variables - imported - known
+    own = {alias.asname or alias.name for node in ast.walk(tree) for alias in getattr(node, "names", [])}
+    if "\n" in span.strip():  # an answer with variables of its own
+        own |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+        own |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return variables - own - known
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
