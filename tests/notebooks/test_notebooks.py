@@ -85,8 +85,6 @@ def test_notebook_runs_headless_from_first_cell_to_last(folder, name):
     cells = nbformat.read(output, 4).cells
     streams = [o for cell in cells for o in cell.get("outputs", []) if o.get("name") == "stderr"]
     assert not [o.text for o in streams if "prompt" in o.text], "a red box about the notebook's own prompts"
-        "red boxes are for faults; bars of other libraries aside"
-    )
 
 
 def _code(path: Path) -> list[str]:
