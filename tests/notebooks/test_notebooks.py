@@ -29,17 +29,16 @@ SMALL = {
     "00_tour": {**DATA, "model_size": "tiny", "train_iters": 8, "num_processes": 1, "num_steps": 4},
     "01_prepare": DATA,
     "02_train": {"model_size": "tiny", "train_iters": 16, "stop_at": 6, "num_processes": 1},
-    "03_generate": {"num_steps": 2, "reference_steps": 4, "edit_iters": 2},
+    "03_generate": {"num_steps": 2, "reference_steps": 4},
     "04_text_corpus": {"num_captions": 300, "seq_length": 32},
     "05_parallelism": {"layouts": ["tensor_model_parallel_size"], "train_iters": 3},
-    "06_your_own_pictures": {
-        **{"minutes": 0.02, "short_side": 32, "num_measured": 8},
-        **{"num_pictures": 4, "num_kept": 4, "rank": 2, "train_iters": 3},
-    },
-    "07_wan": {"train_iters": 3, "num_steps": 2},
+    "06_your_own_pictures": {"minutes": 0.02, "short_side": 32, "num_measured": 8},
+    "07_wan": {},
+    "08_network": {"num_steps": 4},
+    "09_lora": {"num_pictures": 4, "num_kept": 4, "rank": 2, "train_iters": 3, "num_measured": 8},
 }
-AGAIN = {"06_your_own_pictures": {"num_kept": 0, "rank": 4}}
-"""Its exercises are its second half, run once more in the same project."""
+AGAIN = {"09_lora": {"num_kept": 0, "rank": 4}}
+"""Its exercises, in the same project."""
 NOTEBOOKS = sorted(p.stem for p in FOLDER.glob("*.ipynb"))
 IN_BROWSER = NOTEBOOKS if FULL else ["00_tour"]
 """`tests/browser` runs these; outside `make notebooks` a notebook is run once."""
@@ -71,12 +70,8 @@ def test_notebook_runs_headless_from_first_cell_to_last(folder, name):
     done = notebook_run.execute(source, output, SMALL[name], progress=False, cwd=folder)
     assert done.error == "" and done.results and done.report.stat().st_size > 50_000
     if name in AGAIN:
-        nb = nbformat.read(source, 4)
-        (second,) = (i for i, cell in enumerate(nb.cells) if cell.source.startswith("# Second half"))
-        nb.cells = nb.cells[:3] + nb.cells[second:-1]  # the last cell publishes figures of both
-        nbformat.write(nb, folder / "half.ipynb")
         values = SMALL[name] | AGAIN[name]
-        assert notebook_run.execute(folder / "half.ipynb", folder / "out/half.ipynb", values, cwd=folder).error == ""
+        assert notebook_run.execute(source, folder / "out/again.ipynb", values, progress=False, cwd=folder).error == ""
     shown = output.read_text()
     if name == "02_train":
         assert "Resumed from" in shown and done.results["iterations"] == 16
@@ -85,6 +80,33 @@ def test_notebook_runs_headless_from_first_cell_to_last(folder, name):
         assert '<video src=\\"data:video/mp4;base64,' in shown
     if name == "05_parallelism":
         assert 0 <= done.results["worst_relative_difference"] < 1e-5
+    if name == "08_network":
+        assert 0 < done.results["largest_difference"] < 1e-4
+    cells = nbformat.read(output, 4).cells
+    streams = [o for cell in cells for o in cell.get("outputs", []) if o.get("name") == "stderr"]
+    assert not [o.text for o in streams if "prompt" in o.text], "a red box about the notebook's own prompts"
+
+
+def _code(path: Path) -> list[str]:
+    """The lines of code cells that are neither blank nor comments."""
+    cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+    lines = [line for cell in cells for line in cell.source.splitlines()]
+    return [line for line in lines if line.strip() and not line.strip().startswith("#")]
+
+
+def test_code_of_notebooks_is_short():
+    assert sum(len(_code(path)) for path in FOLDER.glob("*.ipynb")) <= 560
+
+
+def test_the_network_has_sixty_lines():
+    """All functions of the notebook but `denoise` and `D`, which call it."""
+    count = 0
+    counted = False
+    for line in _code(FOLDER / "08_network.ipynb"):
+        if not line.startswith(" "):
+            counted = line.startswith("def ") and not line.startswith(("def denoise(", "def D("))
+        count += counted
+    assert count == 60
 
 
 def test_notebooks_are_stripped_of_outputs():

@@ -11,7 +11,7 @@ def save(folder: Path) -> Path:
     from transformers import T5TokenizerFast, UMT5Config, UMT5EncoderModel  # type: ignore[attr-defined]  # made at import
 
     torch.manual_seed(0)
-    letters = [(letter, -1.0) for letter in "\u2581abcdefghijklmnopqrstuvwxyz.,"]
+    letters = [(letter, -1.0) for letter in "\u2581abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:"]
     words = T5TokenizerFast(vocab=[("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *letters])
     text = UMT5Config(vocab_size=len(words), d_model=64, d_kv=16, d_ff=64, num_layers=2, num_heads=4)
     shape = {"num_attention_heads": 4, "attention_head_dim": 16, "num_layers": 2, "ffn_dim": 128, "text_dim": 64}
