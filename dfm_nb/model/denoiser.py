@@ -20,10 +20,11 @@ from dfm_nb.parallel.groups import broadcast_from_last_stage
 
 @dataclass
 class TokenLosses:
-    """Losses of this rank's tokens, and the mask of those that count."""
+    """Losses of this rank's tokens, the mask of those that count, and their weights in the gradient."""
 
     loss: torch.Tensor  # float32 [S_local], the objective's, averaged over the patch; a student's is pseudo-Huber
     mask: torch.Tensor  # bool [S_local]
+    weight: torch.Tensor  # float32 [S_local]
     row: torch.Tensor
 
 
@@ -47,7 +48,7 @@ def forward(
             loss = objective.loss(network_output, x0, noise, token_sigma).mean(-1)
         else:
             loss = pseudo_huber(objective.residual(network_output, part.take(pack.target), x, token_sigma))
-        return TokenLosses(loss, part.take(pack.loss_mask), part.row)
+        return TokenLosses(loss, part.take(pack.loss_mask), part.take(pack.weight), part.row)
 
     return output, loss_of
 

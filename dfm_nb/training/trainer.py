@@ -198,7 +198,7 @@ class Trainer:
 
             def loss_function(network_output):
                 losses = loss_of(network_output)
-                total = (losses.loss * losses.mask).sum()
+                total = (losses.loss * losses.weight).sum()
                 return total, losses.mask.sum().int(), {"sum": sums_of(pack, losses)}
 
             return output, loss_function
