@@ -170,6 +170,12 @@ class TrainConfig(Group):
         le=MOST_STEPS,
     )
     given_dropout: float = option(0.1, "probability that a sample's given pictures are left out", ge=0, le=0.5)
+    first_frame_share: float = option(
+        0.0,
+        "least share that a clip's first latent frame, which is encoded alone, has of the weights of its loss",
+        ge=0,
+        le=0.9,
+    )
     max_skipped_steps: Int = option(10, "most steps in a row skipped for NaN or Inf; more end the run", ge=0)
     exit_on_signal: bool = option(True, "on Ctrl-C, SIGTERM or SIGUSR1, save a checkpoint and exit cleanly")
     exit_duration_s: float | None = option(None, "save and exit after this time in training", gt=0)

@@ -20,21 +20,22 @@ from dfm_nb.parallel.groups import broadcast_from_last_stage
 
 @dataclass
 class TokenLosses:
-    """Losses of this rank's tokens, and the mask of those that count."""
+    """Losses of this rank's tokens, the mask of those that count, and their weights in the gradient."""
 
     loss: torch.Tensor  # float32 [S_local], the objective's, averaged over the patch; a student's is pseudo-Huber
     mask: torch.Tensor  # bool [S_local]
+    weight: torch.Tensor  # float32 [S_local]
     row: torch.Tensor
 
 
 class PackInputs(NamedTuple):
-    """A training pack on this rank's device. x0, noise, target : float32 [S, p]; mask : bool [S]; sigma : [R]."""
+    """A training pack on this rank's device. x0, noise, target : float32 [S, p]; weight : [S]; sigma : [R]."""
 
     part: PackSlice
     sigma: torch.Tensor
     x0: torch.Tensor
     noise: torch.Tensor
-    mask: torch.Tensor
+    weight: torch.Tensor
     target: torch.Tensor | None
 
     @classmethod
@@ -43,7 +44,7 @@ class PackInputs(NamedTuple):
         part = PackSlice.of(pack, device).for_backend(backend)
         sigma = pack.sigma.to(device, non_blocking=True)
         target = None if pack.target is None else part.take(pack.target)
-        return cls(part, sigma, part.take(pack.x0), part.take(pack.noise), part.take(pack.loss_mask), target)
+        return cls(part, sigma, part.take(pack.x0), part.take(pack.noise), part.take(pack.weight), target)
 
 
 def forward(
@@ -69,7 +70,7 @@ def run(
             loss = objective.loss(network_output, pack.x0, pack.noise, token_sigma).mean(-1)
         else:
             loss = pseudo_huber(objective.residual(network_output, pack.target, x, token_sigma))
-        return TokenLosses(loss, pack.mask, pack.part.row)
+        return TokenLosses(loss, pack.weight != 0, pack.weight, pack.part.row)
 
     return output, loss_of
 

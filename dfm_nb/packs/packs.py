@@ -395,6 +395,8 @@ def draw_sample(clip: EncodedClip, epoch: int, settings: PackSettings, empty_tex
 class Pack(PackLayout):
     """The packed sequence of B samples. x0, noise : float32 [S, p], zero in the padding.
 
+    weight : float32 [S], of a token's loss in the gradient: 0 outside `loss_mask`, more than 1 in first frames of clips
+    (`train.first_frame_share`), else 1.
     keys[i], grids[i] : name and target's patches of the sample in segment i. dropped : (reason, detail) of samples that
     cannot be used. A pack without a sample has no keys and does not count in the loss. target : float32 [S, p], the
     estimate that a student must reach, if it is one.
@@ -402,6 +404,7 @@ class Pack(PackLayout):
 
     x0: torch.Tensor
     noise: torch.Tensor
+    weight: torch.Tensor
     keys: list[str]
     grids: list[Grid]
     dropped: list[tuple[str, str]] = field(default_factory=list)
@@ -427,16 +430,22 @@ def pack_draws(draws: Sequence[Draw], settings: PackSettings, capacity: int | No
     """
     draws = sorted(draws, key=lambda d: (len(d.x0), d.grid, len(d.text), d.key))
     s = settings
+    grids = [d.grid for d in draws]
     layout = pack_layout(
         draws, s.config.model, s.token_multiple, s.text_multiple, s.row_multiple, capacity, shape=s.shape
     )
     padding = (0, 0, 0, layout.cu_q[-1] - layout.cu_q[len(draws)])
+    share = settings.config.train.first_frame_share
+    weight = layout.loss_mask.float()
+    for start, (t, h, w) in zip(layout.cu_q, grids):
+        weight[start : start + h * w] *= max(1, share / (1 - share) * (t - 1))
     return Pack(
         **vars(layout),
         x0=F.pad(torch.cat([d.x0 for d in draws]), padding),
         noise=F.pad(torch.cat([d.noise for d in draws]), padding),
+        weight=weight,
         keys=[d.key for d in draws],
-        grids=[d.grid for d in draws],
+        grids=grids,
     )
 
 
@@ -445,4 +454,5 @@ def blank_pack(settings: PackSettings, channels: int, empty_text: torch.Tensor, 
     m = settings.config.model
     zeros = torch.zeros(channels, m.patch_temporal, m.patch_spatial, m.patch_spatial)
     pack = pack_draws([noised(m, "", zeros, zeros, empty_text, m.sigma_data, PADDING_FPS)], settings, capacity)
-    return replace(pack, loss_mask=torch.zeros_like(pack.loss_mask), keys=[], grids=[])
+    none = torch.zeros_like(pack.loss_mask)
+    return replace(pack, loss_mask=none, weight=none.float(), keys=[], grids=[])

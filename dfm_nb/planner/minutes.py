@@ -43,6 +43,7 @@ OVERTIME = 1.1  # if the machine slows down, the run stops here and saves; the s
 PROBE = 0.03  # share of the time for timing iterations; longer would not be more exact
 FEWEST, MOST = 5, 100  # timed iterations
 CLIP_SHARE = 0.25  # of the work, while pictures outnumber clips (benchmarks/results/own_pictures.md)
+FIRST_SHARE = 0.3  # of a clip's loss, else its first frame is a mesh (benchmarks/results/clip_first_frame.md)
 BASE = "drawings"
 """The packaged weights that a run starts from where they fit (benchmarks/results/own_pictures.md)."""
 BASE_PASSES = 100  # with fewer, fewer training captions come back than from scratch
@@ -105,6 +106,8 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
             f"a pack for each of {dp_size} data-parallel processes, at least two, or one for a student",
         ),
     }
+    if len(clips):
+        values["train.first_frame_share"] = FIRST_SHARE, "as the first frame of a clip is encoded alone"
     if weight < 1 and len(clips) < len(stills):
         values["dataset.clip_weight"] = round(max(weight, 0.001), 3), of_clips
     return _from_base(resolved, values, store)

@@ -208,7 +208,7 @@ class Trainer:
 
             def loss_function(network_output):
                 losses = loss_of(network_output)
-                total = (losses.loss * losses.mask).sum()
+                total = (losses.loss * losses.weight).sum()
                 return total, losses.mask.sum().int(), {"sum": sums_of(pack, losses)}
 
             return output, loss_function
@@ -270,10 +270,10 @@ class Trainer:
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for pack in packs:
             output, loss_of = run(self.ddp[0], pack, self.objective)
-            loss_and_count = _loss_and_count(loss_of(output))
-            loss_and_count[0].backward()
+            losses = loss_of(output)
+            (losses.loss * losses.weight).sum().backward()
             self._add_gradients()
-            sums = sums + loss_and_count.detach()
+            sums = sums + _loss_and_count(losses).detach()
         return sums
 
     @torch.no_grad()

@@ -97,6 +97,21 @@ def test_padding_is_a_segment_of_its_own_outside_the_loss():
     assert pack.num_tokens == total
 
 
+def test_a_clips_first_latent_frame_has_at_least_its_share_of_the_weights():
+    pack = pack_draws(draws(), settings("train.first_frame_share=0.6"), capacity=400)
+    shares = []
+    for start, end, (t, h, w) in zip(pack.cu_q, pack.cu_q[1:], pack.grids):
+        first, later = pack.weight[start:end].split([h * w, (t - 1) * h * w])
+        assert (later == 1).all() and (t > 1 or (first == 1).all())
+        shares.append((t, round(float(first.sum() / (first.sum() + later.sum())), 4)))
+    assert set(shares) == {(1, 1.0), (2, 0.6), (3, 0.6)}
+    assert torch.equal(pack.weight > 0, pack.loss_mask) and not pack.loss_mask.all()
+    half = pack_draws(draws(), settings("train.first_frame_share=0.4"))
+    assert half.weight.min() == 1 and half.weight.max() == pytest.approx(4 / 3), "of two frames, half is more"
+    plain = pack_draws(draws(), SETTINGS, capacity=400)
+    assert torch.equal(plain.weight, plain.loss_mask.float())
+
+
 def test_pooling_rows_average_their_own_text():
     pack = pack_draws(draws(), SETTINGS, capacity=400)
     assert torch.allclose(pack.pool.sum(1), torch.ones(len(pack.sigma)))

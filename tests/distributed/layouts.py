@@ -13,6 +13,7 @@ BASE = [
     *tiny_run.WIDTH,
     *"model.num_layers=4 model.adaln_lora_dim=16 model.in_channels=4 model.text_dim=24 model.rope=true".split(),
     *"train.global_batch_size=4 train.micro_batch_size=1 train.train_iters=5 train.eval_iters=1".split(),
+    "train.first_frame_share=0.6",  # not of all tokens the same weight
     *"optimizer.lr=1e-3 optimizer.use_distributed_optimizer=true scheduler.lr_warmup_iters=1".split(),
     "ema.sigma_rels=[0.1]",
 ]

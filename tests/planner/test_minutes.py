@@ -38,6 +38,7 @@ def test_minutes_settle_a_run_that_its_configuration_repeats(tiny_data, tmp_path
     assert len(list((run.path / "checkpoints").glob("iter_*"))) == 8
     assert settled.model.hidden_size == 48, "what a user has set stays"
     assert clip_share(settled, ShardStore(tiny_data)) == pytest.approx(dial.CLIP_SHARE, abs=0.01)
+    assert settled.train.first_frame_share == dial.FIRST_SHARE
     known = find_weights(run.path).config.samples.anchors
     assert known and "generation.anchor" in run.config.provenance
     assert find_weights(export_weights(run.path, tmp_path / "own.safetensors")).config.samples.anchors == known
@@ -47,6 +48,11 @@ def test_minutes_settle_a_run_that_its_configuration_repeats(tiny_data, tmp_path
     # the iterations that were timed have left nothing behind
     plain = train_model(run_dir=tmp_path / "plain", dataset_path=tiny_data, config_file=_plain(run, tmp_path))
     assert losses(plain) == losses(run)
+    # a run that began before there was this setting resumes without it
+    settings = (tmp_path / "own" / "config.yaml").read_text().splitlines()
+    (tmp_path / "own" / "config.yaml").write_text("\n".join(s for s in settings if "first_frame_share" not in s))
+    old = train_model(run_dir=tmp_path / "own", minutes=0.02, **asked)
+    assert old.config.config.train.first_frame_share == 0
 
 
 def test_minutes_that_are_over_before_training_begins_still_give_a_run(one_rank, monkeypatch):
@@ -69,8 +75,10 @@ def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_p
 
     def start(tokenizer: str, *overrides: str, store=None) -> tuple:
         asked = ["train.minutes=5", f"dataset.path={tmp_path / tokenizer}", *overrides]
+        clips = store is not None
         store = store or ShardStore(tmp_path / tokenizer)
         config = dial.of_data(with_data(cfg.resolve("own", overrides=asked), store), store, 1).config
+        assert config.train.first_frame_share == clips * dial.FIRST_SHARE
         return config.checkpoint.pretrained, config.model.num_layers
 
     assert start(same) == (dial.BASE, source.config.model.num_layers)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -36,6 +38,23 @@ def test_tokens_outside_the_loss_give_no_gradient(one_rank):
         for pack in packs:
             pack.x0[~pack.loss_mask] += 1
     assert all(map(torch.equal, *found))
+
+
+def test_weights_of_tokens_scale_gradients_and_not_the_loss_that_is_reported(one_rank):
+    trainer, loader = make_trainer([*SMALL, "train.first_frame_share=0.8"])
+    randomise(trainer)
+    packs, found = loader.next_step(), []
+    assert {round(w, 4) for pack in packs for w in pack.weight.tolist()} > {1.0, 4.0}
+    for _ in range(2):
+        loss = trainer.backward(packs)
+        found.append([loss, *(p.main_grad.clone() for p in trainer.chunks[0].parameters())])
+        for pack in packs:
+            pack.weight = pack.weight * 2
+    (loss, *before), (same, *after) = found
+    assert torch.equal(loss, same) and any(g.any() for g in before)
+    assert all(torch.equal(2 * a, b) for a, b in zip(before, after))
+    assert torch.equal(trainer.backward([replace(pack, weight=pack.weight * 0) for pack in packs]), loss)
+    assert not any(p.main_grad.any() for p in trainer.chunks[0].parameters())
 
 
 def kept_by_the_optimizer(trainer):
