@@ -29,12 +29,13 @@ class TokenLosses:
 
 
 class PackInputs(NamedTuple):
-    """A training pack on this rank's device. x0, noise, target : float32 [S, p]; weight : [S]; sigma : [R]."""
+    """A training pack on this rank's device. x0, noise, target : float32 [S, p]; mask : bool [S]; weight : [S]; sigma : [R]."""
 
     part: PackSlice
     sigma: torch.Tensor
     x0: torch.Tensor
     noise: torch.Tensor
+    mask: torch.Tensor
     weight: torch.Tensor
     target: torch.Tensor | None
 
@@ -44,7 +45,8 @@ class PackInputs(NamedTuple):
         part = PackSlice.of(pack, device).for_backend(backend)
         sigma = pack.sigma.to(device, non_blocking=True)
         target = None if pack.target is None else part.take(pack.target)
-        return cls(part, sigma, part.take(pack.x0), part.take(pack.noise), part.take(pack.weight), target)
+        masks = part.take(pack.loss_mask), part.take(pack.weight)
+        return cls(part, sigma, part.take(pack.x0), part.take(pack.noise), *masks, target)
 
 
 def forward(
@@ -70,7 +72,7 @@ def run(
             loss = objective.loss(network_output, pack.x0, pack.noise, token_sigma).mean(-1)
         else:
             loss = pseudo_huber(objective.residual(network_output, pack.target, x, token_sigma))
-        return TokenLosses(loss, pack.weight != 0, pack.weight, pack.part.row)
+        return TokenLosses(loss, pack.mask, pack.weight, pack.part.row)
 
     return output, loss_of
 
