@@ -75,6 +75,7 @@ class Runs(Live):
 
     def refresh(self) -> None:
         """Read the folder again."""
+        self._shown = self._seen()  # before it is read, so that what changes meanwhile is seen next
         paths = {}
         for path in runs_below(self.folder):
             if path != self.folder and Run(path).metrics_file.exists():
@@ -95,14 +96,11 @@ class Runs(Live):
 
     def _follow(self) -> None:
         """Refresh when a run has changed, until another table of the folder is shown."""
-        seen = self._seen()
         while _NEWEST[self.folder] is self:
             began = time.thread_time()
             with contextlib.suppress(OSError):  # a run is deleted or moved just now
-                now = self._seen()
-                if now != seen:
+                if self._seen() != self._shown:
                     self.refresh()
-                seen = now
             time.sleep(max(LOOK_S, REST * (time.thread_time() - began)))
 
     def _seen(self) -> list[tuple[Path, str, int]]:
