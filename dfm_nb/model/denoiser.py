@@ -29,7 +29,10 @@ class TokenLosses:
 
 
 class PackInputs(NamedTuple):
-    """A training pack on this rank's device. x0, noise, target : float32 [S, p]; mask : bool [S]; weight : [S]; sigma : [R]."""
+    """A training pack on this rank's device.
+
+    x0, noise, target : float32 [S, p]; mask : bool [S]; weight : float32 [S]; sigma : float32 [R].
+    """
 
     part: PackSlice
     sigma: torch.Tensor
