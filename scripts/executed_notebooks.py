@@ -80,7 +80,7 @@ def for_readers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
                 image = Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
             if image is not None:
                 file = io.BytesIO()
-                image.convert("RGB").quantize(128).save(file, "png", optimize=True)
+                image.convert("RGB").save(file, "png", optimize=True)
                 output.data = {"image/png": base64.b64encode(file.getvalue()).decode()}
             elif "<table" in markup:
                 output.data = {"text/html": markup, "text/plain": data["text/plain"]}
