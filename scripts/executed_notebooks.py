@@ -28,6 +28,7 @@ from dfm_nb.display import contact_sheet
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 PROJECT = "~/butterflies"
+IMAGES = "../../notebooks/images"
 LARGEST_CELL = 256
 """px of the pictures that are put on a sheet; a wider one, alone, stays as it is."""
 
@@ -71,6 +72,8 @@ def picture(markup: str) -> Image.Image | None:
 def for_readers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The notebook with outputs that are shown without a kernel: PNG, tables and text."""
     for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = cell.source.replace("](images/", f"]({IMAGES}/")
         kept = []
         for output in cell.get("outputs", []):
             data = output.get("data", {})
@@ -117,7 +120,8 @@ def main() -> None:
     p.add_argument("--output", type=Path, default=ROOT / "build" / "docs" / "notebooks")
     p.add_argument("--copies", type=Path, default=ROOT / "docs" / "notebooks")
     args = p.parse_args()
-    args.output.mkdir(parents=True, exist_ok=True)
+    for pages in (args.output, args.copies):
+        pages.mkdir(parents=True, exist_ok=True)
     rows = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "butterflies"
