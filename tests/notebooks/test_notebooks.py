@@ -115,6 +115,15 @@ def test_notebooks_are_stripped_of_outputs():
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+def test_copies_in_the_docs_have_the_sources_of_the_notebooks():
+    """`make docs` writes them anew."""
+    copies = FOLDER.parent / "docs/notebooks"
+    for name in NOTEBOOKS:
+        own, copy = ([cell.source for cell in nbformat.read(d / f"{name}.ipynb", 4).cells] for d in (FOLDER, copies))
+        assert [source.replace("../../notebooks/images/", "images/") for source in copy] == own, name
+    assert sum(path.stat().st_size for path in copies.iterdir()) < 3e6
+
+
 @pytest.mark.skipif(not FULL, reason="the same cells as above: make notebooks")
 def test_notebooks_run_under_nbmake(tmp_path):
     """The same cells started by nbmake: parameters are put in first, and the text notebook stands for all."""
