@@ -14,6 +14,7 @@ from dfm_nb.planner.step_time import MACHINES, Machine
 from dfm_nb.planner.training_memory import parameters
 
 _USUAL = cfg.Config()
+FAST_HEADS = (64, 128)  # channels that FlashAttention's kernels are made for
 MachineName = Literal["a100-80", "h100", "h200", "b200", "gb200", "gb300"]
 
 
@@ -59,9 +60,16 @@ class PlanOptions(Verb):
         text = (
             f"{config.model.size}, {count / 1e6:,.0f} M parameters, {trained / 1e6:,.1f} M trained, packs of "
             f"{load.tokens} tokens, {load.packs} a step, {config.mixed_precision}, on GPUs of "
-            f"{result.gpu_memory_gib:g} GiB ({MARGIN:.0%} left free)\n{result}"
+            f"{result.gpu_memory_gib:g} GiB ({MARGIN:.0%} left free)"
         )
-        return Report({"layouts": json.loads(result.to_frame().to_json(orient="records"))}, text)
+        head = config.model.hidden_size // config.model.num_attention_heads
+        others = [str(config.model.hidden_size // d) for d in FAST_HEADS if config.model.hidden_size % d == 0]
+        if head not in FAST_HEADS and others:
+            text += (
+                f"\nFlashAttention pads heads of {head} channels; those of 64 and 128 are faster: "
+                f"model.num_attention_heads={' or '.join(others)}"
+            )
+        return Report({"layouts": json.loads(result.to_frame().to_json(orient="records"))}, f"{text}\n{result}")
 
 
 main = PlanOptions.main

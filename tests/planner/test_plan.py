@@ -96,6 +96,7 @@ def test_json_has_every_layout_and_the_table_the_first(capsys):
     assert 0 <= first["recompute_time"] + first["elementwise"] + first["communication"] + first["bubble"] < 1
     code, text, _ = run_plan(capsys, *argv)
     assert code == 0 and " ".join(first["overrides"]) in text.splitlines()[-1]
+    assert "model.num_attention_heads=18 or 9" in text, "its heads have 72 channels"
 
 
 def test_settings_of_a_layout_are_accepted_by_training():
