@@ -53,7 +53,7 @@ class Media(HTMLParser):
         with tempfile.NamedTemporaryFile(suffix=f".{kind[-3:]}") as file:
             file.write(base64.b64decode(content))
             file.flush()
-            frames = read_image(file.name)[None] if kind.endswith("png") else read_video(file.name)[0]
+            frames = read_image(file.name) if kind.endswith("png") else read_video(file.name)[0]
         self.entries.append(([frames], said.get("alt") or said.get("aria-label") or self.text))
         self.text = ""
 
