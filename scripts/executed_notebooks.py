@@ -66,7 +66,8 @@ def picture(markup: str) -> Image.Image | None:
     (videos, _) = entries[0]
     if len(entries) == 1 and max(videos[0].shape) > LARGEST_CELL:
         return Image.fromarray(videos[0][0])
-    return Image.fromarray(contact_sheet({"": entries}))
+    # of pictures 256 colours are enough; a plot would lose some of its own
+    return Image.fromarray(contact_sheet({"": entries})).quantize(256, kmeans=2)
 
 
 def for_readers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -83,7 +84,7 @@ def for_readers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
                 image = Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
             if image is not None:
                 file = io.BytesIO()
-                image.convert("RGB").save(file, "png", optimize=True)
+                image.save(file, "png", optimize=True)
                 output.data = {"image/png": base64.b64encode(file.getvalue()).decode()}
             elif "<table" in markup:
                 output.data = {"text/html": markup, "text/plain": data["text/plain"]}
