@@ -53,11 +53,12 @@ class InspectedShards:
         """Take the sizes in `meta` from the indexes: NeMo DFM's script writes a clip's frames as its height."""
         metas = {entry: entry.meta for entry in self.entries}
         for index in self._indexes:
+            tokens = index.text_tokens(slice(None)).tolist()
             for n in range(len(index)):
                 meta = metas.get(index.entry(n), {})
                 frames, height, width = geometry.pixel_size(*index.grid(n))
                 meta.update(num_frames=frames, image_height=height, image_width=width)
-                meta.update(text_tokens=int(index.text_tokens(slice(n, n + 1))[0]))
+                meta.update(text_tokens=tokens[n])
 
     @functools.cached_property
     def _listed(self) -> dict[str, Any]:

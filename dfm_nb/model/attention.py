@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
 from typing import Callable, NamedTuple, Sequence
 
@@ -58,18 +58,21 @@ class Varlen(NamedTuple):
     max_q: int
     max_kv: int
 
+    def on_device(self, _backend: str) -> Varlen:
+        return self
+
 
 @dataclass
 class SegmentBounds:
     """Bounds of the segments among queries and keys, on the host; `on_device` is what a back end takes.
 
-    longest : at least the queries and keys of each segment.
+    longest : at least the queries and keys of each segment; None: as many as the longest has.
     """
 
     cu_q: list[int]
     cu_kv: list[int]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    longest: tuple[int, int] = (0, 0)
+    longest: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         assert len(self.cu_q) == len(self.cu_kv), (len(self.cu_q), len(self.cu_kv))
@@ -79,7 +82,8 @@ class SegmentBounds:
         if "a CUDA device" not in NEEDS.get(backend, ()):
             return self
         q, kv = (pinned(torch.tensor(cu, dtype=torch.int32)) for cu in (self.cu_q, self.cu_kv))
-        return Varlen(q.to(self.device, non_blocking=True), kv.to(self.device, non_blocking=True), *self.longest)
+        longest = self.longest or (int(q.diff().max()), int(kv.diff().max()))  # on the host: nothing waits
+        return Varlen(q.to(self.device, non_blocking=True), kv.to(self.device, non_blocking=True), *longest)
 
     @functools.cached_property
     def in_float32(self) -> bool:
@@ -88,8 +92,7 @@ class SegmentBounds:
 
     def dealt(self, rank: int, size: int) -> SegmentBounds:
         """The bounds of this context-parallel rank: its queries (`deal`) against all keys."""
-        q = [-(-max(c - rank, 0) // size) for c in self.cu_q]
-        return SegmentBounds(q, self.cu_kv, self.device, (-(-self.longest[0] // size), self.longest[1]))
+        return replace(self, cu_q=[-(-max(c - rank, 0) // size) for c in self.cu_q])
 
     def segments(self) -> list[tuple[int, int, int, int]]:
         """(q start, q stop, kv start, kv stop) of each segment that has queries."""
@@ -148,9 +151,9 @@ def pick_backend(name: str, device: torch.device, mixed_precision: str = "bf16")
 def use_flash_attention_3(device: torch.device) -> None:
     """Let torch's FlashAttention be version 3, written for Hopper GPUs, where torch offers it and it is installed."""
     activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)
-    if activate and importlib.util.find_spec("flash_attn_interface"):
-        if torch.cuda.get_device_capability(device)[0] == 9:
-            activate("FA3")
+    installed = activate and importlib.util.find_spec("flash_attn_interface")
+    if installed and torch.cuda.get_device_capability(device)[0] == 9:
+        activate("FA3")
 
 
 def sdpa(q_QHD, k_KHD, v_KHD, bounds, scale):

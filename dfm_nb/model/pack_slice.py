@@ -50,15 +50,13 @@ class PackSlice:
             to(pack.text),
             to(pack.pool),
             to(pack.fps),
-            SegmentBounds(pack.cu_q, pack.cu_q, device, (pack.longest[0], pack.longest[0])).dealt(rank, size),
+            SegmentBounds(pack.cu_q, pack.cu_q, device, pack.longest and pack.longest[:1] * 2).dealt(rank, size),
             SegmentBounds(pack.cu_q, pack.cu_kv, device, pack.longest).dealt(rank, size),
             device,
         )
 
     def for_backend(self, backend: str) -> PackSlice:
         """With the bounds that this back end of attention takes, on the device."""
-        if isinstance(self.self_bounds, Varlen) or isinstance(self.cross_bounds, Varlen):
-            return self
         return replace(
             self, self_bounds=self.self_bounds.on_device(backend), cross_bounds=self.cross_bounds.on_device(backend)
         )

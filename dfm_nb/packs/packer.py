@@ -65,21 +65,23 @@ class PackShape(NamedTuple):
         text = 1 + max(sum(item.text for item in pack) for pack in packs)
         rows = 1 + max(sum(item.rows for item in pack) for pack in packs)
         segments = 1 + max(map(len, packs))
-        return cls(
-            -(-text // text_multiple) * text_multiple, -(-rows // row_multiple) * row_multiple, segments, longest
-        )
+        return cls(round_up(text, text_multiple), round_up(rows, row_multiple), segments, longest)
 
-    def first_that_fit(self, items: Sequence[PackItem]) -> list[int]:
-        """Indices of the items that one pack takes, from the first on; always the first one."""
-        chosen: list[int] = []
+    def first_that_fit(self, items: Sequence[PackItem], chosen: Sequence[int]) -> list[int]:
+        """Those of the chosen indices that one pack has room for, from the first on; always the first one."""
+        kept: list[int] = []
         text = rows = 1
-        for i, item in enumerate(items):
-            fits = text + item.text <= self.text and rows + item.rows <= self.rows
-            if not chosen or (fits and len(chosen) + 1 < self.segments):
-                chosen.append(i)
-                text += item.text
-                rows += item.rows
-        return chosen
+        for i in chosen:
+            fits = text + items[i].text <= self.text and rows + items[i].rows <= self.rows
+            if not kept or (fits and len(kept) + 1 < self.segments):
+                kept.append(i)
+                text += items[i].text
+                rows += items[i].rows
+        return kept
+
+
+def round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 class Packer:
@@ -114,6 +116,6 @@ class Packer:
             tokens += self.waiting[-1].tokens
         chosen = fill([item.tokens for item in self.waiting], self.capacity)
         if self.shape is not None:
-            chosen = [chosen[i] for i in self.shape.first_that_fit([self.waiting[i] for i in chosen])]
+            chosen = self.shape.first_that_fit(self.waiting, chosen)
         items = [self.waiting.pop(i) for i in reversed(chosen)]  # from the end, so that the others keep their index
         return items[::-1]

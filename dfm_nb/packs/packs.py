@@ -20,7 +20,7 @@ from dfm_nb.base.seeds import generator_for
 from dfm_nb.config.networks import Network
 from dfm_nb.config.schema import Config, ModelConfig
 from dfm_nb.diffusion import edm
-from dfm_nb.packs.packer import PackShape
+from dfm_nb.packs.packer import PackShape, round_up
 from dfm_nb.packs.patches import check_divides, grid_positions, patchify
 
 CLEAN_SIGMA = 0.002
@@ -163,7 +163,7 @@ class PackLayout:
     text : bfloat16 [K, D]; pool : float32 [R, K], each row averages its segment's text.
     cu_q, cu_kv : bounds of the segments among tokens and text tokens; the last segment is the padding, if there is any.
     Packs of one shape have empty segments after it.
-    longest : at least the tokens and text tokens of each segment, equal for all packs of one shape.
+    longest : of packs of one shape, at least the tokens and text tokens of each segment, equal for all of them.
     """
 
     sigma: torch.Tensor
@@ -175,7 +175,7 @@ class PackLayout:
     pool: torch.Tensor
     cu_q: list[int]
     cu_kv: list[int]
-    longest: tuple[int, int]
+    longest: tuple[int, int] | None
 
 
 def pack_layout(
@@ -206,11 +206,11 @@ def pack_layout(
     padding_row = Row(0, model.sigma_data, PADDING_FPS, noisy=False)  # any positive noise level works
     tokens = sum(len(s.positions) for s in segments)
     text = sum(len(s.text) for s in segments)
-    padding = (_round_up(tokens, token_multiple) if capacity is None else capacity) - tokens
+    padding = (round_up(tokens, token_multiple) if capacity is None else capacity) - tokens
     assert padding >= 0, (tokens, capacity)
     # All padding is one last segment, so that no sample attends to it. Padding tokens need a text token to attend to,
     # because a softmax over nothing is NaN. Padding text alone is a segment without tokens and without a row.
-    padded_text = _round_up(text + 1 if padding else text, text_multiple)
+    padded_text = round_up(text + 1 if padding else text, text_multiple)
     if shape is not None:
         padded_text = max(padded_text, shape.text)
     text_padding = padded_text - text
@@ -225,10 +225,11 @@ def pack_layout(
         cu_q.append(cu_q[-1] + len(s.positions))
         cu_kv.append(cu_kv[-1] + len(s.text))
         all_rows += s.rows
-    longest = [max(b - a for a, b in pairwise(bounds)) for bounds in (cu_q, cu_kv)]
+    longest = None
     if shape is not None:
         # longer padding takes the one other value that is enough for any
-        longest = [shape.longest if longest[0] <= shape.longest else cu_q[-1], cu_kv[-1]]
+        fits = all(b - a <= shape.longest for a, b in pairwise(cu_q))
+        longest = shape.longest if fits else cu_q[-1], cu_kv[-1]
         for bounds in (cu_q, cu_kv):
             bounds += bounds[-1:] * (shape.segments + 1 - len(bounds))
     # The last rows have no tokens; their pooled text stays zero.
@@ -251,7 +252,7 @@ def pack_layout(
         pool=pool,
         cu_q=cu_q,
         cu_kv=cu_kv,
-        longest=(longest[0], longest[1]),
+        longest=longest,
     )
 
 
@@ -273,17 +274,13 @@ def retexted(pack: PackLayout, text: torch.Tensor, text_multiple: int = 1) -> Pa
         pool=F.pad(pool.repeat_interleave(length, 1) / length, (0, padding)),
         cu_q=cu_q,
         cu_kv=cu_kv,
-        longest=(pack.longest[0], max(length, padding)),
+        longest=None,
     )
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
     """In memory from which CUDA copies without blocking the host; without CUDA the tensor itself."""
     return tensor.pin_memory() if torch.cuda.is_available() else tensor
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 # ---- training samples -----------------------------------------------------------------------------------------------

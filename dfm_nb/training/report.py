@@ -72,9 +72,9 @@ class Loggers:
         names = config.report_to
         if names is None:
             names = ["tensorboard", "wandb"] if config.wandb_project else ["tensorboard"]
+        chosen: dict[str, Logger] = {name: plugins.find("loggers", name) for name in names}
         self._open = []
-        for name in dict.fromkeys(names):
-            logger: Logger = plugins.find("loggers", name)
+        for name, logger in chosen.items():
             opened = logger(run, config, settings)
             if not isinstance(opened, Generator):
                 raise ValueError(f"logger.report_to: {name} must be a generator function; see dfm_nb.training.report")

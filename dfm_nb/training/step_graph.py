@@ -25,12 +25,12 @@ class StepGraph:
         self.tensors, self.shapes = _parts(packs)
         self.result, self.replay = captured(lambda: run(packs))
 
-    def fits(self, packs: Sequence[PackInputs]) -> bool:
-        """Whether they have the shapes, and the numbers that kernels take by value, of the captured packs."""
-        return _parts(packs)[1] == self.shapes
-
-    def __call__(self, packs: Sequence[PackInputs]) -> torch.Tensor:
-        for own, other in zip(self.tensors, _parts(packs)[0], strict=True):
+    def __call__(self, packs: Sequence[PackInputs]) -> torch.Tensor | None:
+        """None for packs of other shapes, or with other numbers that kernels take by value, than the captured ones."""
+        tensors, shapes = _parts(packs)
+        if shapes != self.shapes:
+            return None
+        for own, other in zip(self.tensors, tensors, strict=True):
             own.copy_(other)
         self.replay()
         return self.result

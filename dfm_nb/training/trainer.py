@@ -260,7 +260,9 @@ class Trainer:
         """`backward` without megatron-core's schedule; packs that do not fit the graph run one by one, as it does."""
         if self.graph is None:
             self.graph = StepGraph(self._backward_packs, packs)
-        sums = (self.graph if self.graph.fits(packs) else self._backward_packs)(packs)
+        sums = self.graph(packs)
+        if sums is None:
+            sums = self._backward_packs(packs)
         self._finish_gradients(self.ddp, sums[1].int())
         return sums
 
