@@ -151,8 +151,8 @@ def pick_backend(name: str, device: torch.device, mixed_precision: str = "bf16")
 def use_flash_attention_3(device: torch.device) -> None:
     """Let torch's FlashAttention be version 3, written for Hopper GPUs, where torch offers it and it is installed."""
     activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)
-    installed = activate and importlib.util.find_spec("flash_attn_interface")
-    if installed and torch.cuda.get_device_capability(device)[0] == 9:
+    installed = importlib.util.find_spec("flash_attn_interface")
+    if activate and installed and torch.cuda.get_device_capability(device)[0] == 9:
         activate("FA3")
 
 
