@@ -92,7 +92,7 @@ class ModelConfig(Group):
     patch_spatial: Int = option(2, "latent pixels per token along height and along width", ge=1, shape=True)
     patch_temporal: Int = option(1, "latent frames per token", ge=1, shape=True)
     adaln_lora_dim: Int | None = option(None, "rank of the adaLN modulation; null: full rank", ge=1, shape=True)
-    qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head")
+    qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head", shape=True)
     rope: bool = option(False, "RoPE in self attention, in addition to the sine-cosine embedding", shape=True)
     layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation layer", gt=0, lt=1)
     sigma_data: float = option(0.5, "standard deviation of the scaled latents (EDM's sigma_data)", gt=0)

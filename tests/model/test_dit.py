@@ -58,6 +58,18 @@ def test_each_setting_of_the_network_is_a_field_of_its_config_or_read_elsewhere(
     assert MARKED - set(NETWORK) == ELSEWHERE
 
 
+@pytest.mark.parametrize("key", NETWORK)
+def test_a_setting_that_changes_the_weights_is_one_that_must_equal_theirs(one_rank, key):
+    """Else a resumed run would drop or lack weights without a word."""
+    value = getattr(model_config(), key)
+    other = str(not value).lower() if isinstance(value, bool) else 2 * (value or 4)
+
+    def weights(*overrides):
+        return {name: p.shape for name, p in make(*overrides, random=False).named_parameters()}
+
+    assert weights() == weights(f"model.{key}={other}") or f"model.{key}" in marked("shape")
+
+
 @pytest.mark.parametrize("name", NETWORK)
 @pytest.mark.parametrize("variant", networks.names())
 def test_a_setting_changes_the_network_or_is_refused(one_rank, variant, name):
