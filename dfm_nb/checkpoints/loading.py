@@ -235,7 +235,7 @@ def _fitting(source: Weights) -> Weights:
 
 
 def weights_in(folder: Path) -> Weights:
-    """Weights of an `iter_*` folder, which loading verifies."""
+    """Weights of an `iter_*` folder that `folders.find` has verified."""
     return Weights(folder, folders.read_config(folder))
 
 

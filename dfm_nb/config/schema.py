@@ -48,7 +48,7 @@ def _precision(value: Any) -> Any:
 Int = Annotated[int, BeforeValidator(_whole)]
 Text = Annotated[str, BeforeValidator(_text)]
 Place = Annotated[Text, AfterValidator(os.path.expanduser)]  # a shell leaves the ~ of key=~/a
-# Below 12^-0.5, the relative width of the mean over all steps: no average of `model.ema` is wider.
+# Below 12^-0.5, the relative width of the mean over all steps: no average of `ema.sigma_rels` is wider.
 SigmaRel = Annotated[float, PydanticField(gt=0, lt=0.2886)]
 LatentSize = Annotated[list[Annotated[Int, PydanticField(ge=1)]], PydanticField(min_length=3, max_length=3)]
 if TYPE_CHECKING:
@@ -216,7 +216,9 @@ class DatasetConfig(Group):
     )
     cache_dir: Place | None = option(None, "cache for shards from a server; null: ~/.cache/dfm_nb")
     cache_gib: float = option(64.0, "size of that cache in GiB", gt=0)
-    task_encoder_seq_length: Int = option(8192, "tokens in a pack; no sample may be longer", ge=1)
+    task_encoder_seq_length: Int = option(
+        8192, "tokens in a pack, times train.micro_batch_size; no sample may be longer than that", ge=1
+    )
     packing_buffer_size: Int = option(64, "size of the packing buffer", ge=1)
     lanes: Int = option(
         0,
@@ -340,7 +342,7 @@ class DistConfig(Group):
 
 class Config(Group):
     mixed_precision: Precision = option(
-        "auto", "arithmetic of the network; auto: bf16 if the machine supports it; weights stay fp32"
+        "auto", "arithmetic of the network; auto: bf16 if the machine supports it; the optimizer's weights are fp32"
     )
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()

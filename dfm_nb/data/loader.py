@@ -1,14 +1,14 @@
 """Shards to packs, in an order that can be resumed exactly and in any layout (`order`).
 
-- The sequence of packs is a function of (data set, seed, and the settings of packing) alone: not of ranks, workers,
-  restarts or time. Of each step's packs, data-parallel rank r takes every dp-th.
+- The sequence of packs is a function of (data set, seed, the settings of packing, whether packs have one shape) alone:
+  not of ranks, workers, restarts or time. Of each step's packs, data-parallel rank r takes every dp-th.
 - Noise level, noise, caption and caption dropout of a sample are a function of (seed, epoch, key).
 - The whole state is small (`StepOrder.state`): of each lane an epoch, a cursor, the waiting samples.
 - Every sample is used once an epoch of its lane, or as often as its weight says.
 - An unusable sample is skipped, reported and counted in `Pack.dropped`; all others keep their positions.
 
 Energon's splits are used, but not its loader: that keeps its place inside worker processes, and with
-packing its place is not exact (docs/decisions/0002). `examples/energon_loader.py` gives it the same samples and packs.
+packing its place is not exact (docs/decisions, 0002). `examples/energon_loader.py` gives it the same samples and packs.
 """
 
 import functools

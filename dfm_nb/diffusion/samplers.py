@@ -1,7 +1,7 @@
 """Samplers and guidance: pure functions on EDM's parametrisation, x = y + sigma * eps.
 
-All samplers have the same arguments. State and coefficients are float64, so a bfloat16 network does not reduce the
-solver's accuracy. No global random number is used: a sample depends only on its own noise.
+All samplers have the same first four arguments. State and coefficients are float64, so a bfloat16 network does not
+reduce the solver's accuracy. No global random number is used: a sample depends only on its own noise.
 
 To add a sampler, write one function with its decorator; a schedule is a function with a name in `SCHEDULES`. A
 package's sampler is an entry point of `dfm_nb.samplers`, a function of the same arguments; without the decorator it is

@@ -271,7 +271,7 @@ class DiTLayer(TransformerLayer):
             p.sequence_parallel = self.config.sequence_parallel
 
     def forward(self, hidden_states, attention_mask=None, context=None, packed_seq_params=None, **_kwargs):
-        """Called by the block: the two arguments in the middle are `LayerContext.arguments`.
+        """Called by the block, with `LayerContext.arguments`.
 
         `attention_mask` is not a mask but cond_Rh, and packed_seq_params is the `LayerContext`.
         """
@@ -337,7 +337,7 @@ def layer_spec(
 
 
 class DiT(MegatronModule):
-    """One pipeline stage (or all) of the network F of EDM."""
+    """One pipeline stage (or all) of the network, F of the objectives."""
 
     # attributes that megatron-core needs: how many tensors a stage passes on, and whether two stages share a weight
     model_type = ModelType.encoder_or_decoder

@@ -1,7 +1,7 @@
 """Which samples share a pack: exact subset sum over a small buffer.
 
 The price: samples do not train in the order in which they are read. One that does not fit waits for a later pack, and
-at least `buffer_size` of them wait at any time, as numbers of tokens, not as latents.
+at least `buffer_size` of them wait whenever a pack is chosen, as numbers of tokens, not as latents.
 Packing is a deterministic function of the order of its input. No sample is dropped, starved or split. A pack of 15,360
 tokens from 100 samples takes well under a millisecond.
 """

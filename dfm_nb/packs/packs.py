@@ -163,7 +163,7 @@ class PackLayout:
     text : bfloat16 [K, D]; pool : float32 [R, K], each row averages its segment's text.
     cu_q, cu_kv : bounds of the segments among tokens and text tokens; the last segment is the padding, if there is any.
     Packs of one shape have empty segments after it.
-    longest : of packs of one shape, at least the tokens and text tokens of each segment, equal for all of them.
+    longest : of packs of one shape: (tokens, text tokens), at least those of each segment, equal for all packs.
     """
 
     sigma: torch.Tensor

@@ -146,7 +146,7 @@ class Training:
         self.writer = saving.Writer(root, c.keep_last, c.keep_every, c.async_save)
         # rank 0 decides, because a run that still trains may save meanwhile
         named = folders.find(c.load_checkpoint) if c.load_checkpoint and parallel.rank() == 0 else None
-        self.begun = everyones(named)[0] if c.load_checkpoint else self._newest()
+        self.resumed_from = everyones(named)[0] if c.load_checkpoint else self._newest()
         self.base, self._source = self._find_base()
         guidance = self.base["guidance"] if self.base else None
         self.trainer = Trainer(self.config, store.empty_text, (self._source, guidance))
@@ -179,9 +179,9 @@ class Training:
         from `checkpoint.pretrained`, else from scratch.
         """
         c = self.config.checkpoint
-        if self.begun is not None:
-            self._load(self.begun)
-            log.info("Resumed from %s at iteration %d", self.begun, self.iteration)
+        if self.resumed_from is not None:
+            self._load(self.resumed_from)
+            log.info("Resumed from %s at iteration %d", self.resumed_from, self.iteration)
         elif self._source:
             self._open(loading.load_pretrained(self.trainer, self._source, data_folder(self.config)))
             log.info("Started from the weights of %s", c.pretrained)
@@ -199,10 +199,12 @@ class Training:
         """
         named = self.config.checkpoint.pretrained
         model = self.config.model
-        record = loading.weights_in(self.begun).base if self.begun else None
-        if record is None and named and (self.begun is None or model.student):
-            if self.begun:
-                log.warning("%s does not record its teacher: the student continues with %s of today", self.begun, named)
+        record = loading.weights_in(self.resumed_from).base if self.resumed_from else None
+        if record is None and named and (self.resumed_from is None or model.student):
+            if self.resumed_from:
+                log.warning(
+                    "%s does not record its teacher: the student continues with %s of today", self.resumed_from, named
+                )
             source = loading.find_weights(named) if parallel.rank() == 0 else None
             # the newest of a run that is being trained
             record = everyones(source and source.record)[0]

@@ -1,7 +1,7 @@
 """Forward and backward of a step as one CUDA graph: the host launches it once instead of thousands of kernels.
 
 The price: a graph's memory, about the activations of the step, stays its own between steps, and its inputs are copied.
-Packs of a CUDA run have one shape (`data.order.PackOrder`), so one graph serves them all.
+Packs of a CUDA run have one shape (`data.order.PackOrder`), so one graph serves them all; others run without it.
 """
 
 from collections.abc import Callable, Sequence

@@ -60,7 +60,7 @@ def no_bars() -> bool:
 
 
 class Trainer:
-    """Model, optimizer and schedule of one rank, without any files.
+    """Model, optimizer and schedule of one rank, which write no file.
 
     Parameters
     ----------
@@ -262,6 +262,7 @@ class Trainer:
             self.graph = StepGraph(self._backward_packs, packs)
         sums = self.graph(packs)
         if sums is None:
+            log.info("The packs of this step do not fit the CUDA graph and run without it")
             sums = self._backward_packs(packs)
         self._finish_gradients(self.ddp, sums[1].int())
         return sums
@@ -327,7 +328,8 @@ class Trainer:
         3. `denoiser.forward` adds the noise, scales the input, and runs the network on this rank's tokens of the pack.
         4. The schedule calls `loss_function` on the last stage. It returns the *sum* of the token losses and the number
            of tokens. Both are added over packs and ranks, and `_finish_gradients` divides the gradients by the number,
-           so the loss is the mean over the tokens of the global batch in every layout.
+           so the loss is the mean over the tokens of the global batch in every layout. Gradients are those of the same
+           mean with `Pack.weight` (`train.first_frame_share`).
         5. Gradients are reduced in float32. Whether they and the loss are finite is settled on the device, and equally
            on all ranks, because the norm and the loss are sums over all of them.
         6. AdamW or Muon on float32 weights divides by what clips, changes nothing if something is not finite, and is
