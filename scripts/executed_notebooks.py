@@ -3,8 +3,8 @@
     python scripts/executed_notebooks.py [--output build/docs/notebooks] [--copies docs/notebooks]
 
 They run headless with their defaults, in order, in one folder, like a reader would run them: about 12 minutes on two
-cores. The times are printed and listed in index.html. In the copies a picture or clip is a PNG, because GitHub shows no
-picture of an HTML output; nothing has a path of this machine.
+cores. The times are printed and listed in index.html. In the copies an output of HTML is a PNG, taken in Chromium,
+because GitHub shows neither pictures nor styles of HTML; nothing has a path of this machine.
 """
 
 import argparse
@@ -15,63 +15,55 @@ import subprocess
 import sys
 import tempfile
 import time
-from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
-import numpy as np
 from PIL import Image
-
-from dfm_nb.base.video import read_image, read_video
-from dfm_nb.display import contact_sheet
+from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.browser.lab_page import FLAGS, find_browser  # noqa: E402
+
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 PROJECT = "~/butterflies"
 IMAGES = "../../notebooks/images"
-LARGEST_CELL = 256
-"""px of the pictures that are put on a sheet; a wider one, alone, stays as it is."""
+WIDTH = 880  # px, about that of a notebook on GitHub
+PAGE = '<body style="margin:0;font:14px sans-serif"><div id="shown" style="padding:4px;width:fit-content">{}</div>'
+REWOUND = """() => Promise.all([...document.querySelectorAll("video")].map((video) => new Promise((done) => {
+    video.autoplay = false;
+    video.pause();
+    video.addEventListener("seeked", done);
+    video.currentTime = 0;
+})))"""
 
 
-class Media(HTMLParser):
-    """The pictures and clips in an output's HTML, uint8 [T, H, W, 3], each with the text before it."""
+class Screen:
+    """A browser page on which an output's HTML looks as in a notebook; a context manager."""
 
-    def __init__(self, markup: str):
-        super().__init__()
-        self.entries: list[tuple[list[np.ndarray], str]] = []
-        self.text = ""
-        self.feed(markup)
+    def __enter__(self) -> "Screen":
+        self.playwright = sync_playwright().start()
+        self.browser = self.playwright.chromium.launch(executable_path=find_browser(), args=FLAGS)
+        self.page = self.browser.new_page(viewport={"width": WIDTH, "height": 400})
+        return self
 
-    def handle_data(self, data: str) -> None:
-        self.text = data.strip() or self.text
+    def __exit__(self, *_exc: object) -> None:
+        self.browser.close()
+        self.playwright.stop()
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        said = dict(attrs)
-        kind, _, content = (said.get("src") or "").partition(";base64,")
-        if kind not in ("data:image/png", "data:video/mp4"):
-            return
-        with tempfile.NamedTemporaryFile(suffix=f".{kind[-3:]}") as file:
-            file.write(base64.b64decode(content))
-            file.flush()
-            frames = read_image(file.name) if kind.endswith("png") else read_video(file.name)[0]
-        self.entries.append(([frames], said.get("alt") or said.get("aria-label") or self.text))
-        self.text = ""
+    def picture(self, markup: str) -> bytes:
+        """PNG of 256 colours, which is enough for pictures and text; clips show their first frame."""
+        self.page.set_content(PAGE.format(markup), wait_until="load")
+        self.page.evaluate(REWOUND)
+        image = Image.open(io.BytesIO(self.page.locator("#shown").screenshot()))
+        file = io.BytesIO()
+        image.convert("RGB").quantize(256, kmeans=2).save(file, "png", optimize=True)
+        return file.getvalue()
 
 
-def picture(markup: str) -> Image.Image | None:
-    """What an output's HTML shows, as one picture; None without pictures."""
-    entries = Media(markup).entries
-    if not entries:
-        return None
-    (videos, _) = entries[0]
-    if len(entries) == 1 and max(videos[0].shape) > LARGEST_CELL:
-        return Image.fromarray(videos[0][0])
-    # of pictures 256 colours are enough; a plot would lose some of its own
-    return Image.fromarray(contact_sheet({"": entries})).quantize(256, kmeans=2)
-
-
-def for_readers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook with outputs that are shown without a kernel: PNG, tables and text."""
+def for_readers(notebook: nbformat.NotebookNode, screen: Screen) -> nbformat.NotebookNode:
+    """The notebook with outputs that are shown without a kernel: PNG, tables of pandas, and text."""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = cell.source.replace("](images/", f"]({IMAGES}/")
@@ -79,20 +71,17 @@ def for_readers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             markup = data.get("text/html", "")
-            image = picture(markup)
-            if "image/png" in data:
-                image = Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
-            if image is not None:
-                file = io.BytesIO()
-                image.save(file, "png", optimize=True)
-                output.data = {"image/png": base64.b64encode(file.getvalue()).decode()}
-            elif "<table" in markup:
-                output.data = {"text/html": markup, "text/plain": data["text/plain"]}
-            elif any("widget" in kind for kind in data):
-                continue
+            text = data.get("text/plain", "")
+            if 'class="dataframe"' in markup:
+                output.data = {"text/html": markup, "text/plain": text}
+            elif markup:
+                output.data = {"image/png": base64.b64encode(screen.picture(markup)).decode()}
+            elif "image/png" in data:
+                output.data = {"image/png": data["image/png"]}
             elif data:
-                output.data = {"text/plain": data.get("text/plain", "")}
-            if data.get("text/plain", "").strip() or image is not None or output.get("text", "").strip():
+                output.data = {"text/plain": text}
+            widget = any("widget" in kind for kind in data) and not markup
+            if not widget and (markup or "image/png" in data or text.strip() or output.get("text", "").strip()):
                 kept.append(output)
         if cell.cell_type == "code":
             cell.outputs = kept
@@ -124,7 +113,7 @@ def main() -> None:
     for pages in (args.output, args.copies):
         pages.mkdir(parents=True, exist_ok=True)
     rows = []
-    with tempfile.TemporaryDirectory() as place:
+    with Screen() as screen, tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "butterflies"
         folder.mkdir()
         for name in NOTEBOOKS:
@@ -134,7 +123,7 @@ def main() -> None:
             took = time.monotonic() - began
             page = without_places(Path(place, f"{name}.html").read_text(encoding="utf-8"), folder)
             (args.output / f"{name}.html").write_text(page, encoding="utf-8")
-            copy = nbformat.writes(for_readers(nbformat.read(f"{place}/{name}.ipynb", as_version=4)))
+            copy = nbformat.writes(for_readers(nbformat.read(f"{place}/{name}.ipynb", as_version=4), screen))
             (args.copies / f"{name}.ipynb").write_text(without_places(copy, folder), encoding="utf-8")
             rows.append(f'<li><a href="{name}.html">{html.escape(name)}</a>, {took:.0f} s</li>')
             print(f"{name}: {took:.0f} s, {len(page) / 1e6:.1f} MB", flush=True)
