@@ -4,7 +4,6 @@ Every control is a native form element, so that keyboards and screen readers wor
 not colour alone. Numbers are text boxes, because a number box silently rounds 12.7 to 12.
 """
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -26,10 +25,6 @@ FLOW = {"flex_flow": "row wrap", "overflow": "visible"}
 INDENT = "margin-left:17em;font-size:12px;line-height:1.35"
 HEAD = '<th scope="col" style="text-align:left;padding:2px 12px 2px 0">{}</th>'
 NAME = '<th scope="row" style="text-align:left;padding:2px 12px 2px 0">{}</th>'
-TINTED = (
-    '<th scope="row" style="text-align:left;padding:2px 12px 2px 0;white-space:nowrap">'
-    '<span style="display:inline-block;width:10px;height:10px;margin-right:6px;background:{}"></span>{}</th>'
-)
 CELL = '<td style="text-align:left;padding:2px 12px 2px 0">{}</td>'
 _CODE = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;user-select:all;margin:0"
 
@@ -179,14 +174,9 @@ def copied(label: str, text: str) -> Html:
     return fill(button + '<pre tabindex="0" aria-label="{}" style="{}">{}</pre>', copy, label, label, _CODE, text)
 
 
-def table_html(
-    rows: Iterable[Sequence[str]], heads: Sequence[str] = (), caption: str = "", tints: Sequence[str] = ()
-) -> Html:
-    """A table of text with row headers in the first column. tints : colour of a square before each, if any."""
+def table_html(rows: Iterable[Sequence[str]], heads: Sequence[str] = ()) -> Html:
+    """A table of text with row headers in the first column."""
     body = [fill("<tr>{}</tr>", [fill(HEAD, text) for text in heads])]
-    for (name, *cells), tint in zip(rows, tints or itertools.repeat("")):
-        first = fill(TINTED, tint, name) if tint else fill(NAME, name)
-        body.append(fill("<tr>{}{}</tr>", first, [fill(CELL, text) for text in cells]))
-    if caption:
-        body.insert(0, fill('<caption style="text-align:left;padding:2px 12px 2px 0">{}</caption>', caption))
+    for name, *cells in rows:
+        body.append(fill("<tr>{}{}</tr>", fill(NAME, name), [fill(CELL, text) for text in cells]))
     return fill('<div style="overflow:auto"><table>{}</table></div>', body)
