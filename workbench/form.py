@@ -137,12 +137,13 @@ class Form(Live):
         wrong = Counter(key.rpartition(".")[0] for key in self.faults)
         differ = Counter(key.rpartition(".")[0] for key in changed)
         for group, section in self._sections.items():
-            section.title = group
+            title = group
             if wrong[group]:
-                section.title += f" · ✖ {wrong[group]} to correct"
+                title += f" · ✖ {wrong[group]} to correct"
                 section.display = ""
             if differ[group]:
-                section.title += f" · {differ[group]} changed"
+                title += f" · {differ[group]} changed"
+            section.title = title
         self.keep()
         return self.faults
 

@@ -25,12 +25,7 @@ from dfm_nb.base.run import Run
 from dfm_nb.experiments.runs import clip_settings
 
 DESCRIBED = dict(
-    seed="seed {}",
-    guidance="guidance {:g}",
-    num_steps="{} steps",
-    sampler="{}",
-    iteration="iteration {}",
-    fps="{:g} fps",
+    seed="seed {}", guidance="guidance {}", num_steps="{} steps", sampler="{}", iteration="iteration {}", fps="{} fps"
 )
 """The settings printed under a clip's prompt, where they are known."""
 DATA = "your data"
@@ -81,7 +76,7 @@ class Item:
             value = self.settings.get(key)
             if value is None or (key == "fps" and not self.media_type.startswith("video/")):
                 continue
-            words.append(template.format(value))
+            words.append(template.format(f"{value:g}" if isinstance(value, float) else value))
         return ", ".join(words)
 
 

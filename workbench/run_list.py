@@ -217,18 +217,6 @@ class Runs(Live):
         self._table.chosen = [name for name in self._table.chosen if name in self.paths]
         self.keep()
 
-    def _act(self, action: str, names: tuple[str, ...], confirmed: bool) -> Any:
-        """Do what a button says with these runs; returns the widget to show below."""
-        if action == "Open":
-            return self.open(*names).widget
-        if action == "Continue":
-            return Launcher.attach(self._path(names[0])).resume(confirmed).widget
-        if action == "Page":
-            lines: list[Any] = [fill("{}<br>", self.report(name)) for name in names]
-        else:
-            lines = [self.delete(name, confirmed) for name in names]
-        return w.HTML(fill("{}", lines))
-
     def _press(self, action: str) -> None:
         """Act on the selected runs; the result or the error is shown below; a second press confirms."""
         names = tuple(self._table.chosen)
@@ -238,7 +226,16 @@ class Runs(Live):
         for old in self._below.children:
             old.close()
         try:
-            shown = self._act(*press, confirmed) if names else w.HTML("tick runs first")
+            if not names:
+                shown = w.HTML("tick runs first")
+            elif action == "Open":
+                shown = self.open(*names).widget
+            elif action == "Continue":
+                shown = Launcher.attach(self._path(names[0])).resume(confirmed).widget
+            elif action == "Page":
+                shown = w.HTML(fill("{}", [fill("{}<br>", self.report(name)) for name in names]))
+            else:
+                shown = w.HTML(fill("{}", [self.delete(name, confirmed) for name in names]))
         except Exception as error:
             shown = w.HTML(fill('<div role="alert">{}</div>', error))
         self._below.children = [shown]
