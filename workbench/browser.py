@@ -18,7 +18,6 @@ from dfm_nb import prepare_dataset
 from dfm_nb.base import plugins, video
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.options import fields
-from dfm_nb.base.records import SampleError
 from dfm_nb.data.captioning import EDITS, Edit, edits_sha256, read_edits, write_edit
 from dfm_nb.data.preparation import PrepareConfig
 from dfm_nb.data.shards import how_to_adopt
@@ -215,7 +214,7 @@ class DatasetBrowser(Live):
         entry = self.entries[index]
         try:
             clip = entry.read(self.shards.fits)
-        except SampleError as error:
+        except ValueError as error:
             return fault_html(str(error), what="Damaged")
         shape = "x".join(map(str, clip.latent.shape[1:]))
         about = f"{entry.key} · {shape}"
