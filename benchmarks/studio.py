@@ -32,11 +32,11 @@ def measure(pipe: Pipeline, moves: int, settings: dict) -> dict[str, list[float]
     studio.draw()  # loads tokenizer and text encoder
     took: dict[str, list[float]] = {"redraw": [], "cpu": [], "handler": [], "finished": []}
 
-    def said(_change: object) -> None:  # after each picture; estimates on the way do not count
-        if studio._rough and str(studio._rough.seed) == studio.controls["seed"].value:
+    def shown(_change: object) -> None:
+        if f"(seed {studio.controls['seed'].value}," in studio._image.value:
             pictured.set()
 
-    studio._note.observe(said, names="value")
+    studio._image.observe(shown, names="value")
     for move in range(moves):
         pictured.clear()
         began, cpu = time.perf_counter(), time.process_time()

@@ -23,7 +23,6 @@ EXCEPTIONS = {
     ("dfm_nb/checkpoints/consolidated.py", "save"): "of torch, in `replacing`",
     ("dfm_nb/checkpoints/exported.py", "write_bytes"): "into a temporary folder that was just made",
     ("dfm_nb/text/parts.py", "copyfileobj"): "into an opened part",
-    ("workbench/pictures.py", "savefig"): "in `replacing`",
 }
 """By file and name, with the reason."""
 

@@ -14,11 +14,10 @@
     gallery.py     clips with their settings, side by side   `Gallery`
     studio.py      a widget to explore a model               `Studio`
     browser.py     what a data set holds                     `DatasetBrowser`
-    parameters.py  a notebook's own parameters               `check_parameters`
     place.py       where relative paths start; results       `project_folder`, `trained_or_packaged`, `publish`
     pictures.py    one picture per idea                      `pictures.packs(...)`, ...
     words.py       where in a clip attention looks at the words of its prompt
-    notebook_*.py  `dfm notebook run | sweep`, on papermill
+    notebook_*.py  `dfm notebook run | sweep`, on papermill   `check_parameters`
     lab.py         `dfm lab`
 
 These widgets never train inside the kernel's process; they may generate there, in a process group of one. Every widget
@@ -46,7 +45,7 @@ _WHERE = {
     "DatasetBrowser": "browser",
     "Runs": "run_list",
     "is_headless": "live",
-    "check_parameters": "parameters",
+    "check_parameters": "notebook_run",
     "project_folder": "place",
     "publish": "place",
     "trained_or_packaged": "place",

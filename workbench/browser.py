@@ -16,16 +16,14 @@ import ipywidgets as w
 
 from dfm_nb import prepare_dataset
 from dfm_nb.base import plugins, video
-from dfm_nb.base.geometry import LATENT_CHANNELS
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.options import fields
-from dfm_nb.base.records import SampleError
 from dfm_nb.data.captioning import EDITS, Edit, edits_sha256, read_edits, write_edit
 from dfm_nb.data.preparation import PrepareConfig
-from dfm_nb.data.shards import Fits, how_to_adopt
+from dfm_nb.data.shards import how_to_adopt
 from dfm_nb.display.dataset import InspectedShards, pictures, size_of
 from dfm_nb.inspect import figures
-from workbench.controls import FLOW, table_html
+from workbench.controls import FLOW, button, on_change, table_html
 from workbench.gallery import Gallery, Item
 from workbench.live import Live, fault_html
 
@@ -87,13 +85,9 @@ class DatasetBrowser(Live):
         self.shards = InspectedShards(path)
         self.manifest = self.shards.manifest
         self.entries = self.shards.entries
-        # what a tokenizer can decode, known without reading a sample
-        self.fits = Fits(LATENT_CHANNELS if self.manifest else None)
         self.about = self.shards.describe()
         self._read_edits()
-        split_of = {}
-        if self.manifest:
-            split_of = {shard["name"]: shard["split"] for shard in self.manifest.get("shards", [])}
+        split_of = {shard["name"]: shard["split"] for shard in (self.manifest or {}).get("shards", [])}
         self.splits = [split_of.get(entry.shard.name, "") for entry in self.entries]
 
     # ---- edits ----------------------------------------------------------------------------------------------------
@@ -164,18 +158,16 @@ class DatasetBrowser(Live):
             source elsewhere, which would run code or read what the user did not choose.
         """
         arguments = dict((self.manifest or {}).get("arguments", {}))
-        elsewhere = sorted({"tokenizer_path", "text_encoder_path", "allow_outside", "options"} & arguments.keys())
-        for option in ("source", "tokenizer", "text_encoder"):
-            name = str(arguments.get(option, ""))
-            if option == "source":
-                if "://" in name:
-                    elsewhere.append(name)
-                name = plugins.source_and_spec(name)[0]
-            if name not in plugins.names(f"{option}s"):
-                elsewhere.append(name or f"no {option}")
-        if elsewhere:
-            why = f"{self.shards.place} names {', '.join(elsewhere)}: no plug-in here, or a path or server elsewhere"
-            raise ValueError(f"{why}; run dfm prepare --texts-only with your arguments")
+        source = str(arguments.get("source"))
+        ours = (
+            plugins.source_and_spec(source)[0] in plugins.names("sources")
+            and "://" not in source
+            and arguments.get("tokenizer") in plugins.names("tokenizers")
+            and arguments.get("text_encoder") in plugins.names("text_encoders")
+        )
+        if not ours or arguments.keys() & {"tokenizer_path", "text_encoder_path", "allow_outside", "options"}:
+            why = f"with {arguments} it names a plug-in that is not installed here, or a path or server elsewhere"
+            raise ValueError(f"{self.shards.place}: {why}; run dfm prepare --texts-only with your arguments")
         # where and on what it runs is not the manifest's to say
         allowed = {"source", "short_side", *plugins.flags("sources")}
         allowed.update(name for name, field in fields(PrepareConfig).items() if "plan" in field.marks)
@@ -221,8 +213,8 @@ class DatasetBrowser(Live):
         """
         entry = self.entries[index]
         try:
-            clip = entry.read(self.fits)
-        except SampleError as error:
+            clip = entry.read(self.shards.fits)
+        except ValueError as error:
             return fault_html(str(error), what="Damaged")
         shape = "x".join(map(str, clip.latent.shape[1:]))
         about = f"{entry.key} · {shape}"
@@ -265,7 +257,7 @@ class DatasetBrowser(Live):
         """Counts, sizes, encoders, faults."""
         d = self.about
         size = f"{d['samples']:,} in {d['shards']} shards, {d['bytes'] / 2**20:.1f} MiB"
-        rows = [("samples", size), *figures(d).items()]
+        rows = [("folder", str(self.shards.place)), ("samples", size), *figures(d).items()]
         for part in ("source", "tokenizer", "text_encoder"):
             if part in d:
                 rows.append((part.replace("_", " "), d[part]["name"]))
@@ -273,7 +265,7 @@ class DatasetBrowser(Live):
             rows.append(("changed by hand", self.edited()))
         for fault in self.shards.faults:
             rows.append(("fault", fault))
-        return table_html(rows, caption=str(self.shards.place))
+        return table_html(rows)
 
     def drops_html(self) -> Html:
         """Every reason with its count, and the first keys."""
@@ -306,30 +298,24 @@ class DatasetBrowser(Live):
             "kind": _menu("kind", KINDS),
             "size": _menu("size", list(dict.fromkeys(size_of(entry.meta) for entry in self.entries))),
         }
-        tips = ["What the tokenizer makes of the latent", "The latent itself, its 16 channels in false colours"]
-        looks = [("decoded", False), ("latent", True)]
-        self._looks = w.ToggleButtons(options=looks, tooltips=tips, style={"button_width": "auto"})
+        tip = "The latent itself, its 16 channels in false colours, instead of what the tokenizer makes of it"
+        self._latents = w.ToggleButton(description="latents", icon="eye", tooltip=tip, layout=AUTO)
         self._page = w.BoundedIntText(value=1, min=1, tooltip="Page", layout={"width": "5em"})
-        self._back = w.Button(icon="arrow-left", tooltip="Previous page", layout=AUTO)
-        self._back.on_click(lambda _button: self._turn(-1))
-        self._on = w.Button(icon="arrow-right", tooltip="Next page", layout=AUTO)
-        self._on.on_click(lambda _button: self._turn(1))
+        self._back = button("", lambda: self._turn(-1), icon="arrow-left", tooltip="Previous page")
+        self._on = button("", lambda: self._turn(1), icon="arrow-right", tooltip="Next page")
         self._status = w.HTML()
         self._told = w.HTML()
         self._samples = w.HTML()
         tip = "Change captions, set samples aside"
         self._editing = w.ToggleButton(description="edit", icon="pencil", tooltip=tip, layout=AUTO)
         tip = "dfm prepare --texts-only: training reads changed captions after it"
-        self._encode = w.Button(description="encode changed captions", tooltip=tip, layout={"width": "max-content"})
-        self._encode.on_click(lambda _button: self._pressed_encode())
+        self._encode = button("encode changed captions", self._pressed_encode, tooltip=tip)
         self._progress = w.Output()
         columns = f"repeat(auto-fill, {SIDE_PX + 8}px)"  # margins
         self._cells = w.GridBox(layout={"grid_template_columns": columns, "grid_gap": "12px"})
-        for control in (self._page, self._looks, self._editing):
-            control.observe(lambda _change: self._paint(), names="value")
-        for control in (self._search, *self._filters.values()):
-            control.observe(lambda _change: self._searched(), names="value")
-        looking = w.HBox([self._search, *self._filters.values(), self._looks, self._editing], layout=FLOW)
+        on_change(self._paint, self._page, self._latents, self._editing)
+        on_change(self._searched, self._search, *self._filters.values())
+        looking = w.HBox([self._search, *self._filters.values(), self._latents, self._editing], layout=FLOW)
         paging = w.HBox([self._back, self._page, self._on, self._status], layout=FLOW)
         samples = w.VBox([looking, paging, self._told, self._encode, self._progress, self._samples, self._cells])
         pages = [samples, w.HTML(self.summary_html()), w.HTML(self.drops_html())]
@@ -355,7 +341,7 @@ class DatasetBrowser(Live):
         self._back.disabled = page == 1
         self._on.disabled = page == self._page.max
         shown = self._matching[(page - 1) * PAGE : page * PAGE]
-        self._figures = [self.figure(index, self._looks.value) for index in shown]
+        self._figures = [self.figure(index, self._latents.value) for index in shown]
         cells = []
         if self._editing.value:
             cells = [self._cell(position, index) for position, index in enumerate(shown)]
@@ -368,7 +354,7 @@ class DatasetBrowser(Live):
         self._status.value = fill('<span role="status">{}</span> {}', counts, DOWNLOAD)
         self._told.value = fault_html(fault, what="Not kept") or fill("<small>{}</small>", self.edited())
         self._encode.layout.display = "" if self.pending() else "none"
-        self._samples.value = self.grid_html(self._figures, self._looks.value)
+        self._samples.value = self.grid_html(self._figures, self._latents.value)
         self.keep()
 
     def _try(self, action: Callable[[], None]) -> str:
@@ -397,14 +383,13 @@ class DatasetBrowser(Live):
         aside = w.Checkbox(self.is_set_aside(index), description="set aside", indent=False, layout=AUTO)
         picture = w.HTML(NO_CAPTION + self._figures[position])
 
-        def changed(_change: Any) -> None:
+        def changed() -> None:
             fault = self._try(lambda: self.edit(index, caption.value, aside.value))
             caption.value = self.caption(index)
             aside.value = self.is_set_aside(index)
-            self._figures[position] = self.figure(index, self._looks.value)
+            self._figures[position] = self.figure(index, self._latents.value)
             picture.value = NO_CAPTION + self._figures[position]
             self._show(fault)
 
-        for control in (caption, aside):
-            control.observe(changed, names="value")
+        on_change(changed, caption, aside)
         return w.VBox([picture, caption, aside])

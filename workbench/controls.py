@@ -4,7 +4,6 @@ Every control is a native form element, so that keyboards and screen readers wor
 not colour alone. Numbers are text boxes, because a number box silently rounds 12.7 to 12.
 """
 
-import itertools
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -18,7 +17,6 @@ import traitlets
 from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.options import Field
 from dfm_nb.config import notation
-from workbench.live import fault_html
 
 SLIDER_SPAN = 4096
 """A bounded integer gets a slider when it has at most this many values; a bounded fraction always does."""
@@ -27,10 +25,6 @@ FLOW = {"flex_flow": "row wrap", "overflow": "visible"}
 INDENT = "margin-left:17em;font-size:12px;line-height:1.35"
 HEAD = '<th scope="col" style="text-align:left;padding:2px 12px 2px 0">{}</th>'
 NAME = '<th scope="row" style="text-align:left;padding:2px 12px 2px 0">{}</th>'
-TINTED = (
-    '<th scope="row" style="text-align:left;padding:2px 12px 2px 0;white-space:nowrap">'
-    '<span style="display:inline-block;width:10px;height:10px;margin-right:6px;background:{}"></span>{}</th>'
-)
 CELL = '<td style="text-align:left;padding:2px 12px 2px 0">{}</td>'
 _CODE = "white-space:pre-wrap;word-break:normal;overflow-wrap:break-word;user-select:all;margin:0"
 
@@ -39,6 +33,7 @@ class Control:
     """A widget for one option.
 
     value : what the user chose, None for null.
+    fault : what is wrong, below it.
     reset : a button that is shown while the value differs from the layer below, and restores that layer's value.
     """
 
@@ -49,13 +44,12 @@ class Control:
         self.widget.tooltip = help
         self.widget.style = {"description_width": "15em"}
         self.widget.layout = {"width": "min(44em, 100%)"}
-        self._fault = w.HTML()
+        self.fault = w.HTML()
         self._below = value
-        self.reset = w.Button(icon="undo", layout={"width": "auto", "display": "none"})
-        self.reset.on_click(lambda _button: setattr(self, "value", self._below))
+        self.reset = button("", lambda: setattr(self, "value", self._below), icon="undo")
         row = w.HBox([self.widget, self.reset], layout=FLOW)
         shown = w.HTML(fill('<div style="{};opacity:.75">{}</div>', INDENT, help))
-        self.box = w.VBox([row, shown, self._fault], layout={"margin": "0 0 4px 0", "width": "100%"})
+        self.box = w.VBox([row, shown, self.fault], layout={"margin": "0 0 4px 0", "width": "100%"})
 
     @property
     def value(self) -> Any:
@@ -65,9 +59,6 @@ class Control:
     def value(self, value: Any) -> None:
         self.widget.value = self._show(value)
 
-    def observe(self, changed: Callable[[], None]) -> None:
-        self.widget.observe(lambda _change: changed(), names="value")
-
     def mark(self, below: Any, changed: bool) -> None:
         """Offer the value of the layer below, where the value differs from it."""
         self._below = below
@@ -76,8 +67,18 @@ class Control:
         self.reset.tooltip = f"back to {text}"
         self.reset.layout.display = "" if changed else "none"
 
-    def set_fault(self, text: str) -> None:
-        self._fault.value = fault_html(text, INDENT)  # sent only if it differs
+
+def button(label: str, pressed: Callable[[], object], **looks: Any) -> w.Button:
+    """A button as wide as its text."""
+    made = w.Button(description=label, layout={"width": "max-content"}, **looks)
+    made.on_click(lambda _button: pressed())
+    return made
+
+
+def on_change(changed: Callable[[], object], *controls: Any) -> None:
+    """Call a function whenever one of these controls has a new value."""
+    for control in controls:
+        control.observe(lambda _change: changed(), names="value")
 
 
 class Slider(anywidget.AnyWidget):
@@ -110,10 +111,6 @@ class Section(anywidget.AnyWidget):
 
 def _widget(field: Field, value: Any) -> tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]:
     """The widget for an option's type and limits, how its value is read, and how it is set."""
-
-    def same(value: Any) -> Any:
-        return value
-
     if "choices" in field.limits:
         choices = list(zip(field.limits["choices"], field.limits["choices"]))
         if field.optional:  # ipywidgets shows nothing for None
@@ -131,7 +128,7 @@ def _widget(field: Field, value: Any) -> tuple[Any, Callable[[Any], Any], Callab
         step = (high - low) / 100
     if bounded and not field.optional:
         label = field.key.rpartition(".")[2]
-        return Slider(label=label, value=value, min=low, max=high, step=step), field.type, same
+        return Slider(label=label, value=value, min=low, max=high, step=step), field.type, float
     box = w.Text(value=_written(value), placeholder="none", continuous_update=False)
     return box, _text if field.type is str else _read, _written
 
@@ -177,14 +174,9 @@ def copied(label: str, text: str) -> Html:
     return fill(button + '<pre tabindex="0" aria-label="{}" style="{}">{}</pre>', copy, label, label, _CODE, text)
 
 
-def table_html(
-    rows: Iterable[Sequence[str]], heads: Sequence[str] = (), caption: str = "", tints: Sequence[str] = ()
-) -> Html:
-    """A table of text with row headers in the first column. tints : colour of a square before each, if any."""
+def table_html(rows: Iterable[Sequence[str]], heads: Sequence[str] = ()) -> Html:
+    """A table of text with row headers in the first column."""
     body = [fill("<tr>{}</tr>", [fill(HEAD, text) for text in heads])]
-    for (name, *cells), tint in zip(rows, tints or itertools.repeat("")):
-        first = fill(TINTED, tint, name) if tint else fill(NAME, name)
-        body.append(fill("<tr>{}{}</tr>", first, [fill(CELL, text) for text in cells]))
-    if caption:
-        body.insert(0, fill('<caption style="text-align:left;padding:2px 12px 2px 0">{}</caption>', caption))
+    for name, *cells in rows:
+        body.append(fill("<tr>{}{}</tr>", fill(NAME, name), [fill(CELL, text) for text in cells]))
     return fill('<div style="overflow:auto"><table>{}</table></div>', body)

@@ -17,13 +17,13 @@ import psutil
 
 from dfm_nb import config as cfg
 from dfm_nb.base import options, plugins
-from dfm_nb.base.argv import nearest
+from dfm_nb.base.argv import meant
 from dfm_nb.base.machine import GIB
 from dfm_nb.base.markup import fill
 from dfm_nb.base.options import Field
 from dfm_nb.config import notation, sizes
 from dfm_nb.planner.ranking import training_cost
-from workbench.controls import Control, Section, copied, faults_of
+from workbench.controls import INDENT, Control, Section, copied, faults_of, on_change
 from workbench.live import Live, fault_html
 
 GROUPS = ("model", "train", "optimizer", "dataset")
@@ -47,14 +47,13 @@ class Form(Live):
         for name in (*shown, *given):
             if name not in known:
                 groups = [key.partition(".")[0] for key in known]
-                near = nearest(name, [*known, *groups])
-                hint = f"; did you mean {near!r}?" if near else ""
-                raise ValueError(f"a form knows no option {name!r}{hint}")
+                fix = meant(name, [*known, *groups], "see dfm prepare --help and dfm pretrain --print-config")
+                raise ValueError(f"a form knows no option {name!r}; {fix}")
         self._hidden = {key: value for key, value in given.items() if key not in shown}
         start = self.below(given) | dict(given)
         self.controls = {key: Control(known[key], start[key]) for key in shown}
         for key, control in self.controls.items():
-            control.observe(functools.partial(self._changed, key))
+            on_change(functools.partial(self._changed, key), control.widget)
         self._message = w.HTML()
         self._summary = w.HTML()
         self._copy = w.HTML()
@@ -104,7 +103,7 @@ class Form(Live):
         """The values that differ from those without the form."""
         values = self.values()
         below = self.below(values)
-        return {k: v for k, v in values.items() if v != below[k] or isinstance(v, bool) != isinstance(below[k], bool)}
+        return {key: value for key, value in values.items() if value != below[key]}
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Set a control, as a user would."""
@@ -128,14 +127,23 @@ class Form(Live):
         self._stood = self.below(self.values())
         changed = self.changed()
         for key, control in self.controls.items():
-            control.set_fault(self.faults.get(key, ""))
+            control.fault.value = fault_html(self.faults.get(key, ""), INDENT)  # sent only if it differs
             control.mark(self._stood[key], key in changed)
             control.box.layout.display = "" if self.applies(key) else "none"
         self._message.value = fault_html(self.faults.get("", ""))
         state = f"✖ {len(self.faults)} to correct" if self.faults else doubt or "✔ all settings are valid"
         self._summary.value = fill('<div role="status" aria-live="polite"><b>{}</b><br>{}</div>', state, note)
         self._copy.value = copied("shell", self.command()) + copied("Python", self.python())
-        self._title_sections()
+        wrong = Counter(key.rpartition(".")[0] for key in self.faults)
+        differ = Counter(key.rpartition(".")[0] for key in changed)
+        for group, section in self._sections.items():
+            title = group
+            if wrong[group]:
+                title += f" · ✖ {wrong[group]} to correct"
+                section.display = ""
+            if differ[group]:
+                title += f" · {differ[group]} changed"
+            section.title = title
         self.keep()
         return self.faults
 
@@ -145,19 +153,6 @@ class Form(Live):
         if self.error:
             raise self.error
         return self
-
-    def _title_sections(self) -> None:
-        """A section's title counts its faults and changes; one with a fault opens."""
-        wrong = Counter(key.rpartition(".")[0] for key in self.faults)
-        changed = Counter(key.rpartition(".")[0] for key in self.changed())
-        for group, section in self._sections.items():
-            title = group
-            if wrong[group]:
-                title += f" · ✖ {wrong[group]} to correct"
-                section.display = ""
-            if changed[group]:
-                title += f" · {changed[group]} changed"
-            section.title = title
 
     def __repr__(self) -> str:
         command = f"{type(self).__name__}: {self.command()}"
@@ -188,7 +183,7 @@ class ConfigForm(Form):
 
     def __init__(
         self,
-        groups: Sequence[str] | str = GROUPS,
+        groups: Sequence[str] = GROUPS,
         defaults: Mapping[str, Any] | None = None,
         recipe: str = "default",
         nproc: int | None = None,
@@ -201,7 +196,7 @@ class ConfigForm(Form):
         listed = replace(cfg.FIELDS["model.size"], limits={"choices": tuple(sizes.SIZES)})
         known = cfg.FIELDS | {"model.size": listed}
         shown: list[str] = []
-        for group in [groups] if isinstance(groups, str) else groups:
+        for group in groups:
             shown += [key for key in known if group in (key, key.rpartition(".")[0])] or [group]
         super().__init__(known, shown, defaults or {})
 
@@ -212,8 +207,7 @@ class ConfigForm(Form):
             settings[key] = None if origin.startswith(cfg.DERIVED) else self._base.get(key)
         size = values.get("model.size")
         if size in sizes.SIZES and size != settings["model.size"]:
-            for name, value in sizes.SIZES[size].items():
-                settings[f"model.{name}"] = value
+            settings |= {f"model.{name}": value for name, value in sizes.SIZES[size].items()}
         return settings
 
     def _changed(self, key: str) -> None:

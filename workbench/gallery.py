@@ -34,7 +34,7 @@ DOWNLOAD = "this.href=this.closest('figure').querySelector(':is(video,img):last-
 HEAD = '<th scope="col" style="vertical-align:top;text-align:left;padding:4px 8px 4px 0">{}</th>'
 CELL = '<td style="vertical-align:top;text-align:left;padding:4px 8px 4px 0">{}</td>'
 PROMPT = '<tr><td colspan="{}" style="text-align:left;padding:4px 0 0;font-size:12px">{}</td></tr>'
-TABLE = '<div>{}<table style="border-collapse:collapse"><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
+TABLE = '<table style="border-collapse:collapse"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>'
 FIGURE = (
     '<figure style="margin:0;width:{}px;max-width:100%">{}'
     '<figcaption style="font-size:12px;line-height:1.35;margin-top:3px">{}</figcaption></figure>'
@@ -90,29 +90,23 @@ def load(thing: Any) -> Item:
     if isinstance(thing, Item):
         return thing
     if isinstance(thing, (str, Path)):
-        return _from_file(Path(thing).expanduser())
-    request = getattr(thing, "request", None)
-    frames = np.asarray(getattr(thing, "frames", thing))
+        path = Path(thing).expanduser()
+        kind = display.MEDIA.get(path.suffix.lower())
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no clip {path}; dfm generate --video-save-path {path} writes one")
+        if kind is None:
+            raise ValueError(f"{path} must be one of {', '.join(display.MEDIA)}; convert it first")
+        # of a foreign clip only the name is known
+        return Item(kind, path.read_bytes(), {"name": path.stem, **clip_settings(path)})
+    if hasattr(thing, "request"):
+        media_type, data = thing.encoded()
+        return Item(media_type, data, thing.request.model_dump())
+    frames = np.asarray(thing)
     if frames.ndim == 3:
         frames = frames[None]
     if frames.ndim != 4 or frames.dtype != np.uint8 or frames.shape[-1] != 3:
         raise ValueError(f"a gallery shows paths, generated clips or uint8 [T, H, W, 3]; got {type(thing).__name__}")
-    settings = {"name": getattr(thing, "caption", "clip")} if request is None else request.model_dump()
-    if hasattr(thing, "encoded"):
-        media_type, data = thing.encoded()
-    else:
-        media_type, data = video.compressed(frames, float(settings.get("fps", 12.0)))
-    return Item(media_type, data, settings)
-
-
-def _from_file(path: Path) -> Item:
-    kind = display.MEDIA.get(path.suffix.lower())
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no clip {path}; dfm generate --video-save-path {path} writes one")
-    if kind is None:
-        raise ValueError(f"{path} must be one of {', '.join(display.MEDIA)}; convert it first")
-    # of a foreign clip only the name is known
-    return Item(kind, path.read_bytes(), {"name": path.stem, **clip_settings(path)})
+    return Item(*video.compressed(frames, 12.0), {})
 
 
 class Gallery:
@@ -127,23 +121,21 @@ class Gallery:
     >>> Gallery({f"guidance {g}": pipe("a blue morpho", guidance=g) for g in (1, 2, 4)})      # doctest: +SKIP
     """
 
-    def __init__(self, clips: Any, width_px: int = 192, details: bool = True, title: str = ""):
+    def __init__(self, clips: Any, width_px: int = 192, details: bool = True):
         columns = clips if isinstance(clips, Mapping) else {"": clips}
         self.columns = {str(label): list(map(load, _listed(things))) for label, things in columns.items()}
         if not any(self.columns.values()):
             raise ValueError("there is nothing to show: give paths, a folder with clips, or generated clips")
         self.width_px = width_px
         self.details = details
-        self.title = title
 
     @classmethod
-    def of_training(cls, run_dir: str | Path, prompts: int = 1, rounds: int = 4, **looks: Any) -> Gallery:
+    def of_training(cls, run_dir: str | Path, prompts: int = 1, rounds: int = 4) -> Gallery:
         """One prompt over a training: samples of the first validation, a third, two thirds and the end, and the data's.
 
         Parameters
         ----------
         prompts : number of prompts, a row each. rounds : number of validations, evenly spaced.
-        looks : `width_px`, `title`.
 
         Raises
         ------
@@ -160,15 +152,14 @@ class Gallery:
         if not sampled:
             raise ValueError(f"{run_dir} has no samples yet; they come with each validation (train.eval_interval)")
         chosen = set()
-        for i in range(rounds):
-            wanted = max(sampled) * i / (rounds - 1)
+        for wanted in np.linspace(0, max(sampled), rounds):
             chosen.add(min(sampled, key=lambda iteration: abs(iteration - wanted)))
         columns = {f"iteration {iteration}": list(map(load, sampled[iteration])) for iteration in sorted(chosen)}
         newest = sampled[max(sampled)]
         real = [run.samples / "data" / file.name for file in newest]
         if all(is_plain(file, run.samples) for file in real):
             columns[DATA] = [replace(load(file), settings=clip_settings(made)) for file, made in zip(real, newest)]
-        return cls(columns, details=False, **{"width_px": 144, **looks})
+        return cls(columns, 144, details=False)
 
     def __repr__(self) -> str:
         counts = [f"{len(clips)} clips {label}".strip() for label, clips in self.columns.items()]
@@ -176,10 +167,9 @@ class Gallery:
 
     def html(self) -> Html:
         """Self-contained HTML, built from `display.media_html`."""
-        head = fill('<div style="font-weight:600;margin:4px 0">{}</div>', self.title) if self.title else ""
         if set(self.columns) == {""}:
             figures = [self._figure(item) for item in self.columns[""]]
-            return fill('{}<div style="display:flex;flex-wrap:wrap;gap:12px">{}</div>', head, figures)
+            return fill('<div style="display:flex;flex-wrap:wrap;gap:12px">{}</div>', figures)
         labels = [fill(HEAD, label) for label in self.columns]
         body = []
         for row in self._rows():
@@ -192,7 +182,7 @@ class Gallery:
             for label, item in zip(self.columns, row):
                 cells.append(fill(CELL, self._figure(item, label, len(prompts) > 1) if item else ""))
             body.append(fill("<tr>{}</tr>", cells))
-        return fill(TABLE, head, labels, body)
+        return fill(TABLE, labels, body)
 
     def _rows(self) -> list[tuple[Item | None, ...]]:
         return list(itertools.zip_longest(*self.columns.values()))

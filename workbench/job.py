@@ -1,13 +1,12 @@
 """A command in its own process group, identified by a folder: start it, find it again, stop it, explain its end.
 
     FOLDER/launch.json  pid, start time, command, exit code        FOLDER/launch.log  everything it printed
-    FOLDER/.launch.lock  held while a command is started
+    FOLDER/../.launch.lock  held while a command is started
 
 Any process can recreate a `Job` from the folder alone. The command survives the kernel, unless its record has a
 `parent`.
 """
 
-import contextlib
 import itertools
 import os
 import re
@@ -18,7 +17,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Callable, Iterator, Literal
+from typing import Annotated, Callable, Literal
 
 import psutil
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
@@ -96,16 +95,19 @@ class Job:
         """
         folder = self.folder
         log = self.log
-        with self._turn():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # the lock is beside the folder, which may be moved
+        with turn(folder.parent / LOCK, f"another process starts a command in {folder.parent}"):
+            folder.mkdir(exist_ok=True)
             theirs = log.exists() and not (folder / RECORD).exists()
             if theirs or log.is_symlink() or Run(folder).is_foreign(RECORD):
                 raise FileExistsError(f"{log} must be that of a run of yours; choose another run folder, or move it")
             running = self.pid
             if running:
                 raise FileExistsError(f"process {running} runs in {folder}; stop it, or choose another run folder")
-            if aside and len(os.listdir(folder)) > 1:  # not our lock alone: another may have moved it just now
+            if aside and any(folder.iterdir()):
                 folder.rename(aside())
-                return self.start(record)  # while the old lock is held: who waits for it then finds this command
+                folder.mkdir()
             size = log.stat().st_size if log.exists() else 0
             begun = {**record, "log_offset_bytes": size, "inode": folder.stat().st_ino, "exit_code": None}
             begun["host"] = socket.gethostname()  # before the supervisor's own record, others must know it for ours
@@ -116,20 +118,6 @@ class Job:
                 if not process.is_alive(supervisor):
                     raise RunFailed(f"the command could not be started; see {log}\n{self.tail(20)}")
                 time.sleep(0.01)
-
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Hold the lock in the folder, which another starter may move away after we made it."""
-        with contextlib.ExitStack() as lock:
-            for tries_left in reversed(range(20)):
-                try:
-                    self.folder.mkdir(parents=True, exist_ok=True)
-                    lock.enter_context(turn(self.folder / LOCK, f"another process starts a command in {self.folder}"))
-                    break
-                except (FileExistsError, FileNotFoundError):  # moved just now, or it cannot be made
-                    if not tries_left:
-                        raise
-            yield
 
     # ---- looking --------------------------------------------------------------------------------------------------
 
@@ -190,7 +178,7 @@ class Job:
             file.seek(max(begin, size - most_bytes))
             return file.read()
 
-    def tail(self, lines: int = 12) -> str:
+    def tail(self, lines: int) -> str:
         """The last lines of output; of a redrawn progress bar its last state."""
         return "\n".join(clean_lines(self.output())[-lines:])
 

@@ -5,6 +5,7 @@ The server replaces this process; Ctrl-C ends it, and runs continue. The package
 """
 
 import contextlib
+import importlib.util
 import os
 import secrets
 import site
@@ -37,6 +38,8 @@ class LabOptions(Options):
 def main(argv: list[str] | None = None) -> int:
     forget_launcher()  # kernels are no processes of torchrun
     args = LabOptions.parse(argv)
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise ValueError("JupyterLab is not installed; pip install 'dfm_nb[notebook]'")
     folder = Path(args.dir).expanduser().resolve()
     if not folder.is_dir():
         raise NotADirectoryError(f"--dir must be a folder; got {folder}")
@@ -55,16 +58,6 @@ def main(argv: list[str] | None = None) -> int:
     add_to_jupyter("JUPYTER_CONFIG_PATH")
     add_to_jupyter("JUPYTER_PATH")
     os.chdir(folder)
-    command = server_argv(port, notebook, not args.no_browser)
-    os.execv(command[0], command)
-
-
-def server_argv(port: int, notebook: str, browser: bool) -> list[str]:
-    """The command that serves the current folder."""
-    import importlib.util
-
-    if importlib.util.find_spec("jupyterlab") is None:
-        raise ValueError("JupyterLab is not installed; pip install 'dfm_nb[notebook]'")
     import zmq
 
     command = [
@@ -74,14 +67,14 @@ def server_argv(port: int, notebook: str, browser: bool) -> list[str]:
         "--ServerApp.port_retries=0",
         "--ServerApp.root_dir=.",
         f"--LabApp.default_url=/lab/tree/{notebook}",
-        f"--ServerApp.open_browser={browser}",
+        f"--ServerApp.open_browser={not args.no_browser}",
         "--ServerApp.log_level=WARN",
         # keys for the sockets between server and kernel, where ZeroMQ was built with them
         f"--KernelManager.transport_encryption={'auto' if zmq.has('curve') else 'disabled'}",
     ]
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
+    if os.geteuid() == 0:
         command.append("--allow-root")
-    return command
+    os.execv(command[0], command)
 
 
 def free_port(wanted: int | None) -> int:
@@ -91,7 +84,7 @@ def free_port(wanted: int | None) -> int:
     ------
     ValueError : it is taken.
     """
-    tried = [wanted] if wanted is not None else list(range(DEFAULT_PORT, DEFAULT_PORT + 50))
+    tried = [wanted] if wanted is not None else range(DEFAULT_PORT, DEFAULT_PORT + 50)
     for port in tried:
         with contextlib.suppress(OSError), socket.create_server((HOST, port)):
             return port

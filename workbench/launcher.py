@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import math
 import os
+import re
 import shlex
 import time
 from pathlib import Path
@@ -374,18 +374,14 @@ class Launcher(Live):
         self._refresh()
         monitor.finish(self.run_dir)
         if self.state in ("failed", "lost", "not started"):  # the last: nothing was written
-            raise RunFailed(self.failure())
+            job = self.job
+            end = f"the run in {job.folder} ended with exit code {job.record.get('exit_code')} (see {job.log})"
+            tail = "\n    ".join([end, *job.tail(15).splitlines()])
+            raise RunFailed(f"{tail}\n{job.cause()}")
         if self.state == "stopped":
             last = self._checkpointed()
             at = f" after iteration {last}" if last else ""
             raise RunStopped(f"the run in {self.run_dir} was stopped{at}; press Continue, and run this cell again")
-
-    def failure(self) -> str:
-        """The last log lines and, as the last line, the cause."""
-        job = self.job
-        end = f"the run in {job.folder} ended with exit code {job.record.get('exit_code')} (see {job.log})"
-        tail = "\n    ".join([end, *job.tail(15).splitlines()])
-        return f"{tail}\n{job.cause()}"
 
     # ---- the widget -----------------------------------------------------------------------------------------------
 
@@ -403,27 +399,28 @@ class Launcher(Live):
             self._panel.refresh()
 
     def kept_html(self) -> str:
-        return self._panel.html() if self._panel else super().kept_html()
+        return self._panel.html() if self._panel else ""
 
     def __repr__(self) -> str:
         return f"Launcher({str(self.run_dir)!r}, state={self.state!r}, pid={self.job.pid})"
 
 
 def _changes(before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Where two command lines differ; a value comes with its flag.
+    """What of two command lines differs, if anything does.
 
     >>> _changes(["--limit", "5", "a.b=1"], ["--limit", "7", "a.b=1", "--mock"])
-    ['--limit 5 -> 7', 'nothing -> --mock']
+    ['--limit 5 -> --limit 7 --mock']
     """
-    old = [word for word in before if word not in HOW]
-    new = [word for word in now if word not in HOW]
-    changes = []
-    for what, i, i_end, j, j_end in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        if what == "equal":
-            continue
-        was = old[i:i_end] or ["nothing"]
-        will_be = new[j:j_end] or ["nothing"]
-        if what == "replace" and i and old[i - 1].startswith("--"):
-            was.insert(0, old[i - 1])
-        changes.append(" ".join([*was, "->", *will_be]))
-    return changes
+    old = _settings(before)
+    new = _settings(now)
+    gone = [word for word in old if word not in new]
+    come = [word for word in new if word not in old]
+    if not gone and not come:
+        return []
+    return [f"{' '.join(gone) or 'nothing'} -> {' '.join(come) or 'nothing'}"]
+
+
+def _settings(argv: Sequence[str]) -> list[str]:
+    """The words of a command line without those of `HOW`, each flag as one with its value."""
+    words = "\0".join(word for word in argv if word not in HOW)
+    return re.sub("(--[^\0=]+)\0(?!--)", r"\1 ", words).split("\0")

@@ -17,7 +17,7 @@ import anywidget
 import traitlets
 
 from dfm_nb.base.markup import Html, fill
-from workbench.controls import FLOW, Section
+from workbench.controls import FLOW, Section, button
 from workbench.live import fault_html
 
 LOOK_S = 0.25
@@ -75,9 +75,7 @@ class Panel:
         self._follower: threading.Thread | None = None
         self.buttons = {}
         for name, (icon, style) in self.LOOKS.items():
-            button = w.Button(description=name, icon=icon, button_style=style, layout={"width": "auto"})
-            button.on_click(functools.partial(self._press, name))
-            self.buttons[name] = button
+            self.buttons[name] = button(name, functools.partial(self._press, name), icon=icon, button_style=style)
         self.status = w.HTML()
         self.says = w.HTML()
         self.alert = w.HTML()
@@ -91,8 +89,8 @@ class Panel:
         _NEWEST[launcher.run_dir] = self
         self.refresh()
 
-    def _press(self, name: str, button: Any) -> None:
-        if button.disabled:
+    def _press(self, name: str) -> None:
+        if self.buttons[name].disabled:
             return
         run = self.launcher
         run.starts_at = math.inf  # the user is here
@@ -155,10 +153,9 @@ class Panel:
         if running and not self.was_running:
             self.message = ""  # of what was tried before
         self.was_running = running
-        for name, button in self.buttons.items():
+        for name, one in self.buttons.items():
             ends_countdown = name == "Stop" and run.starts_at < math.inf
-            button.disabled = name not in offers and not ends_countdown
-            button.tooltip = offers.get(name, "")
+            one.disabled = name not in offers and not ends_countdown
         self.buttons["Stop"].description = "Stop now" if self.stopping else "Stop"
         pid = f" · process {job.pid}" if running else ""
         if self.stopping:

@@ -31,6 +31,7 @@ FAULT = (
     '<div role="alert" style="border-left:4px solid #D55E00;padding:1px 8px;font-size:12px;line-height:1.4;{}">'
     "<b>{}:</b> {}</div>"
 )
+PICTURE = '<img src="data:image/png;base64,{}" alt="{}" style="max-width:100%">{}'
 KEPT = (
     "{0}<style>body:has(.dfm-live-{1}:not(.jupyter-widgets-disconnected)) .dfm-kept-{1}{{display:none}}</style>"
     '<div class="dfm-kept dfm-kept-{1}">{2}'
@@ -57,7 +58,7 @@ class Live:
         return ""
 
     def kept_png(self) -> bytes:
-        """A PNG of the content, for where no HTML is shown; b"" without."""
+        """A PNG of what the HTML lacks, above it, and for where no HTML is shown; b"" without."""
         return b""
 
     def keep(self) -> None:
@@ -73,15 +74,17 @@ class Live:
         return fill("{}", self.kept_html()), repr(self)
 
     def _bundle(self, page: Html, text: str) -> dict[str, str]:
+        picture = base64.b64encode(self.kept_png()).decode()
+        if picture:
+            page = fill(PICTURE, picture, text, page)
         if not is_headless():
             page = page or fill("<pre>{}</pre>", text)
             page = fill(KEPT, Html(STYLE + KEYS), self.widget.model_id, page, time.strftime("%Y-%m-%d %H:%M"))
         bundle = {"text/plain": text}
         if page:
             bundle["text/html"] = page
-        picture = self.kept_png()
         if picture:
-            bundle["image/png"] = base64.b64encode(picture).decode()
+            bundle["image/png"] = picture
         return bundle
 
     def _ipython_display_(self) -> None:

@@ -5,7 +5,7 @@ read later, when it is complete. A damaged line is reported, not raised, after t
 """
 
 from array import array
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,18 @@ from dfm_nb.base.metrics import LARGEST, DamagedMetrics, series, tail_metrics
 
 CHUNK_BYTES = 16 << 20
 """How much of the file is in memory at a time."""
-RECENT = 60
-"""Complete records kept: the monitor computes the pace from the last fifty steps, with validations in between."""
 
 
 def rounds_by_sigma(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records that have validation by noise level: as many losses, which may be null, as levels."""
-
-    def is_curve(values: object) -> bool:
-        numbers = [v for v in values if v is not None] if isinstance(values, list) else []
-        return bool(numbers) and all(isinstance(v, (int, float)) and abs(v) < LARGEST for v in numbers)
-
     rounds = []
     for record in records:
         sigmas: Any = record.get("val_sigmas")
         losses: Any = record.get("val_loss_by_sigma")
-        if is_curve(sigmas) and is_curve(losses) and len(sigmas) == len(losses):
+        if not isinstance(sigmas, list) or not isinstance(losses, list) or len(sigmas) != len(losses):
+            continue
+        known = [loss for loss in losses if loss is not None]
+        if known and all(isinstance(v, (int, float)) and abs(v) < LARGEST for v in sigmas + known):
             rounds.append(record)
     return rounds
 
@@ -46,7 +42,7 @@ class MetricsReader:
 
     Attributes
     ----------
-    count : records so far. recent : the last 60 of them. last : newest number of each key.
+    count : records so far. iteration : of the newest one; 0 without any. last : newest number of each key.
     rounds : first and newest record that has validation by noise level.
     fault : what is wrong with the file, or "". written_s : when it was last written (Unix time).
     """
@@ -61,7 +57,7 @@ class MetricsReader:
         self.count = 0
         self.fault = ""
         self.written_s = 0.0
-        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self.iteration = 0
         self.last: dict[str, float] = {}
         self.rounds: list[dict[str, Any]] = []
         self._columns: defaultdict[str, tuple[array, array]] = defaultdict(lambda: (array("i"), array("d")))
@@ -99,13 +95,9 @@ class MetricsReader:
                 self.last[key] = y[-1]
         rounds = self.rounds + rounds_by_sigma(records)
         self.rounds = rounds[:1] + rounds[1:][-1:]
-        self.recent.extend(records)
+        for record in records[-1:]:
+            self.iteration = record["iteration"]
         self.count += len(records)
-
-    @property
-    def iteration(self) -> int:
-        """The newest record's; 0 without one."""
-        return int(self.recent[-1]["iteration"]) if self.recent else 0
 
     def points(self, key: str, over: str = "iteration") -> tuple[np.ndarray, np.ndarray]:
         """x and y, float64 [N] each. over : "iteration", "samples" or "elapsed_s"; in between it is interpolated."""

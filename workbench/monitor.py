@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import threading
 import time
@@ -23,13 +24,13 @@ import ipywidgets as widgets
 from dfm_nb.base.files import read_json
 from dfm_nb.base.log import duration
 from dfm_nb.base.markup import Html, fill
-from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss, series
+from dfm_nb.base.metrics import RISEN_ROUNDS, compared_loss
 from dfm_nb.base.run import Run
 from dfm_nb.config.schema import INT_LIMIT
-from dfm_nb.display import data_url, media_html, newest_samples, row_html
+from dfm_nb.display import media_html, newest_samples, row_html
 from dfm_nb.display.plots import PALETTE
 from dfm_nb.experiments.runs import differing, ended, runs_below, settings_of
-from workbench.controls import FLOW, Section, Slider, table_html
+from workbench.controls import FLOW, Section, Slider, on_change, table_html
 from workbench.gallery import Gallery
 from workbench.job import Job
 from workbench.live import Live, fault_html
@@ -41,14 +42,20 @@ REPAINT_S = 0.25
 REST = 19
 """After painting, it sleeps this many times as long, to use at most a twentieth of a core."""
 KEEP_S = 30.0
-"""A copy for the saved notebook has a picture, which takes half a second; also after each validation."""
+"""A copy for the saved notebook has a picture, which takes half a second."""
 LOOK_FOR_RUNS_S = 5.0
 """Listing a folder of runs may be slow on a network; a new run appears after at most this long."""
 SMOOTHING = 1 / 40
 """Share of the shown curve: wide enough for the noise of single steps, narrow enough to see warm-up."""
-AXES = {"iteration": "iteration", "samples": "samples", "time": "elapsed_s"}
+NAMED = "<div><b>{}</b>{}</div>"
+TINTED = (
+    '<span style="white-space:nowrap">'
+    '<span style="display:inline-block;width:10px;height:10px;margin-right:6px;background:{}"></span>{}</span>'
+)
+GRID = {"grid_template_columns": "repeat(auto-fill, minmax(300px, 1fr))", "width": "100%"}
+AXES = {"iteration": "iteration", "samples": "samples", "seconds": "elapsed_s"}
 SETTINGS_SHOWN = 12
-"""Columns of the table of runs that differ."""
+"""Of those in which runs differ."""
 PROMPTS = 12
 ROUNDS = 8
 """Of the picture with the samples of a run; a page has room for no more."""
@@ -79,20 +86,21 @@ class Watched:
         self.settings: dict[str, Any] = {}
         self._config_mtime = 0.0
         self.box = widgets.Checkbox(True, description=self.run.name, indent=False, layout={"width": "auto"})
-        self.box.observe(lambda _change: picked(), names="value")
+        on_change(picked, self.box)
+        self.differs = ""  # settings in which it differs from the other runs
 
     @property
     def label(self) -> str:
         return self.box.description
 
-    def read(self) -> int:
-        """Read what the run wrote since the last call; returns the number of new records."""
+    def read(self) -> None:
+        """Read what the run wrote since the last call."""
         with contextlib.suppress(OSError):  # not there yet: progress without an end
             mtime = self.run.config_file.stat().st_mtime
             if mtime != self._config_mtime:
                 self.settings = settings_of(self.run.path)
                 self._config_mtime = mtime
-        return self.reader.read()
+        self.reader.read()
 
     @property
     def train_iters(self) -> int:
@@ -103,7 +111,7 @@ class Watched:
     @property
     def eta_s(self) -> float | None:
         """Seconds left at the pace of the last fifty iterations; None if the pace is unknown."""
-        iterations, elapsed_s = series(self.reader.recent, "elapsed_s")
+        iterations, elapsed_s = self.reader.points("elapsed_s")
         if not self.train_iters or len(iterations) < 2:
             return None
         steps = iterations[-1] - iterations[-50:][0]
@@ -190,28 +198,33 @@ class Monitor(Live):
         if not folders:
             raise ValueError("a monitor needs a run folder, a list of them, or a folder of runs")
         self.runs = [Watched(folder, self.paint) for folder in folders]
-        self.loss = LinePlot("Training loss", "iteration", "loss", height=250)
-        self.validation = LinePlot("Validation loss", "iteration", "loss", height=250)
-        self.by_sigma = LinePlot("Validation by noise level", "sigma", "loss", log_x=True)
+        self.loss = LinePlot("Training loss", "loss", height=250)
+        self.validation = LinePlot("Validation loss", "loss", height=250)
+        self.by_sigma = LinePlot("Validation by noise level", "loss", "sigma", log_x=True)
         self.rates = {
-            "lr": LinePlot("Learning rate", "iteration", "lr"),
-            "grad_norm": LinePlot("Gradient norm", "iteration", "L2 norm"),
-            "tokens_per_s": LinePlot("Speed", "iteration", "tokens/s"),
-            "tflops_per_s": LinePlot("Arithmetic of the model", "iteration", "TFLOP/s"),
-            "data_share": LinePlot("Waiting for data", "iteration", "share of a step"),
-            "cpu_cores": LinePlot("CPU", "iteration", "cores of a process"),
-            "memory_gib": LinePlot("Memory", "iteration", "GiB of a process"),
-            "gpu_memory_gib": LinePlot("GPU memory", "iteration", "GiB, the most so far"),
+            "lr": LinePlot("Learning rate", "lr"),
+            "grad_norm": LinePlot("Gradient norm", "L2 norm"),
+            "tokens_per_s": LinePlot("Speed", "tokens/s"),
+            "tflops_per_s": LinePlot("Arithmetic of the model", "TFLOP/s"),
+            "data_share": LinePlot("Waiting for data", "share of a step"),
+            "cpu_cores": LinePlot("CPU", "cores of a process"),
+            "memory_gib": LinePlot("Memory", "GiB of a process"),
+            "gpu_memory_gib": LinePlot("GPU memory", "GiB, the most so far"),
         }
         self.plots = [self.loss, self.validation, self.by_sigma, *self.rates.values()]
-        self.axis = widgets.Dropdown(options=AXES, description="x axis", layout={"width": "auto"})
-        self.axis.style.description_width = "auto"
-        self.smoothing = Slider(label="smoothing", max=0.2, step=0.005, value=SMOOTHING)
-        for control in (self.axis, self.smoothing):
-            control.observe(lambda _change: self.paint(), names="value")
+        looks = {"layout": {"width": "auto"}, "style": {"description_width": "auto"}}
+        self.axis = widgets.Dropdown(options=AXES, description="x axis", **looks)
+        wide = {"flex": "0 1 24em", "overflow": "visible"}
+        self.smoothing = Slider(label="smoothing", max=0.2, step=0.005, value=SMOOTHING, layout=wide)
+        on_change(self.paint, self.axis, self.smoothing)
+        self._text = widgets.HTML()
+        self._media = widgets.HTML()
+        self._picker = widgets.HBox(layout=FLOW)
+        # from the speed on: of the machine, not of the model
+        self._below = widgets.GridBox(self.plots[5:], layout=GRID)
+        self._machine = Section(self._below, "Speed and memory")
         self._sampled: Any = None  # what `_films` shows
         self._films = Html()
-        self._drawn = b""  # the curves of the copy
         self._looked = time.monotonic()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -220,8 +233,8 @@ class Monitor(Live):
 
     # ---- what is known --------------------------------------------------------------------------------------------
 
-    def read(self) -> int:
-        """Read what the runs wrote since the last call; returns the number of new records."""
+    def read(self) -> None:
+        """Read what the runs wrote since the last call."""
         with self._lock:
             if self._top is not None and time.monotonic() - self._looked > LOOK_FOR_RUNS_S:
                 self._looked = time.monotonic()
@@ -229,25 +242,23 @@ class Monitor(Live):
                 folders = [folder.resolve() for folder in runs_below(self._top)]
                 self.runs = [watched for path, watched in known.items() if path in folders]
                 self.runs += [Watched(folder, self.paint) for folder in folders if folder not in known]
-            new = sum([watched.read() for watched in self.runs])
+            for watched in self.runs:
+                watched.read()
             self._label()
-            return new
 
     def _label(self) -> None:
         """Name the runs by what differs, where that is short and tells them apart, else by their folders."""
         keys = differing([watched.settings for watched in self.runs])
         top = os.path.commonpath([watched.run.path.parent for watched in self.runs])
-        folders = []
-        labels = []
         for watched in self.runs:
-            folders.append(watched.run.path.relative_to(top).as_posix())
-            words = [f"{key.rpartition('.')[2]} {watched.settings.get(key)}" for key in keys[:2]]
-            labels.append(", ".join(words))
-        short = 0 < len(keys) <= 2 and max(map(len, labels)) <= 40
-        if not short or len(set(labels)) < len(labels):
-            labels = folders
-        for watched, label in zip(self.runs, labels):
-            watched.box.description = label
+            words = [f"{key.rpartition('.')[2]} {watched.settings.get(key)}" for key in keys[:SETTINGS_SHOWN]]
+            if len(keys) > SETTINGS_SHOWN:
+                words.append(f"and {len(keys) - SETTINGS_SHOWN} more")
+            watched.differs = ", ".join(words)
+        differ = {watched.differs for watched in self.runs}
+        short = bool(keys) and len(differ) == len(self.runs) and max(map(len, differ)) <= 40
+        for watched in self.runs:
+            watched.box.description = watched.differs if short else watched.run.path.relative_to(top).as_posix()
 
     def status(self) -> str:
         """A line for one run; for several, the number in each state."""
@@ -273,14 +284,15 @@ class Monitor(Live):
             for key, plot in self.rates.items():
                 plot.update(self._curves(key, 0.0 if key == "lr" else smoothing))
             for plot in self.plots:
-                label = "s" if self.axis.value == "elapsed_s" else self.axis.value
-                if plot is not self.by_sigma and plot.x_label != label:
-                    plot.x_label = label
+                if plot is not self.by_sigma and plot.x_label != self.axis.label:
+                    plot.x_label = self.axis.label
                     plot.zoom = []  # another axis has other ends
                 plot.layout.display = "" if plot.data or plot is self.loss else "none"
                 plot.legend = plot is self.loss or len(self.runs) == 1  # one for all: the lines are of the same runs
-            if "widget" in vars(self):
-                self._paint_box()
+            self._text.value = self.text_html()
+            self._picker.children = [watched.box for watched in self.runs] if len(self.runs) > 1 else []
+            self._machine.layout.display = "" if any(plot.data for plot in self.plots[5:]) else "none"
+            self._media.value = self.samples_html()
 
     def _curves(self, key: str, smoothing: float = 0.0) -> list[Series]:
         """A curve a run, of the ticked runs that have that key."""
@@ -305,16 +317,13 @@ class Monitor(Live):
             smoothing = 0.0
         if len(y):
             curves.append(Series("training", x, y, smoothing=smoothing))
-        names = {"val_loss": "validation"}
-        for key in reader.last:
-            if key.startswith("val_loss_ema_"):
-                names[key] = f"averaged weights ({key.removeprefix('val_loss_ema_')})"
-        for colour, (key, name) in enumerate(names.items(), 1):
-            if key in reader.last:
-                curves.append(Series(name, *reader.points(key, over), "points", colour))
+        rounds = sorted(key for key in reader.last if key.startswith("val_loss"))
+        for colour, key in enumerate(rounds, 1):
+            name = key.replace("val_loss_ema_", "averaged weights ").replace("val_loss", "validation")
+            curves.append(Series(name, *reader.points(key, over), "points", colour))
         best = watched.best(over)
         if best:
-            curves.append(Series("best validation", [best[0]], [best[1]], "points", len(names) + 1))
+            curves.append(Series("best validation", [best[0]], [best[1]], "points", len(rounds) + 1))
         return curves
 
     def _by_sigma(self) -> list[Series]:
@@ -329,12 +338,6 @@ class Monitor(Live):
                     shown.append((watched.label, watched.reader.rounds[-1], colour))
         return [Series(name, r["val_sigmas"], r["val_loss_by_sigma"], colour=colour) for name, r, colour in shown]
 
-    def _paint_box(self) -> None:
-        self._text.value = self.text_html()
-        self._picker.children = [watched.box for watched in self.runs] if len(self.runs) > 1 else []
-        self._machine.layout.display = "" if any(plot.data for plot in self.plots[5:]) else "none"
-        self._media.value = self.samples_html()
-
     def text_html(self) -> Html:
         """The status, why runs failed, what of their metrics cannot be read, and the table of several runs."""
         faults = []
@@ -344,24 +347,13 @@ class Monitor(Live):
         return fill('<p role="status">{}</p>{}{}', self.status(), faults, self.table_html())
 
     def table_html(self) -> Html:
-        """One row per run if there are several: state, progress, losses, and the settings that differ."""
+        """One row per run if there are several: its colour, in what it differs, and its status."""
         if len(self.runs) == 1:
             return Html()
-        keys = differing([watched.settings for watched in self.runs])
-        more = f"{len(keys) - SETTINGS_SHOWN} more settings differ" if len(keys) > SETTINGS_SHOWN else ""
-        keys = keys[:SETTINGS_SHOWN]
         rows = []
-        for watched in self.runs:
-            last = watched.reader.last
-            iteration = str(watched.reader.iteration)
-            if watched.train_iters:
-                iteration += f"/{watched.train_iters}"
-            losses = [f"{last[key]:.4g}" if key in last else "" for key in ("loss", "val_loss")]
-            settings = [watched.settings.get(key, "") for key in keys]
-            rows.append([watched.label, watched.doing, iteration, *losses, *settings])
-        tints = [PALETTE[i % len(PALETTE)] for i in range(len(rows))]
-        table = table_html(rows, ["run", "state", "iteration", "loss", "validation", *keys], tints=tints)
-        return fill('{}<div style="font-size:12px">{}</div>', table, more)
+        for watched, colour in zip(self.runs, itertools.cycle(PALETTE)):
+            rows.append((fill(TINTED, colour, watched.label), watched.differs, watched.status()))
+        return table_html(rows, ("run", "settings that differ", "status"))
 
     def samples_html(self) -> Html:
         """Of each run one prompt over its training; of a single run also every prompt, as one picture."""
@@ -369,13 +361,13 @@ class Monitor(Live):
         if state == self._sampled:
             return self._films
         self._sampled = state
-        sampled = [watched for watched, (_, ticked, newest) in zip(self.runs, state) if ticked and newest]
-        several = len(self.runs) > 1
         parts = []
-        for watched in sampled:
-            parts.append(Gallery.of_training(watched.run.path, title=watched.label if several else "").html())
-        if sampled and not several:
-            every = Gallery.of_training(sampled[0].run.path, prompts=PROMPTS, rounds=ROUNDS)
+        for watched, (label, ticked, newest) in zip(self.runs, state):
+            if ticked and newest:
+                name = label if len(state) > 1 else ""
+                parts.append(fill(NAMED, name, Gallery.of_training(watched.run.path).html()))
+        if parts and len(state) == 1:
+            every = Gallery.of_training(self.runs[0].run.path, prompts=PROMPTS, rounds=ROUNDS)
             parts.append(media_html("image/png", every.png(), "Every prompt over the training", 480))
         self._films = row_html(parts)
         return self._films
@@ -383,24 +375,15 @@ class Monitor(Live):
     @functools.cached_property
     def widget(self) -> Any:
         """The live view; reading starts when it is first asked for."""
-        self._text = widgets.HTML()
-        self._media = widgets.HTML()
-        self._picker = widgets.HBox(layout=FLOW)
-        self.smoothing.layout = {"flex": "0 1 24em", "overflow": "visible"}
         for plot in self.plots:  # two wide ones, and below the samples as many as have room
             plot.layout = {"flex": "1 1 420px", "min_width": "260px", "overflow": "visible"}
         controls = widgets.HBox([self.axis, self.smoothing], layout=FLOW)
         wide = widgets.HBox(self.plots[:2], layout=FLOW)
-        columns = "repeat(auto-fill, minmax(300px, 1fr))"
-        grid = {"grid_template_columns": columns, "width": "100%"}
-        small = widgets.GridBox(self.plots[2:5], layout=grid)
-        below = widgets.GridBox(self.plots[5:], layout=grid)  # from the speed on: of the machine, not of the model
-        self._machine = Section(below, "Speed and memory")
+        small = widgets.GridBox(self.plots[2:5], layout=GRID)
         self.refresh()
-        self._paint_box()
         self.watch()
         above = [self._text, self._picker, wide, self._media]
-        box = widgets.VBox([*above, controls, small, self._machine, below])
+        box = widgets.VBox([*above, controls, small, self._machine, self._below])
         return box.add_class("dfm-monitor")
 
     def show(self) -> None:
@@ -408,7 +391,6 @@ class Monitor(Live):
         for other in list(_LIVE):  # a cell that is run again would leave its former thread behind
             if other is not self and [w.run.path for w in other.runs] == [w.run.path for w in self.runs]:
                 other.close()
-        self.refresh()
         super()._ipython_display_()
         self.watch()
 
@@ -425,7 +407,7 @@ class Monitor(Live):
                 self._thread.start()
 
     def _follow(self) -> None:
-        doing_before = counts_before = rounds_kept = None
+        shown = None
         ran = False
         kept_s = time.monotonic()
         while not self._closed.is_set():
@@ -434,20 +416,14 @@ class Monitor(Live):
             doing = [(watched.doing, watched.verdict) for watched in self.runs]
             running = any(watched.state == "running" for watched in self.runs)
             self.read()
-            counts = [watched.reader.count for watched in self.runs]
-            if counts != counts_before:
+            now = doing, [watched.reader.count for watched in self.runs]
+            if now != shown:
                 self.paint()
-            elif doing != doing_before and "widget" in vars(self):  # the curves are unchanged
-                with self._lock:
-                    self._paint_box()
             rest = REST * (time.thread_time() - begun)
-            rounds = [watched.reader.rounds[-1:] for watched in self.runs]
-            if ran and (not running or rounds != rounds_kept or time.monotonic() - kept_s > KEEP_S):
+            if ran and (not running or time.monotonic() - kept_s > KEEP_S):
                 self.keep()
-                rounds_kept = rounds
                 kept_s = time.monotonic()
-            doing_before = doing
-            counts_before = counts
+            shown = now
             ran = running
             self._closed.wait(max(REPAINT_S, rest))
 
@@ -467,17 +443,11 @@ class Monitor(Live):
         return draw_png(self.plots[:4])
 
     def kept_png(self) -> bytes:
-        return self._drawn
+        return self.png() if any(watched.reader.count for watched in self.runs) else b""
 
     def kept_html(self) -> str:
-        """The picture, the text and the samples."""
-        page = fill("{}{}", self.text_html(), self.samples_html())
-        if any(watched.reader.count for watched in self.runs):
-            self._drawn = self.png()
-            picture = data_url("image/png", self._drawn)
-            image = '<img src="{}" alt="{}" style="max-width:100%">{}'
-            page = fill(image, picture, f"{self.status()}. {self.loss.summary}", page)
-        return page
+        """The text and the samples, below the picture."""
+        return fill("{}{}", self.text_html(), self.samples_html())
 
     def __repr__(self) -> str:
         return f"Monitor: {self.status()}"

@@ -4,8 +4,8 @@ The cell tagged `parameters` holds lines `name: type = default  # help`. Unknown
 refused before a kernel starts. The source notebook is not touched.
 """
 
-import ast
 import contextlib
+import inspect
 import json
 import logging
 import re
@@ -16,14 +16,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dfm_nb.base.argv import nearest
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from dfm_nb import config as cfg
+from dfm_nb.base.argv import meant
 from dfm_nb.base.files import MARK, check_free, naming, write_atomically
-from workbench.parameters import KINDS, as_type
+from dfm_nb.base.options import must
+from dfm_nb.config import notation
 from workbench.place import RESULT_TYPE, add_to_jupyter
 
+SHOWN = "text/html text/markdown image/svg+xml image/png image/jpeg text/latex text/plain".split()
+"""Of several forms of an output a page has the first of these, and of none of them nothing."""
 _NO_SCRIPT = "data:text/javascript,"
 """Replaces require.js and MathJax, which nbconvert's page fetches; ours has no formulas and no live widgets."""
+KINDS = {kind.__name__: kind for kind in (int, float, bool, str, list, dict)}
+"""The types that a parameter may have."""
 _OR_NONE = re.compile(r"""^(\w+\s*:\s*["']?)([^=#|]+?)\s*\|\s*None(["']?\s*)=""", re.M)
+
+
+def as_type(name: str, kind: Any, value: Any, strict: bool = False) -> Any:
+    """A parameter's value in its type; ValueError if it does not fit. strict : text is not accepted as a number."""
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=strict)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ValueError(f"parameter {name!r} {must(fault['msg'])}; got {fault['input']!r}") from None
 
 
 @dataclass(frozen=True)
@@ -36,33 +53,20 @@ class Parameter:
     help: str
 
     @property
-    def optional(self) -> bool:
-        """Whether it may be None: `int | None` or `Optional[int]`."""
-        return self.type.startswith("Optional[")
-
-    @property
     def kind(self) -> Any:
         """The type, without entries and None; that of the default if none is given."""
         name = self.type.removeprefix("Optional[").rstrip("]").partition("[")[0]
-        for known in KINDS:
-            if known.__name__ == name:
-                return known
-        return str if self.default[:1] in ("'", '"') else None
+        return KINDS.get(name, str if self.default[:1] in ("'", '"') else None)
 
     def read(self, text: str) -> Any:
         """A command-line value converted to this type; ValueError if it does not fit."""
-        kind = self.kind
-        if self.optional and text in ("None", "null"):
+        if self.type.startswith("Optional[") and text in ("None", "null"):
             return None
-        if kind is int and re.fullmatch(r"\d+(\.\d*)?e\d+", text):  # 1e3 is how people write a thousand
-            text = str(float(text))
-        if kind in (str, int, float, bool):
-            return as_type(self.name, kind, text)
-        try:
-            value = ast.literal_eval(text)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that it raises
-            value = text
-        return as_type(self.name, kind, value) if kind else value
+        value: Any = text
+        if self.kind is not str:
+            with contextlib.suppress(ValueError):  # then it is text
+                value = notation.read(text)
+        return as_type(self.name, self.kind, value) if self.kind else value
 
 
 @dataclass
@@ -103,11 +107,12 @@ def parameters(notebook: str | Path) -> dict[str, Parameter]:
 @contextlib.contextmanager
 def _errors_of_libraries(notebook: Path) -> Iterator[None]:
     """Make what papermill, nbformat and Jupyter raise for a notebook or its kernel a ValueError."""
+    import nbformat
     from jupyter_client.kernelspec import NoSuchKernel
-    from nbformat import ValidationError
     from papermill.exceptions import PapermillException, PapermillExecutionError
 
-    foreign = (ValueError, KeyError, AttributeError, TypeError, RecursionError, PapermillException, ValidationError)
+    wrong = (ValueError, KeyError, AttributeError, TypeError, RecursionError)
+    foreign = (*wrong, PapermillException, nbformat.ValidationError)
     try:
         yield
     except PapermillExecutionError:  # a cell's own error
@@ -124,6 +129,47 @@ def _errors_of_libraries(notebook: Path) -> Iterator[None]:
 def _literal(path: Path) -> str:
     """A path for papermill, which replaces `{name}` in paths."""
     return str(path).replace("{", "{{").replace("}", "}}")
+
+
+def check_parameters(
+    settings: Mapping[str, Any] | None = None,
+    *,
+    recipe: str = "demo",
+    num_processes: int = 1,
+    prepare: Mapping[str, Any] | None = None,
+    generate: Mapping[str, Any] | None = None,
+) -> None:
+    """Check the parameters of the calling notebook: their annotated types, and the settings that use them.
+
+    Parameters
+    ----------
+    settings : {group.key: value} of a training with this recipe on `num_processes`.
+    prepare : {flag: value} of `dfm prepare`. generate : {flag: value} of `dfm generate`.
+
+    Raises
+    ------
+    ValueError : the first error.
+
+    >>> check_parameters({"train.train_iters": 300})      # doctest: +SKIP
+    """
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    space = frame.f_back.f_globals
+    for name, kind in space.get("__annotations__", {}).items():
+        with contextlib.suppress(PydanticUserError, NameError):  # a variable of another type, in a later cell
+            as_type(name, kind, space[name], strict=True)
+    if num_processes < 1:
+        raise ValueError(f"num_processes must be at least 1; got {num_processes}")
+    overrides = [f"{key}={notation.write_value(value)}" for key, value in (settings or {}).items()]
+    cfg.resolve(recipe, overrides=overrides, world_size=num_processes)
+    if prepare is not None:
+        from workbench.form import PrepareForm
+
+        PrepareForm("-", prepare).check()
+    if generate is not None:
+        from dfm_nb.generation.request import Request
+
+        Request("", **generate).check()
 
 
 def existing(notebook: str | Path) -> Path:
@@ -143,8 +189,7 @@ def convert(given: Mapping[str, str], known: Mapping[str, Parameter], notebook: 
     """
     for name in given:
         if name not in known:
-            near = nearest(name, known, 0.5)
-            hint = f"did you mean {near!r}?" if near else f"it has {', '.join(known) or 'no cell tagged parameters'}"
+            hint = meant(name, known, f"it has {', '.join(known) or 'no cell tagged parameters'}", 0.5)
             raise ValueError(f"{notebook} has no parameter {name!r}; {hint}")
     return {name: known[name].read(text) for name, text in given.items()}
 
@@ -238,12 +283,8 @@ def write_report(notebook: str | Path, pictures: Path | None = None) -> Path:
     path = Path(notebook)
     executed = nbformat.read(path, as_version=4)
     executed.metadata.pop("widgets", None)
-    for cell in executed.cells:
-        for output in cell.get("outputs", []):
-            data = output.get("data", {})
-            if len(data) > 1:
-                data.pop("application/vnd.jupyter.widget-view+json", None)
     own = Config({"CoalesceStreamsPreprocessor": {"enabled": True}})  # one line of a redrawn bar
+    own.NbConvertBase.display_data_priority = SHOWN
     exporter = HTMLExporter(config=own, embed_images=True, require_js_url=_NO_SCRIPT, mathjax_url=_NO_SCRIPT)
     about = {"name": path.stem, "path": str(pictures or path.parent)}
     body, _ = exporter.from_notebook_node(executed, {"metadata": about})

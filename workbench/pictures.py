@@ -20,7 +20,6 @@ import torch
 from dfm_nb import config as cfg
 from dfm_nb import display
 from dfm_nb.base import video
-from dfm_nb.base.files import replacing
 from dfm_nb.base.geometry import FRAMES_PER_LATENT
 from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.records import Clip
@@ -30,7 +29,7 @@ from dfm_nb.config.schema import ModelConfig
 from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.diffusion import edm, samplers
-from dfm_nb.display.plots import PALETTE, blank, literal, plain, png
+from dfm_nb.display.plots import PALETTE, blank, plain, png
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.generation.request import Request
 from dfm_nb.packs.packs import PackSettings
@@ -58,13 +57,6 @@ class Picture:
     figure: Figure
     summary: str
 
-    def save(self, path: str | Path) -> Path:
-        """Write the figure in the format of the suffix, PNG by default."""
-        kind = Path(path).suffix[1:] or "png"
-        with replacing(path) as temporary:
-            literal(self.figure).savefig(temporary, format=kind)
-        return Path(path)
-
     def _repr_html_(self) -> str:
         width_px = round(self.figure.get_size_inches()[0] * PX_PER_IN)
         return display.media_html("image/png", png(self.figure), self.summary, width_px)
@@ -85,14 +77,14 @@ def _figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
 # ---- data ---------------------------------------------------------------------------------------------------------
 
 
-def packs(data_dir: str | os.PathLike, capacity: int | None = None, recipe: str = "demo") -> Picture:
+def packs(data_dir: str | os.PathLike, capacity: int | None = None) -> Picture:
     """The first packs of a training on these shards, one of them as a padded batch, and which tokens attend to which.
 
     The two shares are those of the first `PACKS_COUNTED`.
 
-    capacity : tokens of a pack; None: the recipe's, or the longest sample's if it has more.
+    capacity : tokens of a pack; None: those of the recipe `demo`, or the longest sample's if it has more.
     """
-    config = cfg.resolve(recipe).config
+    config = cfg.resolve("demo").config
     store = ShardStore(Path(data_dir), "train")
     settings = PackSettings(config)
     samples = [(t * h * w // settings.patch_volume, t) for t, h, w in map(store.grid, range(len(store)))]
@@ -112,16 +104,16 @@ def packs(data_dir: str | os.PathLike, capacity: int | None = None, recipe: str 
     packed = used / (PACKS_COUNTED * capacity)
     padded = used / padded_size
 
-    from matplotlib.patches import Rectangle
+    from matplotlib.patches import Patch, Rectangle
     from matplotlib.ticker import MultipleLocator
 
     colours = {}
     keys = []
-    for t, colour in zip(sorted(kinds), itertools.cycle((0, 1, 2, 4, 3))):
-        colours[t] = PALETTE[colour]
+    for t, colour in zip(sorted(kinds), itertools.cycle(PALETTE)):
+        colours[t] = colour
         name = "stills" if t == 1 else f"clips of {1 + FRAMES_PER_LATENT * (t - 1)} frames"
-        keys.append(Rectangle((0, 0), 1, 1, color=colours[t], label=name))
-    keys.append(Rectangle((0, 0), 1, 1, **PADDING, label="padding"))
+        keys.append(Patch(color=colour, label=name))
+    keys.append(Patch(**PADDING, label="padding"))
     figure = _figure(5.6)
     grid = figure.add_gridspec(2, 2, height_ratios=(PACKS_DRAWN + 2, 9), width_ratios=(3, 1.6))
     axes = figure.add_subplot(grid[0, :])
@@ -201,7 +193,7 @@ def _density(sigmas: np.ndarray, P_mean: float, P_std: float) -> np.ndarray:
     return np.exp(-0.5 * ((np.log(sigmas) - P_mean) / P_std) ** 2)
 
 
-LEVELS = tuple(float(s) for s in np.geomspace(0.02, 40, 12).round(3))
+LEVELS = tuple(np.geomspace(0.02, 40, 12).round(3).tolist())
 
 
 def loss_of_model(pipe: Pipeline, clips: Sequence[Clip], sigmas: Sequence[float] = LEVELS) -> Picture:
@@ -222,14 +214,13 @@ def loss_of_model(pipe: Pipeline, clips: Sequence[Clip], sigmas: Sequence[float]
     return _losses(curves, pipe.config.model)
 
 
-def loss_of_run(run_dir: str | Path, rounds: int = 3) -> Picture:
-    """A run's validation loss by noise level: first, last and some rounds between, over the noise of training."""
+def loss_of_run(run_dir: str | Path) -> Picture:
+    """A run's validation loss by noise level: first, middle and last round, over the noise of training."""
     records = rounds_by_sigma(read_metrics(run_dir))
     if not records:
         raise ValueError(f"{run_dir} has no validation yet; lower train.eval_interval, or wait")
     curves = {}
-    for i in np.linspace(0, len(records) - 1, rounds).round().astype(int):
-        record = records[i]
+    for record in (records[0], records[len(records) // 2], records[-1]):
         curves[f"iteration {record['iteration']}"] = (record["val_sigmas"], record["val_loss_by_sigma"])
     return _losses(curves, cfg.from_yaml(Run(Path(run_dir)).config_file).config.model)
 
@@ -249,8 +240,8 @@ def _losses(curves: dict[str, tuple[Sequence[float], Any]], model: ModelConfig) 
     axes.fill_between(grid, density, color=PALETTE[5], alpha=0.3, linewidth=0, label="how often training draws it")
     axes.axhline(1, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), label="a network with output 0")
     texts = []
-    for (name, (sigmas, losses)), colour in zip(curves.items(), itertools.cycle((1, 0, 2, 3, 4))):
-        axes.semilogx(sigmas, losses, "o-", color=PALETTE[colour], markersize=4.5, label=name)
+    for (name, (sigmas, losses)), colour in zip(curves.items(), PALETTE):
+        axes.semilogx(sigmas, losses, "o-", color=colour, markersize=4.5, label=name)
         points = ", ".join(f"{loss:.2f} at {sigma:.2g}" for sigma, loss in zip(sigmas, losses))
         texts.append(f"{name} {points}")
     axes.set(xlabel="sigma", ylabel="EDM loss", ylim=(0, None), xlim=(low, high))

@@ -115,7 +115,7 @@ function render({ model, el }) {
     svg.setAttribute("aria-label", model.get("summary") + ". Arrow keys read out values.");
     all.hidden = !range.length;
     log.setAttribute("aria-pressed", String(model.get("log_y")));
-    const time = model.get("x_label") === "s";
+    const time = model.get("x_label") === "seconds";
     const seen = (s) => s.y.filter((_, i) => !range.length || (s.x[i] >= range[0] && s.x[i] <= range[1]));
     sx = scale(data.flatMap((s) => s.x), model.get("log_x"), box.left, box.right, 0, range, time);
     sy = scale(data.flatMap(seen), model.get("log_y"), box.bottom, box.top, 0.06);

@@ -6,7 +6,6 @@ Why we wrote our own: docs/decisions/0010.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,13 +34,13 @@ def plain_ticks(axis: Any) -> None:
 class Series:
     """One line of a plot.
 
-    name, x, y : x ascends. style : "line", "faint" or "points". colour : in the palette.
+    x, y : sequences or arrays of numbers; x ascends. style : "line", "faint" or "points". colour : in the palette.
     smoothing : a running mean over this share of the visible points; 0 for none.
     """
 
     name: str
-    x: Sequence[float] | np.ndarray
-    y: Sequence[float] | np.ndarray
+    x: Any
+    y: Any
     style: str = "line"
     colour: int = 0
     dash: str = ""
@@ -49,14 +48,16 @@ class Series:
 
     def shown(self, zoom: Sequence[float] = ()) -> tuple[list[float], list[float]]:
         """At most `MAX_POINTS` points, of the visible range of x and one point beyond each end."""
-        x = np.asarray(self.x, float)
-        y = np.asarray(self.y, float)
+        x = self.x
+        y = self.y
         if len(zoom):
             first = max(0, np.searchsorted(x, zoom[0]) - 1)
             end = np.searchsorted(x, zoom[1], "right") + 1
             x = x[first:end]
             y = y[first:end]
-        return averaged(x, y, self.smoothing) if self.smoothing else downsample(x, y)
+        if self.smoothing:
+            y = smooth(y, max(1, int(self.smoothing * len(y))))
+        return downsample(x, y)
 
     def sent(self, x: list[float], y: list[float], low: float, high: float) -> dict[str, Any]:
         """The message to the browser with these points; those outside of low and high are clipped, and in `cut`."""
@@ -71,47 +72,22 @@ class Series:
         }
 
 
-def downsample(x: Any, y: Any) -> tuple[list[float], list[float]]:
+def downsample(x: np.ndarray, y: np.ndarray) -> tuple[list[float], list[float]]:
     """At most `MAX_POINTS` points: the first, the last, and the lowest and highest of each interval."""
-    x = np.asarray(x, float)
-    y = np.asarray(y, float)
-    n = len(x)
-    stretches = (MAX_POINTS - 2) // 2
-    # 3,000 points: 249 intervals of 13 in the middle, the last ones padded; two points of each, and both ends
-    if n > MAX_POINTS:
-        size = math.ceil((n - 2) / stretches)
-        middle = np.pad(y[1:-1], (0, size * stretches - (n - 2)), mode="edge").reshape(stretches, size)
-        first = 1 + size * np.arange(stretches)
-        at = np.concatenate([[0, n - 1], first + middle.argmin(1), first + middle.argmax(1)])
-        at = np.unique(np.minimum(at, n - 1))  # the padding repeats the second-last point
+    if len(x) > MAX_POINTS:
+        shown = {0, len(x) - 1}
+        for part in np.array_split(np.arange(len(x)), MAX_POINTS // 2 - 1):
+            shown |= {part[y[part].argmin()], part[y[part].argmax()]}
+        at = sorted(shown)
         x = x[at]
         y = y[at]
     return x.tolist(), y.tolist()
 
 
-def averaged(x: np.ndarray, y: np.ndarray, share: float) -> tuple[list[float], list[float]]:
-    """A running mean over `share` of the points; for many points, over the means of `MAX_POINTS` intervals."""
-    if len(x) > MAX_POINTS:
-        # the end of each interval, so that the line ends with the run
-        x = np.array([part[-1] for part in np.array_split(x, MAX_POINTS)])
-        y = np.array([part.mean() for part in np.array_split(y, MAX_POINTS)])
-    return x.tolist(), smooth(y.tolist(), max(1, int(share * len(y))))
-
-
-def without_spikes(x: np.ndarray, y: np.ndarray, block: int = 50) -> tuple[np.ndarray, np.ndarray]:
-    """The points without those above three times the mean of their block: one of them lifts a running mean for long."""
-    begin = np.arange(0, len(y), block)
-    sizes = np.diff(np.append(begin, len(y)))
-    kept = y <= np.repeat(3 * np.add.reduceat(y, begin) / sizes, sizes)
+def without_spikes(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The points without those above three times the mean of the 50 around: one lifts a running mean for long."""
+    kept = y <= 3 * smooth(y, 50)
     return x[kept], y[kept]
-
-
-def finite(x: Any, y: Any, log_x: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """The points that can be plotted: finite, and positive on a log axis."""
-    x = np.asarray(x, float)  # None becomes NaN
-    y = np.asarray(y, float)
-    good = np.isfinite(x) & np.isfinite(y) & ((x > 0) | (not log_x))
-    return x[good], y[good]
 
 
 def ends(drawn: Sequence[tuple[Series, list[float], list[float]]]) -> tuple[float, float]:
@@ -132,7 +108,7 @@ class LinePlot(anywidget.AnyWidget):
 
     A drag zooms in, a double click zooms out; buttons switch the y axis to log scale and download a PNG.
 
-    >>> plot = LinePlot("loss", "iteration", "EDM loss")
+    >>> plot = LinePlot("loss", "EDM loss")
     >>> plot.update([Series("training", [1, 2, 3], [0.9, 0.7, 0.6])])
     >>> plot.summary
     'loss: training 0.6 at 3 (lowest 0.6)'
@@ -151,69 +127,77 @@ class LinePlot(anywidget.AnyWidget):
     legend = traitlets.Bool(True).tag(sync=True)  # of several lines; a single one has none
     zoom: Any = traitlets.List(traitlets.Float()).tag(sync=True)  # from x, to x; [] shows all
 
-    def __init__(self, title: str = "", x_label: str = "", y_label: str = "", **settings: Any):
+    def __init__(self, title: str = "", y_label: str = "", x_label: str = "iteration", **settings: Any):
         super().__init__(title=title, x_label=x_label, y_label=y_label, **settings)
         self.series: list[Series] = []
         self.observe(lambda _change: self._send_shown(), names="zoom")
         self.on_msg(self._on_message)
 
     def update(self, series: Sequence[Series]) -> None:
-        """Replace the series."""
-        solid = [id(s) for s in series if s.style == "line"]
+        """Replace the series; points that cannot be plotted are left out."""
         self.series = []
+        i = 0  # of the lines
         for s in series:
-            x, y = finite(s.x, s.y, self.log_x)
-            i = solid.index(id(s)) if id(s) in solid else 0
-            dash = DASHES[(i + i // len(DASHES)) % len(DASHES)]  # the seventh line has the first's colour, not its dash
-            self.series.append(replace(s, x=x, y=y, dash=dash))
+            x = np.asarray(s.x, float)  # None becomes NaN
+            y = np.asarray(s.y, float)
+            good = np.isfinite(x) & np.isfinite(y)
+            if self.log_x:
+                good &= x > 0
+            dash = ""
+            if s.style == "line":
+                dash = DASHES[(i + i // len(DASHES)) % len(DASHES)]  # the seventh has the first's colour, not its dash
+                i += 1
+            self.series.append(replace(s, x=x[good], y=y[good], dash=dash))
         self._send_shown()
 
+    def drawn(self, zoom: Sequence[float] = ()) -> list[tuple[Series, list[float], list[float]]]:
+        """Each series that has points, and x and y of those that are drawn."""
+        return [(s, *s.shown(zoom)) for s in self.series if len(s.x)]
+
     def _send_shown(self) -> None:
-        drawn = [(s, *s.shown(self.zoom)) for s in self.series if len(s.x)]
+        drawn = self.drawn(self.zoom)
         low, high = ends(drawn)
         sent = [s.sent(x, y, low, high) for s, x, y in drawn]
         if sent != self.data:
+            parts = []
+            for s, x, y in self.drawn():
+                if s.style != "faint":
+                    parts.append(f"{s.name} {y[-1]:.4g} at {x[-1]:.4g} (lowest {min(y):.4g})")
             with self.hold_sync():
                 self.data = sent
-                if self.zoom:  # the summary is of the whole line
-                    drawn = [(s, *s.shown()) for s, _, _ in drawn]
-                self.summary = self._summarise(drawn)
-
-    def _summarise(self, drawn: Sequence[tuple[Series, list[float], list[float]]]) -> str:
-        parts = []
-        for s, x, y in drawn:
-            if s.style != "faint":
-                parts.append(f"{s.name} {y[-1]:.4g} at {x[-1]:.4g} (lowest {min(y):.4g})")
-        return f"{self.title}: {'; '.join(parts) or 'no points yet'}"
+                self.summary = f"{self.title}: {'; '.join(parts) or 'no points yet'}"
 
     def _on_message(self, _widget: Any, message: Any, _buffers: Any) -> None:
         if message == "png":
-            name = re.sub(r"[\W_]", "-", self.title.lower()) or "plot"
-            self.send({"name": f"{name}.png", "kind": "image/png"}, [draw_png([self])])
+            self.send({"name": f"{self.title}.png", "kind": "image/png"}, [draw_png([self])])
+
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "line": {"linewidth": 1.8},
+    "faint": {"linewidth": 0.8, "alpha": 0.3},
+    "points": {"linestyle": "none", "marker": "o"},
+}
 
 
 def draw_png(plots: Sequence[LinePlot]) -> bytes:
     """The plots in a row as one PNG."""
-    shown = [plot for plot in plots if any(len(s.x) for s in plot.series)] or list(plots[:1])
+    shown = [plot for plot in plots if plot.data] or plots[:1]
     figure = blank(4.6 * len(shown) + 0.4, 3.1, dpi=110)
     for axes, plot in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown):
-        drawn = [(s, *s.shown()) for s in plot.series if len(s.x)]
+        drawn = plot.drawn()
         low, high = ends(drawn)
         for s, x, y in drawn:
-            dash = (0, tuple(map(float, s.dash.split()))) if s.dash else "-"
-            looks: dict[str, dict[str, Any]] = {
-                "line": {"linestyle": dash, "linewidth": 1.8, "label": s.name},
-                "faint": {"linewidth": 0.8, "alpha": 0.3},
-                "points": {"linestyle": "none", "marker": "o", "label": s.name},
-            }
-            axes.plot(x, np.clip(y, low, high), color=PALETTE[s.colour % len(PALETTE)], **looks[s.style])
-        axes.set(xlabel=plot.x_label, ylabel=plot.y_label, title=plot.title)
-        axes.set(xscale="log" if plot.log_x else "linear", yscale="log" if plot.log_y else "linear")
+            colour = PALETTE[s.colour % len(PALETTE)]
+            (line,) = axes.plot(x, np.clip(y, low, high), color=colour, label=s.name, **LOOKS[s.style])
+            if s.dash:
+                line.set_dashes([float(length) for length in s.dash.split()])
+        scales = {"xscale": "log" if plot.log_x else "linear", "yscale": "log" if plot.log_y else "linear"}
+        axes.set(xlabel=plot.x_label, ylabel=plot.y_label, title=plot.title, **scales)
         if plot.log_x:
             plain_ticks(axes.xaxis)
         else:
             axes.locator_params("x", integer=True)
         plain(axes)
-        if plot.legend and sum(s.style != "faint" for s, _, _ in drawn) > 1:
+        if plot.legend and len(drawn) > 1:
             axes.legend(frameon=False, fontsize=8)
     return png(figure)

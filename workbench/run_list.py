@@ -21,7 +21,7 @@ from dfm_nb.base.run import IDENTITY, LOCK, WRITTEN, Run
 from dfm_nb.checkpoints.folders import ASSETS, NEEDED, TRACKER
 from dfm_nb.display import media_html
 from dfm_nb.experiments.runs import compare, run_page, runs_below
-from workbench.controls import table_html
+from workbench.controls import button, table_html
 from workbench.gallery import DATA, Gallery
 from workbench.job import Job
 from workbench.launcher import Launcher
@@ -84,9 +84,8 @@ class Runs(Live):
         if paths:
             table = compare(paths.values()).set_axis(pd.Index(paths, name="run")).drop(columns="val_loss")
         for name, path in paths.items():
-            row = table.loc[name]
             state = Job(path).state  # which also knows failed and lost runs
-            damaged = row["iterations"] is None or str(row["state"]).startswith("damaged")  # the table says why
+            damaged = table["state"][name].startswith(("damaged", "cannot"))  # the table says why
             if not damaged and state != "not started":
                 table.loc[name, "state"] = state
         self.paths = paths
@@ -118,10 +117,6 @@ class Runs(Live):
     def open(self, *names: str) -> Monitor:
         """A monitor of one run, or of several in the same plots."""
         return Monitor([self._path(name) for name in names])
-
-    def resume(self, name: str, confirm: bool = False) -> Launcher:
-        """Resume from the newest checkpoint; `NotOurs` without `confirm` if the folder was created elsewhere."""
-        return Launcher.attach(self._path(name)).resume(confirm)
 
     def report(self, name: str) -> Path:
         """Write a run's page, `report.html` in its folder; it is self-contained."""
@@ -209,11 +204,8 @@ class Runs(Live):
         self._below = w.VBox()
         self._last_press: tuple[str, tuple[str, ...]] = ("", ())
         self._table.on_msg(lambda _widget, sent, _buffers: self.annotate(**sent))
-        buttons = [
-            w.Button(description=name, layout={"width": "auto"}) for name in ("Open", "Continue", "Page", "Delete")
-        ]
-        for button in buttons:
-            button.on_click(self._press)
+        actions = ("Open", "Continue", "Page", "Delete")
+        buttons = [button(action, functools.partial(self._press, action)) for action in actions]
         self._paint()
         _NEWEST[self.folder] = self
         threading.Thread(target=self._follow, name="dfm-runs", daemon=True).start()
@@ -225,28 +217,25 @@ class Runs(Live):
         self._table.chosen = [name for name in self._table.chosen if name in self.paths]
         self.keep()
 
-    def _act(self, action: str, names: tuple[str, ...], confirmed: bool) -> Any:
-        """Do what a button says with these runs; returns the widget to show below."""
-        if action == "Open":
-            return self.open(*names).widget
-        if action == "Continue":
-            return self.resume(names[0], confirmed).widget
-        if action == "Page":
-            lines: list[Any] = [fill("{}<br>", self.report(name)) for name in names]
-        else:
-            lines = [self.delete(name, confirmed) for name in names]
-        return w.HTML(fill("{}", lines))
-
-    def _press(self, button: Any) -> None:
+    def _press(self, action: str) -> None:
         """Act on the selected runs; the result or the error is shown below; a second press confirms."""
         names = tuple(self._table.chosen)
-        press = (button.description, names)
+        press = (action, names)
         confirmed = press == self._last_press
         self._last_press = press
         for old in self._below.children:
             old.close()
         try:
-            shown = self._act(*press, confirmed) if names else w.HTML("tick runs first")
+            if not names:
+                shown = w.HTML("tick runs first")
+            elif action == "Open":
+                shown = self.open(*names).widget
+            elif action == "Continue":
+                shown = Launcher.attach(self._path(names[0])).resume(confirmed).widget
+            elif action == "Page":
+                shown = w.HTML(fill("{}", [fill("{}<br>", self.report(name)) for name in names]))
+            else:
+                shown = w.HTML(fill("{}", [self.delete(name, confirmed) for name in names]))
         except Exception as error:
             shown = w.HTML(fill('<div role="alert">{}</div>', error))
         self._below.children = [shown]

@@ -28,8 +28,8 @@ from dfm_nb.base.markup import Html, fill
 from dfm_nb.diffusion import samplers
 from dfm_nb.generation.clip_files import Generated, read_clip
 from dfm_nb.generation.request import FLAGS, OF_STUDENTS, Request, read_prompts, requests_of_keywords, usual
-from workbench.controls import FLOW, Section, Slider, copied, faults_of
-from workbench.gallery import Gallery, download, file_stem, load
+from workbench.controls import FLOW, Section, Slider, button, copied, faults_of
+from workbench.gallery import Gallery, file_stem, load
 from workbench.live import Live, fault_html
 
 PROMPT = "A spotted blue swallowtail over a meadow."
@@ -44,12 +44,12 @@ REST_S = 0.6
 """A slider that rests this long has its final value."""
 ROUGH_S = 0.5
 """A rough picture that takes no longer than this is finished even if it is outdated."""
-SHOW_S = 0.25
-"""Interval between previews of a clip: decoding one takes time from sampling."""
 HISTORY = 24
 """Number of clips that are kept, with their estimates: some MB each at large sizes."""
 WHOLE = {"height": "height px", "width": "width px", "num_video_frames": "frames", "seed": "seed"}
 """Whole numbers, and their labels."""
+WEIGHTS = ("checkpoint", "ema")
+"""What of a clip's record tells the weights that made it."""
 PATH = "path of a picture"
 LABELLED: dict[str, Any] = {"layout": {"width": "auto"}, "style": {"description_width": "6em"}}
 HIDDEN = {"display": "none"}
@@ -62,6 +62,11 @@ STRIP_OF = (
     '<div style="font-size:12px;line-height:1.4">'
     "<div>The model's guess at the finished clip (step: noise left). {}</div>{}</div>"
 )
+THUMB = (
+    "<style>.{}{{background:center/cover url({})!important;line-height:1.6;font-size:10px;color:white;"
+    "text-shadow:0 0 3px black,0 0 3px black;display:flex;align-items:flex-end}}</style>"
+)
+"""Gives the button of a class a picture, with its text small at the bottom."""
 EMPTY = fill('<div style="border:1px solid #8888;width:{}px;max-width:100%;aspect-ratio:1"></div>', SIDE_PX)
 
 
@@ -97,7 +102,8 @@ class Studio(Live):
         start.check()
         self.clip: Generated | None = None
         self.history: list[Generated] = []
-        self._ways: dict[Request, list[tuple[int, float, np.ndarray]]] = {}  # intermediate estimates of each clip
+        # of each clip (step, sigma after it, the estimate's middle frame uint8 [H, W, 3]), evenly over its steps
+        self._ways: dict[Request, list[tuple[int, float, np.ndarray]]] = {}
         self.message = ""
         self._fast: dict[str, Any] = {} if pipe.config.model.student else FAST
         self._flops_per_s = SLOW_FLOPS[pipe.device.type]
@@ -107,7 +113,7 @@ class Studio(Live):
         # the thread's next request, and when (monotonic s) it may refine it
         self._job: tuple[Request, float] | None = None
         self._running = self._filling = False
-        self._rough: Request | None = None  # the request of the rough picture that is shown
+        self._valid = start  # the controls' last request without a fault
         self.folder = None if folder is None else Path(folder).expanduser()
         self._build(start)
         self._fill(start)
@@ -152,8 +158,6 @@ class Studio(Live):
             self._say(f"this clip takes about {duration(seconds)} on this machine; press Draw to generate it")
             return
         with self._wake:
-            if self._job is not None:
-                self._say("ending the previous clip")
             self._job = (request, time.monotonic() + rest_s)
             self._wake.notify_all()
             if not self._running:
@@ -196,11 +200,12 @@ class Studio(Live):
         request, refine_at = job
         began = time.monotonic()
         rough = request.replace(**self._fast)
-        if rough != self._rough and request not in self._ways:
+        if request not in self._ways:
             # finished even if the slider moves on, or a fast move would show no picture at all
             frames = self._generate(rough, lambda: check(ROUGH_S), rough=True).frames
-            self._picture(frames[len(frames) // 2], rough)
-            self._rough = rough
+            frame = frames[len(frames) // 2]
+            media = display.media_html(*video.compressed(frame[None], 1), caption(rough), SIDE_PX)
+            self._image.value = framed(media, frame)
             if check(ROUGH_S):
                 self._say(f"rough picture of {rough.num_steps} evaluations in {time.monotonic() - began:.2f} s")
         with self._wake:
@@ -225,26 +230,14 @@ class Studio(Live):
 
     def _generate(self, request: Request, check: Callable[[], bool], rough: bool) -> Generated:
         sigmas = request.sigmas(self.pipe.sigma_data)
-        shown_s = time.monotonic()
         estimates: list[tuple[int, float, np.ndarray]] = []
-        follows = self._rough != request.replace(**self._fast)  # no rough picture of this clip is shown yet
 
         def on_step(step: int, num_steps: int, clips: Any) -> None:
-            nonlocal shown_s
-            due = check() and time.monotonic() - shown_s > SHOW_S
-            in_strip = not rough and step in strip_steps(num_steps)
-            if not in_strip and not due:
-                return
-            frame = clips[0].middle  # decoded here
-            sigma = float(sigmas[step])
-            if in_strip:
-                estimates.append((step, sigma, frame))
+            check()
+            if not rough and step in strip_steps(num_steps):
+                estimates.append((step, float(sigmas[step]), clips[0].middle))  # decoded here, which takes time
                 self._strip.value = strip_html(estimates, request)
-            if due:
-                shown_s = time.monotonic()
-                self._say(f"step {step} of {num_steps}, sigma {sigma:.3g}")
-                if follows:
-                    self._picture(frame, request)
+                self._say(f"step {step} of {num_steps}, sigma {sigmas[step]:.3g}")
 
         with self._looking(check):
             began = time.monotonic()
@@ -269,11 +262,6 @@ class Studio(Live):
                     hooks.callback(module.register_forward_pre_hook(look).remove)
             yield
 
-    @property
-    def estimates(self) -> list[tuple[int, float, np.ndarray]]:
-        """Estimates (step, sigma after it, middle frame uint8 [H, W, 3]) of the shown clip, evenly over its steps."""
-        return self._ways[self._shown().request]
-
     # ---- the controls ---------------------------------------------------------------------------------------------
 
     def request(self) -> Request | None:
@@ -296,6 +284,8 @@ class Studio(Live):
         except (ValueError, FileNotFoundError) as error:
             faults |= faults_of(error, self.controls, "prompt")
         self.faults = faults
+        if request and not faults:
+            self._valid = request
         for name, fault in self._fault_places.items():
             fault.value = fault_html(faults.get(name, ""))
             fault.layout.display = "" if name in faults else "none"
@@ -313,40 +303,27 @@ class Studio(Live):
             elif name in WHOLE:
                 value = str(value)
             values[name] = "" if value is None else value
-        self._set(values)
-        self.request()
-
-    def _set(self, values: dict[str, Any]) -> None:
         self._filling = True
         for name, value in values.items():
             self.controls[name].value = value
         self._filling = False
+        self.request()
 
-    def _follow(self, last_prompt: str) -> None:
-        """Give the controls the new prompt's recommended frames and size if they have those of the last one."""
-        config = self.pipe.config
-        names = ["width", "height", "num_video_frames"]
-        frames = self.controls["num_video_frames"].value
-        kind = None
-        last = usual(config, kind, last_prompt)
-        if frames != str(last.get("num_video_frames")):  # the user has set it, and gets sizes of its kind
-            kind = 1 if frames == "1" else 5
-            last = usual(config, kind, last_prompt)
-            names.remove("num_video_frames")
-        names = [name for name in names if name in last]
-        if all(self.controls[name].value == str(last[name]) for name in names):
-            new = usual(config, kind, self.controls["prompt"].value)
-            self._set({name: str(new[name]) for name in names})
+    def _follow(self) -> None:
+        """Give the controls what is recommended for a new prompt, where they have what was for the last one."""
+        values = self._own(self._valid) | {"prompt": self.controls["prompt"].value, "index": self._valid.index}
+        with contextlib.suppress(ValueError, FileNotFoundError):  # shown at the control
+            self._fill(Request(**values).completed(self.pipe.config))
 
     def _own(self, request: Request) -> dict[str, Any]:
         """The settings in which a request differs from what the checkpoint recommends for its kind, still or clip."""
         changed = request.changed(usual(self.pipe.config, request.num_video_frames, request.prompt))
         return {name: value for name, value in changed.items() if name in FLAGS}
 
-    def _changed(self, control: Any, before: Any) -> None:
+    def _changed(self, control: Any) -> None:
         if not self._filling:
-            if control is self.controls["prompt"]:
-                self._follow(before)
+            if control is self.controls["prompt"] and not self.faults:
+                self._follow()
             self.redraw(0.0 if isinstance(control, w.Text) else REST_S)  # text arrives when typing has ended
 
     def _on_stop(self) -> None:
@@ -359,7 +336,6 @@ class Studio(Live):
         """Show a clip of the history, with its settings in the controls."""
         self.stop()
         self._fill(clip.request)
-        self._rough = None
         self._say(f"back at {self._show(clip)}")
 
     def open(self, file: str | Path) -> None:
@@ -375,12 +351,12 @@ class Studio(Live):
     def _kept_clips(self) -> list[Generated]:
         """The newest clips of these weights in the folder, oldest first."""
         clips: list[Generated] = []
-        weights = {key: value for key, value in self.pipe.made_by.items() if key in ("checkpoint", "ema")}
+        weights = [self.pipe.made_by.get(key) for key in WEIGHTS]
         paths = display.media_in(self.folder) if self.folder and self.folder.is_dir() else []
         for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
             with contextlib.suppress(Exception):  # a damaged file or another one: safetensors has its own error
                 clip = read_clip(path)
-                if all(clip.made_by.get(key) == value for key, value in weights.items()):
+                if [clip.made_by.get(key) for key in WEIGHTS] == weights:
                     clips.insert(0, clip)
             if len(clips) == HISTORY:
                 break
@@ -422,14 +398,13 @@ class Studio(Live):
         self._ways = {c.request: self._ways.get(c.request, []) for c in self.history}
         self._count += 1
         side = f"{THUMB_PX}px"
-        layout = {"width": side, "height": side, "padding": "0"}
-        button = w.Button(description=f"back to {self._count}", tooltip=caption(clip.request), layout=layout)
-        name = f"dfm-{button.model_id}"
-        button.add_class(name)
-        button.on_click(lambda _button: self.go_back(clip))
+        back = button(f"back to {self._count}", lambda: self.go_back(clip), tooltip=caption(clip.request))
+        back.layout = {"width": side, "height": side, "padding": "0"}
+        name = f"dfm-{back.model_id}"
+        back.add_class(name)
         url = data_url(clip.frames[len(clip.frames) // 2])
-        style = w.HTML(thumb_style(name, url), layout=HIDDEN)
-        column = w.VBox([button, style], layout={"overflow": "visible"})
+        style = w.HTML(fill(THUMB, name, url), layout=HIDDEN)
+        column = w.VBox([back, style], layout={"overflow": "visible"})
         self._past.children = (*self._past.children, column)[-HISTORY:]
 
     # ---- what is seen ---------------------------------------------------------------------------------------------
@@ -464,13 +439,11 @@ class Studio(Live):
         rows = []
         self._fault_places = {}
         for name, control in self.controls.items():
-            control.observe(lambda change, control=control: self._changed(control, change["old"]), names="value")
+            control.observe(lambda _change, control=control: self._changed(control), names="value")
             self._fault_places[name] = w.HTML(layout=HIDDEN)
             rows += [control, self._fault_places[name]]
-        draw = w.Button(description="Draw", icon="play", button_style="primary")
-        draw.on_click(lambda _button: self.redraw(sure=True))
-        stop = w.Button(description="Stop", icon="stop")
-        stop.on_click(lambda _button: self._on_stop())
+        draw = button("Draw", lambda: self.redraw(sure=True), icon="play", button_style="primary")
+        stop = button("Stop", self._on_stop, icon="stop")
         upload = w.FileUpload(
             description="Open", accept=",".join(display.MEDIA), tooltip="a clip with settings, or a start"
         )
@@ -515,20 +488,12 @@ class Studio(Live):
         self.message = text
         self._note.value = fill('<span role="status" aria-live="polite">{}</span>', text)
 
-    def _picture(self, frame: np.ndarray, request: Request) -> None:
-        """A still of the clip in progress."""
-        media = display.media_html(*video.compressed(frame[None], 1), caption(request), SIDE_PX)
-        self._image.value = framed(media, frame)
-
     def _show(self, clip: Generated) -> str:
         """Show a clip with its estimates, settings and code; returns its settings in words."""
         self.clip = clip
         item = load(clip)
-        begins = clip.frames, clip.request.fps  # not decoded again from the file's bytes
-        media = display.media_html(item.media_type, item.data, caption(clip.request), SIDE_PX, begins)
-        shown = framed(media, clip.frames[0])
-        self._image.value = fill('<figure style="margin:0">{}{}</figure>', shown, download(item))
-        self._strip.value = strip_html(self.estimates, clip.request)
+        self._image.value = framed(Gallery([item], SIDE_PX).html(), clip.frames[0])
+        self._strip.value = strip_html(self._ways[clip.request], clip.request)
         self._code.value = "".join(map(copied, ("Python", "shell"), self.code()))
         self.keep()
         return item.describe()
@@ -537,8 +502,7 @@ class Studio(Live):
         """The shown clip and its intermediate estimates, as HTML that needs no kernel."""
         if self.clip is None:
             return "no clip was generated yet"
-        shown = Gallery([self.clip], width_px=SIDE_PX * 3 // 4).html()
-        return fill("{}{}", shown, strip_html(self.estimates, self.clip.request))
+        return Html(self._image.value + self._strip.value)
 
     def _ipython_display_(self) -> None:
         if self.clip is None and not is_headless():
@@ -588,12 +552,6 @@ def caption(request: Request) -> str:
 
 def data_url(frame: np.ndarray) -> str:
     return display.data_url(*video.compressed(frame[None], 1))
-
-
-def thumb_style(name: str, url: str) -> Html:
-    """A style that gives the button of class `name` a picture, with its text small at the bottom."""
-    text = "font-size:10px;color:white;text-shadow:0 0 3px black,0 0 3px black;display:flex;align-items:flex-end"
-    return fill("<style>.{}{{background:center/cover url({})!important;line-height:1.6;{}}}</style>", name, url, text)
 
 
 def framed(media: Html, frame: np.ndarray) -> Html:

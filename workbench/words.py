@@ -50,7 +50,7 @@ def word_attention(pipe: Pipeline, clip: Generated, num_noises: int = 4) -> list
         assert (again - theirs).norm() < 0.01 * theirs.norm(), "these are not the weights that made the output"
         shares.append(weights.mean(0))
 
-    size = {name: getattr(clip.request, name) for name in ("num_video_frames", "height", "width", "fps")}
+    size = clip.request.model_dump(include={"num_video_frames", "height", "width", "fps"})
     plain = Request(prompt, **size, guidance=1.0)  # nothing is given
     clean = clip.latent.double().to(pipe.device)
     level = 2 * pipe.sigma_data

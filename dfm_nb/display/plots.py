@@ -67,14 +67,14 @@ def plain(axes: Axes) -> None:
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
 
 
-def smooth(values: Sequence[float], window: int) -> list[float]:
+def smooth(values: Sequence[float] | np.ndarray, window: int) -> np.ndarray:
     """Centred running mean over `window` values, narrower at both ends."""
     half = window // 2
     at = np.arange(len(values))
     sums = np.concatenate(([0.0], np.cumsum(values)))
     low = np.maximum(at - half, 0)
     high = np.minimum(at + half + 1, len(values))
-    return ((sums[high] - sums[low]) / (high - low)).tolist()
+    return (sums[high] - sums[low]) / (high - low)
 
 
 def plot_loss(run: Run) -> None:

@@ -42,13 +42,13 @@ def test_fault_stands_beside_its_control_and_goes_away():
     form = ConfigForm(["train", "optimizer"], recipe="demo")
     form["train.train_iters"] = 0
     control = form.controls["train.train_iters"]
-    assert form.faults and "got 0" in control._fault.value and 'role="alert"' in control._fault.value
-    assert form.controls["optimizer.lr"]._fault.value == ""
+    assert form.faults and "got 0" in control.fault.value and 'role="alert"' in control.fault.value
+    assert form.controls["optimizer.lr"].fault.value == ""
     with pytest.raises(cfg.ConfigError, match="train.train_iters"):
         form.check()
-    assert "10000" not in control._fault.value, "the button beside it names the recipe's 1600"
+    assert "10000" not in control.fault.value, "the button beside it names the recipe's 1600"
     form["train.train_iters"] = 10
-    assert not form.faults and control._fault.value == "" and form.check() is form
+    assert not form.faults and control.fault.value == "" and form.check() is form
     assert form._sections["optimizer"].display == "none"
     form["optimizer.lr"] = -1
     assert form._sections["optimizer"].display == "", "a section with a fault opens"
@@ -57,7 +57,7 @@ def test_fault_stands_beside_its_control_and_goes_away():
 def test_fault_between_two_keys_shows_where_the_form_can():
     form = ConfigForm(["model.hidden_size"], recipe="demo")
     form["model.hidden_size"] = 202
-    assert "model.num_attention_heads" in form.controls["model.hidden_size"]._fault.value
+    assert "model.num_attention_heads" in form.controls["model.hidden_size"].fault.value
 
 
 def test_faults_of_the_layout_and_of_hidden_keys_are_shown_in_message():
@@ -81,11 +81,11 @@ def test_prepare_fault_is_the_commands_own_and_stands_beside_its_control():
     form = PrepareForm("out", {"limit": 7})
     limit = form.controls["limit"]
     limit.widget.value = "0"
-    assert list(form.faults) == ["limit"] and "--" not in form.faults["limit"] and "0" in limit._fault.value
+    assert list(form.faults) == ["limit"] and "--" not in form.faults["limit"] and "0" in limit.fault.value
     limit.widget.value = "many"
     assert "'many'" in form.faults["limit"]
     limit.widget.value = "5"
-    assert not form.faults and limit._fault.value == ""
+    assert not form.faults and limit.fault.value == ""
     form["source"] = "folder"
     assert list(form.faults) == ["file_or_folder"], "what is missing, not what is chosen"
 

@@ -419,7 +419,7 @@ def test_another_command_goes_on_or_starts_over_when_it_is_told(launch, front_en
 def test_preparation_with_other_settings_can_only_start_over(tmp_path):
     supervisor.write_record(tmp_path, {"argv": ["--limit", "5"], "program": PREPARE, "exit_code": 0})
     launcher = workbench.Launcher(tmp_path, ["--limit", "7", "--resume"], program=PREPARE)
-    assert "--limit 5 -> 7" in launcher.difference() and list(launcher.offers()) == ["Start over"]
+    assert "--limit 5 -> --limit 7" in launcher.difference() and list(launcher.offers()) == ["Start over"]
 
 
 def test_a_countdown_starts_the_run_unless_stop_ends_it(launch, front_end):

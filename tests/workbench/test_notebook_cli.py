@@ -17,7 +17,8 @@ from dfm_nb import cli
 from dfm_nb.base.argv import guard
 from dfm_nb.experiments.sweep import parse_grid
 from tests.processes import commands, wait_until
-from workbench import check_parameters, lab, notebook_run, notebook_sweep
+from workbench import check_parameters, lab, notebook_run
+from workbench.notebook_cli import SweepOptions
 
 CELLS = """
 steps: int = 3  # how many
@@ -49,7 +50,7 @@ def notebook(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("argv", "said"),
-    [(["-p", "stepz", "3"], "'stepz'"), (["-p", "steps", "1.5"], "'1.5'"), (["-p", "sizes", "3"], "'sizes'")],
+    [(["-p", "stepz", "3"], "'stepz'"), (["-p", "steps", "1.5"], "got 1.5"), (["-p", "sizes", "3"], "'sizes'")],
 )
 def test_wrong_parameters_are_one_sentence_and_start_no_kernel(notebook, capsys, argv, said):
     assert guard(cli.main, ["notebook", "run", str(notebook), *argv, "--output", "out.ipynb"]) == 2
@@ -61,7 +62,7 @@ def test_wrong_parameters_are_one_sentence_and_start_no_kernel(notebook, capsys,
 @pytest.mark.slow
 def test_run_keeps_the_notebook_and_a_page(notebook, capfd):
     before = notebook.read_bytes()
-    words = "-p steps 4 -p lr 2 -p name 007 -p fast yes -p sizes (3,4) --output out/done.ipynb"
+    words = "-p steps 4 -p lr 2 -p name 007 -p fast yes -p sizes [3,4] --output out/done.ipynb"
     assert guard(cli.main, ["notebook", "run", str(notebook), *words.split()]) == 0
     assert "steps=4 lr=2.0 name='007' fast=True sizes=[3, 4]" in capfd.readouterr().out
     page = Path("out/done.html").read_text()
@@ -158,8 +159,9 @@ def test_notebook_checks_its_own_parameters(given, said):
 
 
 def test_names_of_parameters_in_braces_are_their_values(notebook):
-    fixed = {"name": "{lr}-{steps}-{other}", "steps": "3"}
-    rows = notebook_sweep.points(notebook, {"lr": ["0.1", "2e-3"]}, fixed, Path("grid"))
+    fixed = [("name", "{lr}-{steps}-{other}"), ("steps", "3")]
+    sweep = SweepOptions(notebook=str(notebook), grid=["lr=0.1,2e-3"], parameter=fixed, output_dir="grid")
+    rows = sweep.points(notebook_run.parameters(notebook), {"lr": ["0.1", "2e-3"]})
     assert [values["name"] for values in rows.values()] == ["0.1-3-{other}", "2e-3-3-{other}"]
 
 
