@@ -98,7 +98,7 @@ def interval(values: list[float]) -> str:
     if len(values) < 2:
         return f"{values[0]:.4g}" if values else "none"
     mean = mean_estimate(np.array(values))
-    return f"{mean.value:.4g} ± {mean.high - mean.value:.2g}"
+    return f"{mean['value']:.4g} ± {mean['high'] - mean['value']:.2g}"
 
 
 def text(result: dict) -> str:

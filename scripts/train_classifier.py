@@ -25,7 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dfm_nb.butterflies import synthetic
-from dfm_nb.butterflies.attributes import (
+from dfm_nb.butterflies.exam import (
     FRAMES,
     MEASURED,
     MOTION,
@@ -207,7 +207,7 @@ def measure(classifier: AttributeClassifier) -> dict[str, dict[str, float]]:
     out = {}
     for kind in MOTION:
         real = Renders(round_trip, kind, 64, "development", 31, HELD_OUT)
-        for name, videos in (("as drawn", real.as_drawn), ("decoded", real.decoded)):
+        for name, videos in (("as drawn", real.real["as_drawn"]), ("decoded", real.real["decoded"])):
             out[f"{kind} {name}"] = accuracy(classifier, videos[HELD_OUT:], real.wanted[HELD_OUT:])
     return out
 

@@ -1,17 +1,18 @@
 """Draws one butterfly, still or in flight, with Skia.
 
 A random generator decides everything that a caption does not mention: place, size, tilt, shades, clouds, grass, stars.
-All lengths are relative, so one generator state gives the same picture at any size. Wings have the colours and
-outlines of `wings.toml`.
+All lengths are relative, so one generator state gives the same picture at any size. Colours and outlines are those of
+`drawing.toml`.
 """
 
 from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,18 +21,10 @@ if TYPE_CHECKING:
 
 RGB = tuple[int, ...]
 
-SHAPES = tomllib.loads(Path(__file__).with_name("wings.toml").read_text(encoding="utf-8"))
-COLOUR_RGB: dict[str, RGB] = SHAPES["colours"]
-WINGS = SHAPES["outlines"]
-"""{species: {"fore", "hind"}}, each the points of an outline."""
+SHAPES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 INK: RGB = (34, 26, 34)
 CREAM: RGB = (255, 246, 218)
 INK_MARKED = ("orange", "yellow", "pink", "white")
-SMALL = 0.62
-"""Size of a small butterfly, relative to a large one."""
-POSITION = {"centre": (0.0, 0.0), "left": (-0.2, 0.0), "right": (0.2, 0.0), "top": (0.0, -0.2), "bottom": (0.0, 0.2)}
-"""Where a butterfly is, in units of the short side from the centre."""
-TILT_DEGREES = {"open": 0.0, "tilted left": -30.0, "tilted right": 30.0, "folded": 0.0}
 
 
 def _mix(a: RGB, b: RGB, t: float) -> RGB:
@@ -42,58 +35,66 @@ def _argb(rgb: RGB, alpha: float = 1.0) -> int:
     return round(255 * alpha) << 24 | rgb[0] << 16 | rgb[1] << 8 | rgb[2]
 
 
-def _fill(rgb: RGB, alpha: float = 1.0) -> skia.Paint:
-    return skia.Paint(Color=_argb(rgb, alpha), AntiAlias=True)
-
-
-def _line(rgb: RGB, width: float, alpha: float = 1.0) -> skia.Paint:
+def _paint(rgb: RGB = INK, alpha: float = 1.0, width: float = 0.0) -> skia.Paint:
+    """A fill, or a line of a width."""
     return skia.Paint(
         Color=_argb(rgb, alpha),
         AntiAlias=True,
-        Style=skia.Paint.kStroke_Style,
+        Style=skia.Paint.kStroke_Style if width else skia.Paint.kFill_Style,
         StrokeWidth=width,
         StrokeCap=skia.Paint.kRound_Cap,
         StrokeJoin=skia.Paint.kRound_Join,
     )
 
 
+def _path(*contours: Sequence[Sequence[float]]) -> skia.Path:
+    """Each contour has its first point, then lines, quadratic and cubic curves by their 2, 4 or 6 numbers."""
+    path = skia.Path()
+    for start, *curves in contours:
+        path.moveTo(*start)
+        for numbers in curves:
+            {2: path.lineTo, 4: path.quadTo, 6: path.cubicTo}[len(numbers)](*numbers)
+    return path
+
+
+def _figure(canvas: skia.Canvas, name: str, **paint: Any) -> None:
+    """Draw the marks of a figure of the file. paint : of marks that have none."""
+    for mark in SHAPES["figures"][name]:
+        painted = _paint(**mark.get("paint", paint))
+        for oval in mark.get("ovals", ()):
+            canvas.drawOval(skia.Rect.MakeLTRB(*oval), painted)
+        canvas.drawPath(_path(*mark.get("path", ())), painted)
+
+
 # ---- backgrounds: drawn in units of the short side ----------------------------------------------------------------
 
 
-def _wash(canvas: skia.Canvas, w: float, h: float, *colours: RGB) -> None:
-    shader = skia.GradientShader.MakeLinear([(0, 0), (0, h)], [_argb(c) for c in colours])
-    canvas.drawRect(skia.Rect.MakeWH(w, h), skia.Paint(Shader=shader))
-
-
 def _sky(canvas: skia.Canvas, w: float, h: float, rng: np.random.Generator) -> None:
-    _wash(canvas, w, h, (112, 190, 240), (172, 220, 248), (214, 238, 252))
     for _ in range(3):
         x = rng.uniform(0, w)
         y = rng.uniform(0.08, 0.92) * h
         s = rng.uniform(0.07, 0.12)
         cloud = skia.Path()
-        for dx, dy, r in ((-1.5, 0.15, 0.7), (-0.6, -0.3, 0.95), (0.5, -0.1, 0.85), (1.4, 0.2, 0.6)):
+        for dx, dy, r in SHAPES["cloud"]:
             cloud.addCircle(x + dx * s, y + dy * s, r * s)
         cloud.addRoundRect(skia.Rect.MakeXYWH(x - 2 * s, y, 4 * s, 0.8 * s), 0.4 * s, 0.4 * s)
-        canvas.drawPath(cloud, _fill((255, 255, 255), 0.85))
+        canvas.drawPath(cloud, _paint((255, 255, 255), 0.85))
 
 
 def _meadow(canvas: skia.Canvas, w: float, h: float, rng: np.random.Generator) -> None:
-    _wash(canvas, w, h, (206, 228, 130), (172, 206, 92), (124, 168, 60))
     for _ in range(5):
         x = rng.uniform(0, w)
         y = rng.uniform(0, 0.7) * h
-        canvas.drawCircle(x, y, rng.uniform(0.04, 0.10), _fill((238, 246, 176), 0.35))
+        canvas.drawCircle(x, y, rng.uniform(0.04, 0.10), _paint((238, 246, 176), 0.35))
     for shade, lift in (((140, 184, 70), 0.34), ((96, 146, 48), 0.22)):
-        blades = skia.Path()
+        blades = []
         for x in np.arange(-0.02, w, 0.075):
             x0 = x + rng.uniform(-0.02, 0.02)
             tall = lift * rng.uniform(0.5, 1.1)
             lean = rng.uniform(-0.08, 0.08)
-            blades.moveTo(x0, h)
-            blades.quadTo(x0 + 0.01, h - tall * 0.6, x0 + lean, h - tall)
-            blades.quadTo(x0 + 0.04, h - tall * 0.5, x0 + 0.04, h)
-        canvas.drawPath(blades, _fill(shade))
+            rise = (x0 + 0.01, h - tall * 0.6, x0 + lean, h - tall)
+            blades.append([(x0, h), rise, (x0 + 0.04, h - tall * 0.5, x0 + 0.04, h)])
+        canvas.drawPath(_path(*blades), _paint(shade))
     for _ in range(4):
         x = rng.uniform(0, w)
         y = h - rng.uniform(0.04, 0.24)
@@ -101,38 +102,33 @@ def _meadow(canvas: skia.Canvas, w: float, h: float, rng: np.random.Generator) -
         petals = skia.Path()
         for angle in np.arange(5) * math.tau / 5:
             petals.addCircle(x + 1.5 * r * math.cos(angle), y + 1.5 * r * math.sin(angle), r)
-        canvas.drawPath(petals, _fill((255, 252, 236)))
-        canvas.drawCircle(x, y, r, _fill((240, 200, 70)))
+        canvas.drawPath(petals, _paint((255, 252, 236)))
+        canvas.drawCircle(x, y, r, _paint((240, 200, 70)))
 
 
 def _sand(canvas: skia.Canvas, w: float, h: float, rng: np.random.Generator) -> None:
-    _wash(canvas, w, h, (244, 228, 196), (234, 208, 166), (214, 180, 132))
     for k in range(4):
         y = h * (0.22 + 0.22 * k)
         a = rng.uniform(-0.1, 0.1)
         b = rng.uniform(-0.1, 0.1)
-        dune = skia.Path()
-        dune.moveTo(-0.1, y)
-        dune.cubicTo(w * 0.3, y + a, w * 0.7, y + b, w + 0.1, y + rng.uniform(-0.04, 0.04))
-        dune.lineTo(w + 0.1, h + 0.1)
-        dune.lineTo(-0.1, h + 0.1)
-        canvas.drawPath(dune, _fill((196, 156, 104), 0.16))
+        crest = (w * 0.3, y + a, w * 0.7, y + b, w + 0.1, y + rng.uniform(-0.04, 0.04))
+        dune = _path([(-0.1, y), crest, (w + 0.1, h + 0.1), (-0.1, h + 0.1)])
+        canvas.drawPath(dune, _paint((196, 156, 104), 0.16))
         dune.offset(0, 0.012)
-        canvas.drawPath(dune, _fill((255, 240, 212), 0.16))
+        canvas.drawPath(dune, _paint((255, 240, 212), 0.16))
     for _ in range(14):
         x = rng.uniform(0, w)
         y = rng.uniform(0.1, 1) * h
         r = rng.uniform(0.004, 0.013)
-        canvas.drawOval(skia.Rect.MakeXYWH(x, y, 2.6 * r, 1.7 * r), _fill((150, 112, 74), 0.55))
+        canvas.drawOval(skia.Rect.MakeXYWH(x, y, 2.6 * r, 1.7 * r), _paint((150, 112, 74), 0.55))
 
 
 def _night(canvas: skia.Canvas, w: float, h: float, rng: np.random.Generator) -> None:
-    _wash(canvas, w, h, (10, 12, 40), (20, 24, 66), (44, 44, 96))
     for alpha in (0.45, 0.7, 1.0):
         stars = skia.Path()
         for x, y, size in rng.random((11, 3)).tolist():
             stars.addCircle(x * w, y * 0.95 * h, 0.004 + 0.009 * size**3)
-        canvas.drawPath(stars, _fill((255, 250, 226), alpha))
+        canvas.drawPath(stars, _paint((255, 250, 226), alpha))
     side = -1 if rng.random() < 0.5 else 1
     x = w / 2 + side * (w / 2 - 0.13)
     y = 0.13
@@ -143,11 +139,10 @@ def _night(canvas: skia.Canvas, w: float, h: float, rng: np.random.Generator) ->
     moon.addCircle(x, y, r)
     bite = skia.Path()
     bite.addCircle(x - side * 0.6 * r, y - 0.25 * r, 0.85 * r)
-    canvas.drawPath(skia.Op(moon, bite, skia.kDifference_PathOp), _fill((255, 246, 206)))
+    canvas.drawPath(skia.Op(moon, bite, skia.kDifference_PathOp), _paint((255, 246, 206)))
 
 
-PAINT_BACKGROUND = {"sky": _sky, "meadow": _meadow, "sand": _sand, "night": _night}
-SHADOW_ALPHA = {"sky": 0.22, "meadow": 0.34, "sand": 0.34, "night": 0.5}
+BACKGROUNDS = {"sky": _sky, "meadow": _meadow, "sand": _sand, "night": _night}
 
 
 # ---- the butterfly ------------------------------------------------------------------------------------------------
@@ -174,15 +169,15 @@ class Wing:
         self.path = _outline(self.points)
         self.pattern = pattern
         self.ink = INK if colour in INK_MARKED else CREAM
-        base = tuple((COLOUR_RGB[colour] + rng.normal(0, 5, 3)).clip(0, 255).astype(int).tolist())
+        base = tuple((SHAPES["colour"][colour] + rng.normal(0, 5, 3)).clip(0, 255).astype(int).tolist())
         reach = float(np.hypot(*self.points.T).max())
         shades = [_mix(base, INK, 0.22), _mix(base, (255, 255, 255), 0.12), base, _mix(base, INK, 0.10)]
         shader = skia.GradientShader.MakeRadial((0, 0), reach, [_argb(c) for c in shades], [0.0, 0.28, 0.75, 1.0])
         self.paint = skia.Paint(AntiAlias=True, Shader=shader)
         dark = _mix(base, INK, 0.82)
-        self.margin = _line(dark, 0.16)
-        self.edge = _line(dark, 0.035)
-        self.vein = _line(dark, 0.012, 0.42)
+        self.margin = _paint(dark, width=0.16)
+        self.edge = _paint(dark, width=0.035)
+        self.vein = _paint(dark, 0.42, 0.012)
         self.outer = self.points[1:-1]
         inside = self.outer * 0.935
         self.dots = (inside[:-1] + inside[1:]) / 2
@@ -201,57 +196,33 @@ class Wing:
         canvas.clipPath(self.path, doAntiAlias=True)
         canvas.drawPath(self.veins, self.vein)
         if marked and self.pattern == "stripes":
-            self._stripes(canvas)
+            _figure(canvas, "stripes", rgb=self.ink, width=0.12)
         canvas.drawPath(self.path, self.margin)
         if marked and self.pattern == "spots":
             for x, y in self.spots:
-                canvas.drawCircle(x, y, 0.074, _fill(self.ink))
+                canvas.drawCircle(x, y, 0.074, _paint(self.ink))
         elif marked and self.pattern == "eyespots":
             self._eyespot(canvas)
         canvas.restore()
         canvas.drawPath(self.path, self.edge)
 
-    def _stripes(self, canvas: skia.Canvas) -> None:
-        paint = _line(self.ink, 0.12)
-        for x in (0.30, 0.53, 0.76, 0.99):
-            stripe = skia.Path()
-            stripe.moveTo(x - 0.06, -1.0)
-            stripe.quadTo(x + 0.06, -0.1, x - 0.10, 1.0)
-            canvas.drawPath(stripe, paint)
-
     def _eyespot(self, canvas: skia.Canvas) -> None:
         x, y = (self.points[self.points[:, 1] < 0.75].mean(0) * 1.06).tolist()  # without the tail
         for rgb, r in ((INK, 0.30), (CREAM, 0.255), (INK, 0.15)):  # an owl butterfly's: a ring must be visible at 64 px
-            canvas.drawCircle(x, y, r, _fill(rgb))
-        canvas.drawCircle(x - 0.05, y - 0.05, 0.05, _fill((255, 255, 255)))
+            canvas.drawCircle(x, y, r, _paint(rgb))
+        canvas.drawCircle(x - 0.05, y - 0.05, 0.05, _paint((255, 255, 255)))
 
 
 def _body(canvas: skia.Canvas, bend: float) -> None:
     """Abdomen, thorax, head and antennae, head up."""
-    feeler = skia.Path()
-    for side in (-1, 1):
-        feeler.moveTo(0.02 * side, -0.24)
-        feeler.cubicTo(0.05 * side, -0.42, 0.12 * side + bend, -0.56, 0.24 * side + bend, -0.64)
-    canvas.drawPath(feeler, _line(INK, 0.022))
-    for side in (-1, 1):
-        canvas.drawCircle(0.24 * side + bend, -0.64, 0.028, _fill(INK))
-    for x, y, rx, ry in ((0, 0.28, 0.055, 0.30), (0, -0.04, 0.08, 0.17), (0, -0.24, 0.06, 0.06)):
-        canvas.drawOval(skia.Rect.MakeLTRB(x - rx, y - ry, x + rx, y + ry), _fill(INK))
-    canvas.drawOval(skia.Rect.MakeLTRB(-0.04, -0.16, 0.01, 0.06), _fill((118, 100, 104), 0.8))
-    for y in (0.16, 0.26, 0.36):
-        canvas.drawLine(-0.035, y, 0.035, y, _line((118, 100, 104), 0.018, 0.8))
-
-
-def _twig(canvas: skia.Canvas) -> None:
-    twig = skia.Path()
-    twig.moveTo(-0.75, 0.24)
-    twig.cubicTo(-0.3, 0.14, 0.2, 0.30, 0.85, 0.20)
-    canvas.drawPath(twig, _line((104, 72, 46), 0.055))
-    leaf = skia.Path()
-    leaf.moveTo(0.52, 0.24)
-    leaf.quadTo(0.70, 0.26, 0.78, 0.44)
-    leaf.quadTo(0.56, 0.42, 0.52, 0.24)
-    canvas.drawPath(leaf, _fill((122, 118, 52)))
+    tips = (-0.24 + bend, 0.24 + bend)
+    feelers = []
+    for side, tip in zip((-1, 1), tips):
+        feelers.append([(0.02 * side, -0.24), (0.05 * side, -0.42, 0.12 * side + bend, -0.56, tip, -0.64)])
+    canvas.drawPath(_path(*feelers), _paint(width=0.022))
+    for tip in tips:
+        canvas.drawCircle(tip, -0.64, 0.028, _paint())
+    _figure(canvas, "body")
 
 
 def load_skia() -> None:
@@ -283,7 +254,10 @@ def draw(
     scene_rng = np.random.default_rng(rng.integers(2**63))
     canvas = skia.Surface(backdrop, skia.kRGBA_8888_ColorType).getCanvas()
     canvas.scale(short, short)
-    PAINT_BACKGROUND[attributes["background"]](canvas, w, h, scene_rng)
+    background = attributes["background"]
+    wash = [_argb(rgb) for rgb in SHAPES["background"][background]["wash"]]
+    canvas.drawPaint(skia.Paint(Shader=skia.GradientShader.MakeLinear([(0, 0), (0, h)], wash)))
+    BACKGROUNDS[background](canvas, w, h, scene_rng)
     butterfly = _Butterfly(attributes, rng, w, h)
     beat_frames = rng.uniform(7.0, 10.0)
     droop = rng.uniform(0, 0.05)
@@ -306,12 +280,12 @@ class _Butterfly:
 
     def __init__(self, attributes: dict[str, str], rng: np.random.Generator, w: float, h: float):
         posture = attributes["posture"]
-        dx, dy = POSITION[attributes["position"]]
+        dx, dy = SHAPES["position"][attributes["position"]]
         self.folded = posture == "folded"
-        self.scale = SMALL if attributes["size"] == "small" else 1.0
+        self.scale = SHAPES["size"][attributes["size"]]
         self.middle = 0.74 if self.folded else 0.62  # of the wing beat; from 2 * middle - 1 to 1
-        self.degrees = TILT_DEGREES[posture] + rng.uniform(-7, 7)
-        outlines = WINGS[attributes["species"]].values()
+        self.degrees = SHAPES["posture"][posture] + rng.uniform(-7, 7)
+        outlines = SHAPES["species"][attributes["species"]].values()
         reach = max(math.hypot(x, y) for x, y in chain(*outlines))
         self.size = self.scale * rng.uniform(0.41, 0.47) / reach
         self.x = w / 2 + dx + rng.uniform(-1, 1) * (0.03 + 0.3 * (w - 1))
@@ -319,7 +293,7 @@ class _Butterfly:
         self.bend = rng.uniform(-0.03, 0.03)
         self.facing = 1.0 if rng.random() < 0.5 else -1.0
         self.fore, self.hind = (Wing(points, attributes["colour"], attributes["pattern"], rng) for points in outlines)
-        self.shadow = _fill((10, 10, 24), SHADOW_ALPHA[attributes["background"]])
+        self.shadow = _paint((10, 10, 24), SHAPES["background"][attributes["background"]]["shadow"])
         self.shadow.setMaskFilter(skia.MaskFilter.MakeBlur(skia.kNormal_BlurStyle, 0.05))
 
     def draw(self, canvas: skia.Canvas, spread: float, lift: float) -> None:
@@ -352,7 +326,7 @@ class _Butterfly:
         canvas.translate(self.facing * -0.07 * self.scale, 0.27 * self.scale)
         canvas.scale(self.facing * self.size * 1.3, self.size * 1.3)
         canvas.rotate(self.degrees * 0.7)
-        _twig(canvas)
+        _figure(canvas, "twig")
         canvas.rotate(14)
         for dx, lean in ((0.06, 10), (0.0, 0)):  # the far pair, then the near one
             canvas.save()
@@ -367,11 +341,6 @@ class _Butterfly:
                 wing.draw(canvas, marked=not dx)
                 canvas.restore()
             canvas.restore()
-        legs = skia.Path()
-        for x in (-0.10, 0.0, 0.08):
-            legs.moveTo(x, 0.03)
-            legs.lineTo(x - 0.05, 0.13)
-            legs.lineTo(x - 0.02, 0.20)
-        canvas.drawPath(legs, _line(INK, 0.02))
+        _figure(canvas, "legs")
         canvas.rotate(-90)
         _body(canvas, self.bend)

@@ -22,16 +22,8 @@ from dfm_nb.base.options import Options, option
 from dfm_nb.base.records import Clip, Said, Source
 from dfm_nb.butterflies import captions, drawing
 
-ATTRIBUTES: dict[str, tuple[str, ...]] = {
-    "colour": tuple(drawing.COLOUR_RGB),
-    "pattern": ("plain", "spots", "stripes", "eyespots"),
-    "background": tuple(drawing.PAINT_BACKGROUND),
-    "species": tuple(drawing.WINGS),
-    "posture": tuple(drawing.TILT_DEGREES),
-    "motion": ("still", "flapping"),
-    "size": ("large", "small"),
-    "position": tuple(drawing.POSITION),  # of small ones; a large one fills the picture
-}
+NAMES = ("colour", "pattern", "background", "species", "posture", "motion", "size", "position")
+ATTRIBUTES: dict[str, tuple[str, ...]] = {name: tuple(drawing.SHAPES[name]) for name in NAMES}
 """Their values; the first one is the default."""
 COLOURS, PATTERNS, BACKGROUNDS, SPECIES, POSTURES, MOTIONS, SIZES, POSITIONS = ATTRIBUTES.values()
 PARTS = ("development", "test")

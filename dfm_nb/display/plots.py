@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dfm_nb.base.files import write_atomically
+from dfm_nb.base.files import Json, write_atomically
 from dfm_nb.base.log import legible
 from dfm_nb.base.metrics import read_metrics, series
 from dfm_nb.base.run import Run
@@ -78,14 +78,17 @@ def smooth(values: Sequence[float] | np.ndarray, window: int) -> np.ndarray:
 
 
 def plot_loss(run: Run) -> None:
-    """Draw a run's `loss.png`: every loss faintly by iteration, a running mean, and validation points.
+    """Draw a run's `loss.png`, unless it has no finite `loss`."""
+    picture = loss_png(read_metrics(run.metrics_file), run.name)
+    if picture:
+        write_atomically(run.path / "loss.png", picture)
 
-    Without a finite `loss` nothing is drawn.
-    """
-    records = read_metrics(run.metrics_file)
+
+def loss_png(records: Sequence[Json], title: str) -> bytes:
+    """Every loss faintly by iteration, a running mean, and validation points; b"" without a finite `loss`."""
     x, y = series(records, "loss")
     if not y:
-        return
+        return b""
     drawn = blank(7.2, 4.2)
     axes = drawn.add_subplot()
     axes.plot(x, y, color=PALETTE[0], alpha=0.22, linewidth=0.8)
@@ -93,9 +96,9 @@ def plot_loss(run: Run) -> None:
     x_val, y_val = series(records, "val_loss")
     if x_val:
         axes.plot(x_val, y_val, "o", color=PALETTE[1], markersize=4.5, label="validation loss", zorder=3)
-    axes.set(xlabel="iteration", ylabel="EDM loss", title=run.name)
+    axes.set(xlabel="iteration", ylabel="EDM loss", title=title)
     top = float(np.quantile(y, 0.995))  # a few early spikes are cut off, so that the curve fills the plot
     axes.set_ylim(0 if min(y) < top / 2 else None, 1.05 * top)
     plain(axes)
     axes.legend(frameon=False)
-    save(drawn, run.path / "loss.png")
+    return png(drawn)

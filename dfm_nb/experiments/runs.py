@@ -15,7 +15,7 @@ from dfm_nb import display
 from dfm_nb.base.files import MARK, UNLIMITED, plain, read_json
 from dfm_nb.base.log import legible
 from dfm_nb.base.markup import Html, fill
-from dfm_nb.base.metrics import damage_of, series
+from dfm_nb.base.metrics import damage_of
 from dfm_nb.base.run import Run, ended
 from dfm_nb.config import notation
 from dfm_nb.display import plots
@@ -32,7 +32,6 @@ TAIL_BYTES = 1 << 16
 _ITERATION = re.compile(rb'"iteration": ?(\d+)')
 LEVELS = 4
 FIGURES = ("state", "iterations", "best_val_loss", "best_at", "val_loss", "loss", "seconds")
-CURVES = {"loss": "Training loss", "val_loss": "Validation loss"}
 ROUNDS_SHOWN = 4
 SAMPLES_SHOWN = 8
 SAMPLE_PX = 128
@@ -163,11 +162,10 @@ def run_page(run: StrPath) -> Html:
     title = f"Run {folder.name}"
     parts = [fill("<h1>{}</h1>", title), *map(_table, tables)]
     records, _ = damage_of(folder)
-    for key, name in CURVES.items():
-        x, y = series(records, key)
-        if x:
-            picture = display.data_url("image/png", curve_png(x, y, name))
-            parts.append(fill('<p><img src="{}" alt="{}"></p>', picture, f"{name}: {y[-1]:.4g} at {x[-1]}"))
+    curves = plots.loss_png(records, folder.name)
+    if curves:
+        picture = display.data_url("image/png", curves)
+        parts.append(fill('<p><img src="{}" alt="Training and validation loss"></p>', picture))
     for iteration, samples in rounds[:: -max(1, len(rounds) // ROUNDS_SHOWN)]:  # the newest first
         figures = list(map(_figure, display.media_in(samples)[:SAMPLES_SHOWN]))
         heading = f"Samples at iteration {iteration}"
@@ -204,13 +202,3 @@ def _figure(path: Path) -> Html:
     text = clip_settings(path).get("prompt") or path.stem
     media = display.media_html(display.MEDIA[path.suffix], path.read_bytes(), text, SAMPLE_PX)
     return fill("<figure>{}{}</figure>", media, text)
-
-
-def curve_png(iterations: Sequence[float], losses: Sequence[float], title: str) -> bytes:
-    """Losses of a run as a PNG; of many a running mean."""
-    drawn = plots.blank(8.4, 3.4)
-    axes = drawn.add_subplot()
-    axes.plot(iterations, plots.smooth(losses, max(1, len(losses) // 40)), color=plots.PALETTE[0])
-    axes.set(xlabel="iteration", ylabel="loss", title=title)
-    plots.plain(axes)
-    return plots.png(drawn)

@@ -1,6 +1,12 @@
-"""Shares with an interval, and how far features of samples are from those of real ones: the kernel distance (KID).
+"""How near features of samples are to those of real ones, with intervals: the kernel distance (KID), and retrieval.
 
 torchmetrics' KID is not used: it samples random subsets and has no interval.
+
+Retrieval is prompt adherence for data without a classifier. The sample for a caption is compared with that caption's
+picture and with pictures of other captions. It is right if its own picture is the nearest of `ways` (20: chance is
+5 %). A perfect model scores like real pictures after a round trip through the tokenizer. `wrong_passes` is how often
+another caption's sample counts as right. Copies of training samples count as right, so read it together with the share
+of copies (`diversity.copied`), and on unseen captions.
 
 Intervals are value -+ t s, with the 97.5 % quantile t of Student's t. The standard error s is that of the statistic's
 first-order expansion: each sample's influence is the change of the distance per change of the sample's weight.
@@ -11,18 +17,18 @@ n, m : samples of two sets. D : features. All sums are float64.
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
+WAYS = 20
+FEWEST_WAYS = 4
+"""Where there are fewer pictures than `WAYS`: with three, guessing is right too often."""
 
-@dataclass(frozen=True)
-class Estimate:
-    """A value with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
+Rows = Sequence[np.ndarray]
+"""Features [T, D] of each sample."""
+Estimate = dict[str, float]
+"""A `value` with its 95 % interval, `low` and `high`."""
 
 
 def share_estimate(successes: float, trials: int) -> Estimate:
@@ -33,7 +39,7 @@ def share_estimate(successes: float, trials: int) -> Estimate:
     half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     scale = 1 + z * z / trials
     # the maximum: for no success, rounding would show -0.0 %
-    return Estimate(share, max(centre - half, 0.0) / scale, (centre + half) / scale)
+    return {"value": share, "low": max(centre - half, 0.0) / scale, "high": (centre + half) / scale}
 
 
 def polynomial_kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -99,7 +105,7 @@ def estimate(value: float, *influences: np.ndarray) -> Estimate:
     """Value -+ t s; the degrees of freedom are those of the smallest set."""
     error = sum(i.var(ddof=1) / len(i) for i in influences) ** 0.5
     half = _student_t(min(map(len, influences)) - 1) * error
-    return Estimate(value, float(value - half), float(value + half))
+    return {"value": value, "low": float(value - half), "high": float(value + half)}
 
 
 @functools.cache
@@ -126,3 +132,81 @@ def temporal_consistency(features: np.ndarray) -> float:
     f = np.asarray(features, np.float64)
     f = f / np.maximum(np.linalg.norm(f, axis=1, keepdims=True), 1e-12)
     return float(((f[1:] * f[:-1]).sum(1) + f[1:] @ f[0]).mean() / 2)
+
+
+def similarities(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Cosines [n, m] of [n, D] and [m, D] about the mean of y, which all pictures share and which tells nothing."""
+    mean = y.astype(np.float64).mean(0)
+    x = x - mean
+    y = y - mean
+    lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(y, axis=1)[None]
+    return x @ y.T / np.maximum(lengths, 1e-12)
+
+
+def retrieval(generated: np.ndarray, real: np.ndarray, ways: int = WAYS) -> Estimate:
+    """Share of samples whose own real one is the nearest of itself and `ways - 1` others, over all choices of these.
+
+    Of N - 1 others, k are at least as near as the own one. A choice of w - 1 has none of these k in
+    C(N - 1 - k, w - 1) of C(N - 1, w - 1) cases: with N = 40 and w = 20, k = 0 gives 1, k = 1 gives 20 / 39.
+
+    Parameters
+    ----------
+    generated, real : features [n, D] and [N, D]; row i of both is of caption i, and further rows of `real` are only
+        compared with. N >= ways.
+    """
+    near = similarities(generated, real)
+    # the own one is among those at least as near, and does not count
+    nearer = (near >= np.diag(near)[:, None]).sum(1) - 1
+    others = len(real) - 1
+    right = sum(math.comb(others - int(k), ways - 1) for k in nearer) / math.comb(others, ways - 1)
+    return share_estimate(right, len(near))  # too wide where captions are right at times
+
+
+def wrong_passes(right: float, captions: int, ways: int = WAYS) -> float:
+    """How often a sample passes for another of N pictures with `captions`, by the share that is `right` for its own.
+
+    Each choice of w pictures has one nearest. So over the N pictures that a sample can be judged by, each with w - 1
+    others, it passes for 1 / w on average: right + (N - 1) wrong = N / w. Ties, which no caption wins, are left out.
+
+    >>> round(wrong_passes(1.0, 64), 3), wrong_passes(0.05, 64)
+    (0.035, 0.05)
+    """
+    return (captions / ways - right) / (captions - 1)
+
+
+def compare(samples: Rows, asked: Rows, through: Rows, others: Rows = ()) -> dict:
+    """Distance of samples to the real ones of their captions, retrieval, and the temporal consistency of clips.
+
+    Each measure has its value, its interval (`low`, `high`) and `real`: the same of the real samples, which is what a
+    perfect model would get; in the distance of one half of them to the other, in retrieval `through` the tokenizer.
+    There `wrong` is how often another caption's sample passes. Clips count with their middle frames in the distance and
+    in retrieval. What too few samples do not tell is left out.
+    """
+    ours = _middle_frames(samples)
+    real = _middle_frames(asked)
+    half = len(real) // 2
+    ways = min(WAYS, len(real) + len(others))
+    measures: dict = {}
+    if half > 1:  # a distance needs two of each
+        found = estimate(*paired_kernel_influences(ours, real))
+        measures["kernel_distance"] = found | {"real": kernel_estimate(real[:half], real[half:])["value"]}
+    if ways >= FEWEST_WAYS:
+        all_real = _middle_frames([*asked, *others[: max(0, WAYS - len(real))]])
+        found = retrieval(ours, all_real, ways)
+        measures["retrieval"] = found | {
+            "real": retrieval(_middle_frames(through), all_real, ways)["value"],
+            "wrong": wrong_passes(found["value"], len(all_real), ways),
+            "ways": ways,
+        }
+    if len(samples) > 1 and min(map(len, samples)) > 1:
+        found = mean_estimate(_consistencies(samples))
+        measures["temporal_consistency"] = found | {"real": float(_consistencies(asked).mean())}
+    return measures
+
+
+def _middle_frames(clips: Rows) -> np.ndarray:
+    return np.stack([features[len(features) // 2] for features in clips])
+
+
+def _consistencies(clips: Rows) -> np.ndarray:
+    return np.array(list(map(temporal_consistency, clips)))

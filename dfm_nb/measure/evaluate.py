@@ -32,7 +32,7 @@ from dfm_nb.base.options import option
 from dfm_nb.base.verb import FileVerb, Report
 from dfm_nb.checkpoints import folders
 from dfm_nb.measure import features
-from dfm_nb.measure.comparison import EvaluationResult
+from dfm_nb.measure.results import EvaluationResult
 from dfm_nb.measure.run_verdict import MeasurementOptions, over_checkpoints, over_data
 
 

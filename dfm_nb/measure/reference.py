@@ -21,15 +21,13 @@ from dfm_nb.base.records import EncodedClip, SampleError, Source
 from dfm_nb.data.shard_plan import owner_of
 from dfm_nb.data.shards import how_to_adopt, read_record
 from dfm_nb.data.stores import ShardStore, has_split
+from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.measure.diversity import SAME, thumbnails
 
 MOST_COMPARED = 5_000
 """Training samples among which captions, pictures and copies are looked for."""
 SEEN = ("seen_caption", "seen_picture")
 """Reasons for which a held-out sample is not unseen."""
-
-Decode = Callable[[torch.Tensor], np.ndarray]
-"""A stored latent float32 [C, T, H, W] -> frames uint8 [T', H', W', 3]."""
 
 
 @dataclass
@@ -108,7 +106,7 @@ class Originals:
 class Training:
     """What training samples show: captions, and thumbnails of pictures and of the first frames of clips."""
 
-    def __init__(self, store: ShardStore, decode: Decode):
+    def __init__(self, store: ShardStore, decode: Callable[[torch.Tensor], np.ndarray]):
         self.captions: dict[str, str] = {}
         self.keys: list[str] = []
         frames = []
@@ -142,18 +140,16 @@ class Training:
 class ShardReference:
     """Samples of one split of a folder of shards, decoded; of a held-out split those that training does not have.
 
-    Parameters
-    ----------
-    decode : stored latent float32 [C, T, H, W] -> uint8 frames. tokenizer : what the checkpoint's manifest says of
-        its own.
+    pipe : of the checkpoint, with the tokenizer that decodes.
     """
 
-    def __init__(self, folder: str, split: str, decode: Decode, tokenizer: dict):
+    def __init__(self, folder: str, split: str, pipe: Pipeline):
         self.store = ShardStore(folder, split)
         self.split = split
-        self.decode = decode
+        self.decode = pipe.decode_stored
         self.originals = Originals(self.store)
         own = self.store.manifest["tokenizer"]
+        tokenizer = pipe.manifest["tokenizer"]
         if own.get("name") != tokenizer.get("name") or own.get("sha256") != tokenizer.get("sha256"):
             raise ValueError(
                 f"--dataset {folder} was encoded by the tokenizer {own['name']}, not by the checkpoint's "
@@ -161,7 +157,7 @@ class ShardReference:
             )
         self.training = None
         if split != "train" and has_split(folder, "train"):
-            self.training = Training(ShardStore(folder, "train"), decode)
+            self.training = Training(ShardStore(folder, "train"), self.decode)
 
     def __len__(self) -> int:
         return len(self.store)
@@ -216,15 +212,13 @@ def held_out(folder: str) -> str:
     return "val"
 
 
-def open_reference(
-    spec: str, split: str | None, decode: Decode, tokenizer: dict, short_side: int
-) -> ShardReference | SourceReference:
+def open_reference(spec: str, split: str | None, pipe: Pipeline, short_side: int) -> ShardReference | SourceReference:
     """The samples that `--dataset` names; ValueError or FileNotFoundError says what is wrong with it.
 
     split : None: as `held_out`.
     """
     if (Path(spec) / ".nv-meta").is_dir():
-        return ShardReference(spec, split or held_out(spec), decode, tokenizer)
+        return ShardReference(spec, split or held_out(spec), pipe)
     name, rest = plugins.source_and_spec(spec)
     sources = plugins.names("sources")
     if name in sources or plugins.is_module_name(name):

@@ -1,7 +1,17 @@
-"""The result of `dfm evaluate` as rows of a table, and as Markdown."""
+"""The result of `dfm evaluate`, as rows of a table and as Markdown."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dfm_nb import display
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MEASURES = {
     "kernel_distance": ("kernel distance x 1000", 1000, ".1f"),
@@ -38,7 +48,8 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     `iteration`.
     """
     out = []
-    for kind, measures in _kinds(result):
+    for kind in _having(result, "samples"):
+        measures = result[kind]
         if measures.get("unseen"):
             kind = f"unseen {kind}"
         for row in _rows_of(measures):
@@ -52,11 +63,6 @@ def rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     for form, measure in result.get("wordings", {}).items():
         out.append({"kind": "wordings", "samples": measure["samples"], "measure": form, **_shares(measure)})
     return out
-
-
-def _kinds(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The sets of samples: `images`, `clips`, `training images`, `images at their own size and rate`, ..."""
-    return [(kind, result[kind]) for kind in _having(result, "samples")]
 
 
 def _rows_of(measures: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -86,7 +92,10 @@ def _rows_of(measures: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _having(measures: Mapping[str, Any], *keys: str) -> list[str]:
-    """The measures with these keys; attributes that a judge names, and sets of them, have the "chance" of a guess."""
+    """The measures with these keys; attributes that a judge names, and sets of them, have the "chance" of a guess.
+
+    Sets of samples (`images`, `training images`, `images at their own size and rate`, ...) have "samples".
+    """
     return [name for name, measure in measures.items() if isinstance(measure, Mapping) and {*keys} <= measure.keys()]
 
 
@@ -148,7 +157,8 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
     measured, and why.
     """
     notes = list(result.get("dataset", {}).get("notes", ()))
-    for kind, measures in _kinds(result):
+    for kind in _having(result, "samples"):
+        measures = result[kind]
         kind = kind.capitalize()
         for name in _having(measures, "found"):
             if measures[name]["argmax"]["share"] < 1:
@@ -175,3 +185,33 @@ def _verdict(result: Mapping[str, Any]) -> list[str]:
     chance = f"Nearest of {verdict['ways']}, so chance is {1 / verdict['ways']:.0%}."
     head = ["iteration", *(CHECKPOINTS[key][0] for key in keys), "validation loss"]
     return [*_markdown(head, cells), "", f"Verdict: {verdict['sentence']}. {chance}"]
+
+
+@dataclass
+class EvaluationResult:
+    """The result of an evaluation.
+
+    values : by kind (`images`, `clips`), as `dfm evaluate --output` writes it.
+    samples : by heading some of the generated ones with their captions; before each the real one of its caption, where
+        there is one. uint8 [T, H, W, 3].
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    samples: dict[str, list[tuple[list[np.ndarray], str]]] = field(default_factory=dict)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each kind and measure, with its 95 % interval (`low`, `high`); see `rows`."""
+        import pandas as pd
+
+        return pd.DataFrame(rows(self.values))
+
+    def contact_sheet(self) -> np.ndarray:
+        """The samples beside the real ones of their captions, uint8 [H, W, 3]."""
+        return display.contact_sheet(self.samples, columns=12)
+
+    def __str__(self) -> str:
+        """Markdown."""
+        return table(self.values)
+
+    __repr__ = _repr_markdown_ = __str__

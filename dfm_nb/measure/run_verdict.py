@@ -5,7 +5,6 @@ a run with a recommended one. They are asked for as `dfm generate` does by defau
 import functools
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,10 @@ from dfm_nb.generation.clip_files import Generated, write_given
 from dfm_nb.generation.pipeline import ModelOptions, Pipeline
 from dfm_nb.generation.request import Request, Sampling, described
 from dfm_nb.measure import features, reference, verdict
-from dfm_nb.measure.comparison import EvaluationResult, compare
+from dfm_nb.measure.distance import FEWEST_WAYS, compare
 from dfm_nb.measure.diversity import copied, nearness, thumbnails
 from dfm_nb.measure.reference import SEEN, Real, ShardReference, form_of
-from dfm_nb.measure.retrieval import FEWEST_WAYS
+from dfm_nb.measure.results import EvaluationResult
 
 MOST_PICTURES = 1_000
 """Held-out samples that a verdict holds in memory."""
@@ -94,10 +93,7 @@ def over_data(options: MeasurementOptions, pipe: Pipeline, exam: Callable[[], An
     """
     assert options.dataset is not None
     network = features.Features(parallel.device())
-    tokenizer = pipe.manifest["tokenizer"]
-    opened = reference.open_reference(
-        options.dataset, options.split, pipe.decode_stored, tokenizer, options.side_px(pipe)
-    )
+    opened = reference.open_reference(options.dataset, options.split, pipe, options.side_px(pipe))
     images, clips, faults = reference.choose(opened, *options.amounts(*ASKED), options.max_frames, options.seed)
     sets = {"images": images, "clips": clips}
     nearest = None
@@ -105,7 +101,7 @@ def over_data(options: MeasurementOptions, pipe: Pipeline, exam: Callable[[], An
         held_out = _frames(images + clips)
         if len(held_out) > 1:
             nearest = nearness(thumbnails(held_out), opened.training.thumbnails)
-        training = ShardReference(options.dataset, "train", pipe.decode_stored, tokenizer)
+        training = ShardReference(options.dataset, "train", pipe)
         amounts = options.amounts(*TRAINING_ASKED)
         images, clips, more = reference.choose(training, *amounts, options.max_frames, options.seed)
         sets = {"training images": images, "training clips": clips, **sets}
@@ -149,7 +145,7 @@ def over_data(options: MeasurementOptions, pipe: Pipeline, exam: Callable[[], An
             measures |= compare(list(map(network, videos)), of_real, of_decoded, of_others)
             if nearest is not None and opened.training:
                 near = nearness(thumbnails(videos), opened.training.thumbnails)
-                measures["copies"] = asdict(copied(near, nearest)) | {"real": copied(nearest, nearest).value}
+                measures["copies"] = copied(near, nearest) | {"real": copied(nearest, nearest)["value"]}
             lacking = {m: why for m, why in NOT_MEASURED.items() if key in SHOWN and m not in measures}
             result.values[key] = measures | {"not_measured": lacking}
         seen = "unseen " if unseen else ""
@@ -257,9 +253,8 @@ def over_checkpoints(options: MeasurementOptions) -> EvaluationResult:
             log.warning("%s; it is skipped", error)
             continue
         if judge is None:
-            tokenizer = pipe.manifest["tokenizer"]
-            opened = ShardReference(dataset, split, pipe.decode_stored, tokenizer)
-            training = ShardReference(dataset, "train", pipe.decode_stored, tokenizer)
+            opened = ShardReference(dataset, split, pipe)
+            training = ShardReference(dataset, "train", pipe)
             assert opened.training
             for sentence in _other_data(opened, pipe):
                 log.warning("%s, and so are copies and the verdict", sentence)

@@ -14,7 +14,6 @@ Validation loss does not decide: it is lowest early, when samples are still far 
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from dfm_nb.measure import distance
 from dfm_nb.measure.diversity import LEVEL, copied, nearness, thumbnails
 from dfm_nb.measure.features import Features
 from dfm_nb.measure.results import CHECKPOINTS
-from dfm_nb.measure.retrieval import WAYS, retrieval
 
 FEW = 32
 """Captions of a split with which the rule was measured (`benchmarks/results/verdict.md`)."""
@@ -63,13 +61,13 @@ class Judge:
         self.training = training
         self.held_out = self.features(held_out)
         self.train = self.features(train)
-        self.ways = min(WAYS, len(held_out), len(train))
+        self.ways = min(distance.WAYS, len(held_out), len(train))
         self.nearest = nearness(thumbnails(all_held_out), training)
         self.level = max(LEVEL, 1 / (len(self.nearest) + 1))
         coded = self.features(map(round_trip, held_out))
         self.real = self.retrievals(coded, self.features(map(round_trip, train)))
-        self.real["kernel_distance"] = asdict(distance.kernel_estimate(self.train, self.held_out))
-        self.real["copies"] = asdict(copied(self.nearest, self.nearest))
+        self.real["kernel_distance"] = distance.kernel_estimate(self.train, self.held_out)
+        self.real["copies"] = copied(self.nearest, self.nearest)
         self.influences: dict[int, tuple] = {}
 
     def features(self, frames: Iterable[np.ndarray]) -> np.ndarray:
@@ -78,8 +76,8 @@ class Judge:
 
     def retrievals(self, held_out: np.ndarray, train: np.ndarray) -> dict[str, dict[str, float]]:
         return {
-            "retrieval_held_out": asdict(retrieval(held_out, self.held_out, self.ways)),
-            "retrieval_train": asdict(retrieval(train, self.train, self.ways)),
+            "retrieval_held_out": distance.retrieval(held_out, self.held_out, self.ways),
+            "retrieval_train": distance.retrieval(train, self.train, self.ways),
         }
 
     def figures(self, iteration: int, held_out: Pictures, train: Pictures) -> dict[str, Any]:
@@ -88,9 +86,9 @@ class Judge:
         self.influences[iteration] = distance.paired_kernel_influences(made, self.held_out)
         return {
             "iteration": iteration,
-            "kernel_distance": asdict(distance.estimate(*self.influences[iteration])),
+            "kernel_distance": distance.estimate(*self.influences[iteration]),
             **self.retrievals(made, self.features(train)),
-            "copies": asdict(copied(nearness(thumbnails(train), self.training), self.nearest)),
+            "copies": copied(nearness(thumbnails(train), self.training), self.nearest),
         }
 
     def drift(self, base: Pictures, now: Pictures) -> dict[str, float]:
@@ -99,7 +97,7 @@ class Judge:
         y = self.features(now)
         x /= np.linalg.norm(x, axis=1, keepdims=True)
         y /= np.linalg.norm(y, axis=1, keepdims=True)
-        return asdict(distance.mean_estimate(1 - (x * y).sum(1)))
+        return distance.mean_estimate(1 - (x * y).sum(1))
 
     def verdict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """By the rule above: `take`, `copies_begin` (an iteration or None), `alike` (iterations), `sentence`.
@@ -116,7 +114,7 @@ class Judge:
         for row in clean:
             iteration = row["iteration"]
             difference = distance.difference(self.influences[iteration], self.influences[take])
-            if iteration == take or difference.low <= 0:
+            if iteration == take or difference["low"] <= 0:
                 alike.append(iteration)
         sentence = f"take {take:,}"
         others = ", ".join(f"{iteration:,}" for iteration in alike if iteration != take)

@@ -107,7 +107,7 @@ class MiniLM(Words):
     dim = 384
     rows = 32  # another number changes states in their last bit
 
-    def __init__(self, folder: Path, device: str = "cpu", max_tokens: int = LONGEST):
+    def __init__(self, folder: Path, device: str, max_tokens: int):
         self.max_tokens = min(max_tokens, LONGEST)
         self.tokenizer = tokenizer_of(folder, local_files_only=True)
         self.model = _Bert(folder / WEIGHTS, device)

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 from einops import rearrange, repeat
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from dfm_nb.base.files import write_atomically
 from dfm_nb.base.geometry import FRAMES_PER_LATENT, LATENT_CHANNELS, PX_PER_LATENT
+from dfm_nb.checkpoints.tensor_files import open_safetensors
 
 CARRIED = True
 CHANNELS = LATENT_CHANNELS
@@ -53,11 +53,8 @@ def read_tensors(file: Path, kind: str) -> tuple[dict[str, torch.Tensor], dict[s
     """Tensors and metadata of a tokenizer's file; FileNotFoundError or ValueError when it is none."""
     if not file.is_file():
         raise FileNotFoundError(f"there is no {kind} tokenizer at {file}; pass a data set or checkpoint that has one")
-    try:
-        with safe_open(file, "pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}
-    except SafetensorError as error:
-        raise ValueError(f"{file} is not a safetensors file ({error}); pass one of a data set or run") from None
+    tensors, about = open_safetensors(file)
+    return {name: tensor.clone() for name, tensor in tensors.items()}, about
 
 
 class _Moments:

@@ -69,7 +69,7 @@ class Block(nn.Module):
     Without `in_time` nothing is shifted: the steps [B, T, C, h, w] are frames on their own.
     """
 
-    def __init__(self, width: int, in_time: bool = True):
+    def __init__(self, width: int, in_time: bool):
         super().__init__()
         self.in_time = in_time
         self.inner = nn.Conv2d(width, width, 3, padding=1)
@@ -87,7 +87,8 @@ def _blocks(width: int, count: int, in_time: bool = True) -> nn.Sequential:
 class TwoKinds(nn.Module):
     """One convolution for the lone first frame and one for the groups of 4 frames after it.
 
-    Of a clip of 9 frames, steps are frame 0, frames 1-4 and frames 5-8.
+    Of a clip of 9 frames, steps are frame 0, frames 1-4 and frames 5-8. A block of 4 x 4 pixels of all frames of a step
+    is one vector.
     """
 
     def __init__(self, image: nn.Conv2d, video: nn.Conv2d):
@@ -95,31 +96,24 @@ class TwoKinds(nn.Module):
         self.image = image
         self.video = video
 
-    def _parts(self, x: Tensor, dim: int) -> list[tuple[nn.Conv2d, int, Tensor]]:
-        """(convolution, frames of a step, its part of x) of each kind; a still has no groups."""
-        lone, groups = x.tensor_split([1], dim)
-        parts = [(self.image, 1, lone), (self.video, TEMPORAL, groups)]
-        return parts if groups.shape[dim] else parts[:1]
+    def forward(self, x: Tensor, before: str = "", after: str = "") -> Tensor:
+        """[B, t, C, h, w] -> [B, t, C', h, w], by the step.
 
-    def per_step(self, x: Tensor) -> Tensor:
-        """[B, t, C, h, w] -> [B, t, C', h, w]."""
-        return torch.cat([_per_step(conv, part) for conv, _, part in self._parts(x, 1)], 1)
-
-    def of_pixels(self, video: Tensor) -> Tensor:
-        """[B, 3, T, H, W] -> [B, t, C', H/4, W/4]: each block of 4x4 pixels, of all frames of a step, is one vector."""
-        vectors = "b c (t s) (h p) (w q) -> b t (c s p q) h w"
+        before, after : patterns that make steps of pixels or pixels of steps; time is then the third axis there.
+        """
         steps = []
-        for conv, frames, part in self._parts(video, 2):
-            steps.append(_per_step(conv, rearrange(part, vectors, s=frames, p=FINE, q=FINE)))
-        return torch.cat(steps, 1)
-
-    def to_pixels(self, x: Tensor) -> Tensor:
-        """[B, t, C, H/4, W/4] -> [B, 3, T, H, W]."""
-        pixels = "b t (c s p q) h w -> b c (t s) (h p) (w q)"
-        steps = []
-        for conv, frames, part in self._parts(x, 1):
-            steps.append(rearrange(_per_step(conv, part), pixels, s=frames, p=FINE, q=FINE))
-        return torch.cat(steps, 2)
+        lone, groups = x.tensor_split([1], 2 if before else 1)
+        for conv, frames, part in ((self.image, 1, lone), (self.video, TEMPORAL, groups)):
+            sizes = {"s": frames, "p": FINE, "q": FINE}
+            if not part.numel():  # a still has no groups
+                continue
+            if before:
+                part = rearrange(part, before, **sizes)
+            part = _per_step(conv, part)
+            if after:
+                part = rearrange(part, after, **sizes)
+            steps.append(part)
+        return torch.cat(steps, 2 if after else 1)
 
 
 class Encoder(nn.Module):
@@ -137,7 +131,7 @@ class Encoder(nn.Module):
 
     def forward(self, video: Tensor) -> Tensor:
         """[B, 3, T, H, W] -> [B, t, 16, H/8, W/8]."""
-        x = self.fine(self.stem.of_pixels(video))
+        x = self.fine(self.stem(video, before="b c (t s) (h p) (w q) -> b t (c s p q) h w"))
         return _per_step(self.head, F.silu(self.coarse(_per_step(self.down, x))))
 
 
@@ -157,8 +151,8 @@ class Decoder(nn.Module):
 
     def forward(self, z: Tensor, base: Tensor) -> Tensor:
         """[B, t, 16, h, w] and the PCA's [B, 3, T, 8h, 8w] -> [B, 3, T, 8h, 8w]."""
-        x = F.silu(self.fine(_per_step(self.up, self.coarse(self.stem.per_step(z)))))
-        video = base + self.head.to_pixels(x)
+        x = F.silu(self.fine(_per_step(self.up, self.coarse(self.stem(z)))))
+        video = base + self.head(x, after="b t (c s p q) h w -> b c (t s) (h p) (w q)")
         return video if self.finest is None else self.finest(video, x)
 
 

@@ -10,8 +10,7 @@ from dfm_nb.base.verb import Report, Verb
 from dfm_nb.config import notation, sizes
 from dfm_nb.planner.layouts import GpuLayout, Load
 from dfm_nb.planner.ranking import MARGIN, Ranking, fed, rank
-from dfm_nb.planner.step_time import MACHINES, Machine
-from dfm_nb.planner.training_memory import parameters
+from dfm_nb.planner.step_cost import MACHINES, Machine, parameters
 
 _USUAL = cfg.Config()
 FAST_HEADS = (64, 128)  # channels that FlashAttention's kernels are made for

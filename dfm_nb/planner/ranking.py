@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dfm_nb import config as cfg
 from dfm_nb.base.machine import GIB
 from dfm_nb.base.markup import fill
 from dfm_nb.config import checks, counts, sizes
 from dfm_nb.planner.layouts import GpuLayout, Load, layouts
-from dfm_nb.planner.step_time import Machine, step_seconds
-from dfm_nb.planner.training_memory import training_bytes
+from dfm_nb.planner.step_cost import Machine, step_seconds, training_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,7 +103,22 @@ class Ranking(list[Candidate]):
         import pandas as pd
 
         best_s = next((c for c in self if c.fits), self[0]).step_s
-        return pd.DataFrame([_row(c, best_s) for c in self])
+        rows = []
+        for c in self:
+            rows.append(
+                {
+                    "layout": str(c.plan),
+                    **asdict(c.plan),
+                    **{f"gib_{name}": part / GIB for name, part in c.bytes.items()},
+                    "gib_total": c.total_bytes / GIB,
+                    "fits": c.fits,
+                    "step_s": c.step_s,
+                    "relative_time": c.step_s / best_s,
+                    **{name: part / best_s for name, part in c.seconds.items() if name != "compute"},
+                    "overrides": c.plan.overrides(),
+                }
+            )
+        return pd.DataFrame(rows)
 
     def table(self) -> pd.DataFrame:
         """The main columns of the fastest layouts that fit; if none does, of those that need the least memory."""
@@ -146,20 +160,6 @@ class Ranking(list[Candidate]):
         each = ", ".join(f"{recompute} {gib:.1f}" for recompute, gib in least.items())
         fit = f"{sum(c.fits for c in self)} of {len(self)} layouts fit"
         return f"{fit}; the smallest needs {least.min():.1f} GiB a GPU (recompute {each})."
-
-
-def _row(c: Candidate, best_s: float) -> dict[str, Any]:
-    return {
-        "layout": str(c.plan),
-        **asdict(c.plan),
-        **{f"gib_{name}": part / GIB for name, part in c.bytes.items()},
-        "gib_total": c.total_bytes / GIB,
-        "fits": c.fits,
-        "step_s": c.step_s,
-        "relative_time": c.step_s / best_s,
-        **{name: part / best_s for name, part in c.seconds.items() if name != "compute"},
-        "overrides": c.plan.overrides(),
-    }
 
 
 def training_cost(resolved: cfg.Resolved, processes: int = 1) -> tuple[int, int]:

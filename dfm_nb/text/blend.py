@@ -101,9 +101,9 @@ def build_datasets(
     for prefix, tokens in counts.items():
         if not 0 < seq_length < tokens:
             raise ValueError(f"seq_length must be 1 to below the tokens of each corpus; {prefix} has {tokens}")
-    if blend.train[0].weight is None:
+    if blend[0].dataset_weight is None:
         blend = apply_strategy(blend, "proportional", counts)
-    if split and not blend.validation and not blend.test:
+    if split and blend == blend.train:
         _require_tokens(blend, seq_length, num_samples, split)
         chosen: dict[str, object] = {"blend": _pair(blend.train), "split": split}
     else:
@@ -111,7 +111,7 @@ def build_datasets(
     usual = dict.fromkeys(("reset_position_ids", "reset_attention_mask", "eod_mask_loss"), False)
     made_of = {**usual, **settings, **chosen, "random_seed": seed, "sequence_length": seq_length}
     key = json.dumps([corpora_sha256(blend.prefixes()), num_samples, tokenizer.unique_identifiers, made_of])
-    base = Path(cache_dir).resolve() if cache_dir else Path(blend.train[0].prefix).absolute().parent / ".blend_cache"
+    base = Path(cache_dir).resolve() if cache_dir else Path(blend[0].dataset_prefix).absolute().parent / ".blend_cache"
 
     def build(cache: Path) -> list[Dataset | None]:
         config = GPTDatasetConfig(path_to_cache=str(cache), tokenizer=tokenizer, **made_of)
@@ -206,9 +206,9 @@ def _require_tokens(blend: Blend, seq_length: int, num_samples: tuple[int, int, 
                 raise ValueError(f"split {split} leaves {name} {tokens} tokens of {prefix}; {fix}")
 
 
-def _pair(corpora: tuple[BlendCorpus, ...]) -> tuple[list[str], list[float | None] | None] | None:
+def _pair(corpora: list[BlendCorpus]) -> tuple[list[str], list[float | None] | None] | None:
     """Prefixes and weights in megatron's form: no corpus of weight 0, and no weights for a single corpus."""
-    weights = {corpus.prefix: corpus.weight for corpus in corpora if corpus.weight}
+    weights = {c.dataset_prefix: c.dataset_weight for c in corpora if c.dataset_weight}
     if not weights:
         return None
     return list(weights), list(weights.values()) if len(weights) > 1 else None
@@ -224,9 +224,7 @@ class BatchSampler:
         rank 1: [2, 3], [6, 7], ...
     """
 
-    def __init__(
-        self, total: int, micro_batch_size: int, consumed_samples: int = 0, dp_rank: int = 0, dp_size: int = 1
-    ):
+    def __init__(self, total: int, micro_batch_size: int, consumed_samples: int, dp_rank: int, dp_size: int):
         step = micro_batch_size * dp_size
         if consumed_samples % step:
             must = f"divide by micro_batch_size * dp_size, {step}"
@@ -242,19 +240,9 @@ class BatchSampler:
         return (list(range(start, start + self._size)) for start in self._starts)
 
 
-def batches(
-    dataset: Dataset,
-    micro_batch_size: int,
-    consumed_samples: int = 0,
-    dp_rank: int | None = None,
-    dp_size: int | None = None,
-    num_workers: int = 0,
-) -> DataLoader:
-    """Batches of this data-parallel rank, starting at `consumed_samples` (the sum over all ranks).
-
-    By default the ranks come from megatron's parallel state.
-    """
-    dp_rank = mpu.get_data_parallel_rank() if dp_rank is None else dp_rank
-    dp_size = mpu.get_data_parallel_world_size() if dp_size is None else dp_size
-    sampler = BatchSampler(len(dataset), micro_batch_size, consumed_samples, dp_rank, dp_size)  # type: ignore[arg-type]
+def batches(dataset: Dataset, micro_batch_size: int, consumed_samples: int = 0, num_workers: int = 0) -> DataLoader:
+    """Batches of this rank of megatron's parallel state, starting at `consumed_samples` (the sum over all ranks)."""
+    rank = mpu.get_data_parallel_rank()
+    size = mpu.get_data_parallel_world_size()
+    sampler = BatchSampler(len(dataset), micro_batch_size, consumed_samples, rank, size)  # type: ignore[arg-type]
     return DataLoader(dataset, batch_sampler=sampler, num_workers=num_workers, pin_memory=torch.cuda.is_available())

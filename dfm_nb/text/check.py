@@ -5,6 +5,7 @@ run is reported as such and does not count as passed.
 """
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,10 +56,9 @@ def inspect(prefix: str | Path, tokenizer_model: str | None = None, documents: i
         start += length
     values, counts = np.unique(tokens[:_SAMPLE_TOKENS], return_counts=True)
     frequent_tokens = []
-    for i in np.argsort(-counts, kind="stable")[:20]:
-        value = values[i].item()
-        count = counts[i].item()
-        share = float(counts[i] / counts.sum())
+    top = np.argsort(-counts, kind="stable")[:20]
+    for value, count in zip(values[top].tolist(), counts[top].tolist()):
+        share = float(count / counts.sum())
         frequent_tokens.append({"id": value, "text": text([value]), "count": count, "share": share})
     some = lengths if len(lengths) else np.zeros(1)
     return {
@@ -232,15 +232,12 @@ def alike(prefixes: list[str]) -> list[Check]:
 
     Parts of one run must also be of one list of files, so that no file is in two parts or in none.
     """
-    dtypes: dict[str, str | None] = {}
-    tokenizers: dict[str, str | None] = {}
-    ends: dict[str, str | None] = {}
-    runs: dict[tuple[str, str], dict[str, str | None]] = {}
+    compared = defaultdict[tuple[str, str], dict[str, str | None]](dict)  # by the check's name, and a run's
     for prefix in prefixes:
         meta = read_meta(prefix)
-        dtypes[prefix] = Index.open(prefix).dtype.name
-        tokenizers[prefix] = f"tokenizer_sha256 {meta['tokenizer_sha256'][:12]}" if meta else None
-        ends[prefix] = f"append_eod {meta['append_eod']}" if meta else None
+        compared["one dtype", ""][prefix] = Index.open(prefix).dtype.name
+        compared["one tokenizer", ""][prefix] = f"tokenizer_sha256 {meta['tokenizer_sha256'][:12]}" if meta else None
+        compared[ONE_EOD, ""][prefix] = f"append_eod {meta['append_eod']}" if meta else None
         match = re.fullmatch(r"(.*)_part(\d{5})-of-(\d{5})(_.*)", str(prefix))
         if match:
             run, index, count, key = match.groups()
@@ -248,9 +245,8 @@ def alike(prefixes: list[str]) -> list[Check]:
             origin += f", tokenizer_backend {meta.get('tokenizer_backend')}, part {meta.get('part')}"
             # without its own number, so that a part under the number of another one differs from all others
             origin = origin.removesuffix(f", part {int(index)}/{int(count)}")
-            runs.setdefault((run, key), {})[prefix] = origin if "part" in meta else None
-    checks = [_same("one dtype", dtypes), _same("one tokenizer", tokenizers), _same(ONE_EOD, ends)]
-    return checks + [_same("parts of one list of files", origins) for origins in runs.values()]
+            compared["parts of one list of files", f"{run}\0{key}"][prefix] = origin if "part" in meta else None
+    return [_same(name, values) for (name, _), values in compared.items()]
 
 
 def _same(name: str, values: dict[str, str | None]) -> Check:

@@ -144,9 +144,9 @@ class BlendOptions(FileVerb):
         else:
             blend = mixture.parse_list(self.blend or self.data_path, self.normalize)
         counts = mixture.token_counts(blend)
-        if self.strategy or blend.train[0].weight is None:
+        if self.strategy or blend[0].dataset_weight is None:
             blend = mixture.apply_strategy(blend, self.strategy or "proportional", counts)
-        budget = self.token_budget or float(sum(counts[c.prefix] for c in blend.train))
+        budget = self.token_budget or float(sum(counts[c.dataset_prefix] for c in blend.train))
         rows = mixture.exposures(blend, counts, budget)
         warnings = [*blend.warnings, *check.require_alike(blend.prefixes(), but=check.ONE_EOD)]
         limit = f"in {budget:,.0f} tokens (over --max-epochs {self.max_epochs:g})"
@@ -158,9 +158,9 @@ class BlendOptions(FileVerb):
             check_free(Path(self.output), self.overwrite, mark=MARK)
             mixture.write_yaml(blend, self.output)
         others = []
-        for split in mixture.SPLITS[1:]:
-            for corpus in blend.corpora(split):
-                others.append(f"{split}: {corpus.name} {corpus.weight:g}, {counts[corpus.prefix]:,} tokens")
+        for corpus in blend[len(rows) :]:
+            weight = f"{corpus.dataset_split}: {corpus.name} {corpus.dataset_weight:g}"
+            others.append(f"{weight}, {counts[corpus.dataset_prefix]:,} tokens")
         for text in warnings:
             print(f"warning: {text}", file=sys.stderr)
         return {"token_budget": budget, "train": rows, "warnings": warnings, "others": others}

@@ -244,9 +244,7 @@ def lines_before(span: Span) -> int:
     return sum(len(lines) for lines, _ in _lines(Span(span.path, 0, span.start), 0)) if span.start else 0
 
 
-def chunks(
-    spans: list[Span], chunk_documents: int, start: Position = START, chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[LineChunk]:
+def chunks(spans: list[Span], chunk_documents: int, start: Position, chunk_bytes: int) -> Iterator[LineChunk]:
     """Split the spans into chunks, beginning at `start`.
 
     Lines are numbered from the span's first; `lines_before` returns the offset for a span inside a file.

@@ -7,7 +7,6 @@ torch nor megatron is imported.
 
 import math
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Sequence
 
@@ -22,44 +21,39 @@ SPLITS = ("train", "validation", "test")
 TOLERANCE = 1e-3  # of the sum of rounded weights, such as 0.333 three times
 
 
-@dataclass(frozen=True)
-class BlendCorpus:
-    """One corpus of a split. `name` identifies it in strategies: the file's name without `_text_document`."""
+class BlendCorpus(BaseModel, extra="forbid"):
+    """One corpus of a split, a row of a blend's YAML."""
 
-    prefix: str
-    weight: float | None = None
+    dataset_prefix: str
+    dataset_weight: float | None
+    dataset_split: Literal["train", "validation", "test"] = "train"
 
     @property
     def name(self) -> str:
-        return Path(self.prefix).name.removesuffix("_document").removesuffix("_text")
+        """What strategies call it: the file's name without `_text_document`."""
+        return Path(self.dataset_prefix).name.removesuffix("_document").removesuffix("_text")
 
 
-@dataclass(frozen=True)
-class Blend:
+class Blend(list[BlendCorpus]):
     """Corpora by split. The weights of a split sum to 1; training may have none yet (a strategy sets them)."""
 
-    train: tuple[BlendCorpus, ...]
-    validation: tuple[BlendCorpus, ...] = ()
-    test: tuple[BlendCorpus, ...] = ()
+    def corpora(self, split: str) -> list[BlendCorpus]:
+        return [corpus for corpus in self if corpus.dataset_split == split]
 
-    def corpora(self, split: str) -> tuple[BlendCorpus, ...]:
-        return getattr(self, split)
+    @property
+    def train(self) -> list[BlendCorpus]:
+        return self.corpora("train")
 
     def prefixes(self) -> list[str]:
         """Every corpus once, in order."""
-        corpora = (*self.train, *self.validation, *self.test)
-        return list(dict.fromkeys(corpus.prefix for corpus in corpora))
+        return list(dict.fromkeys(corpus.dataset_prefix for corpus in self))
 
     @property
     def warnings(self) -> list[str]:
         """Warnings about what is allowed but rarely intended."""
-        trained = {corpus.prefix for corpus in self.train}
-        warnings = []
-        for corpus in (*self.validation, *self.test):
-            if corpus.prefix in trained:
-                trained.remove(corpus.prefix)  # one warning is enough
-                warnings.append(f"{corpus.prefix} is both trained on and evaluated on: its loss will be too good")
-        return warnings
+        trained = {corpus.dataset_prefix for corpus in self.train}
+        both = dict.fromkeys(c.dataset_prefix for c in self[len(self.train) :] if c.dataset_prefix in trained)
+        return [f"{prefix} is both trained on and evaluated on: its loss will be too good" for prefix in both]
 
 
 def parse_list(words: Sequence[str], normalize: bool = False) -> Blend:
@@ -71,12 +65,14 @@ def parse_list(words: Sequence[str], normalize: bool = False) -> Blend:
     """
     weights = [_number(word) for word in words]
     if weights.count(None) == len(words):
-        corpora = list(map(BlendCorpus, words))
+        weights = [None] * len(words)
     elif len(words) % 2 or None in weights[::2]:
         raise ValueError(f"a blend alternates weights and prefixes: 0.5 PREFIX 0.5 PREFIX; got {' '.join(words)}")
     else:
-        corpora = list(map(BlendCorpus, words[1::2], weights[::2]))
-    return _sound_blend({"train": corpora}, normalize)
+        words = words[1::2]
+        weights = weights[::2]
+    corpora = [BlendCorpus(dataset_prefix=prefix, dataset_weight=weight) for prefix, weight in zip(words, weights)]
+    return _sound_blend(corpora, normalize)
 
 
 def _number(word: str) -> float | None:
@@ -86,57 +82,46 @@ def _number(word: str) -> float | None:
         return None
 
 
-class _Row(BaseModel, extra="forbid"):
-    """One row of a blend's YAML, from its words."""
-
-    dataset_prefix: str
-    dataset_weight: float
-    dataset_split: Literal["train", "validation", "test"] = "train"
-
-
 def read_yaml(path: str | Path, normalize: bool = False) -> Blend:
     """A blend from the rows of a YAML file."""
     try:
         words = notation.read(Path(path).read_text(encoding="utf-8"), words=True)
-        rows = TypeAdapter(list[_Row]).validate_python(words)
+        rows = TypeAdapter(list[BlendCorpus]).validate_python(words)
     except ValidationError as error:
         fault = error.errors()[0]  # located by the row, from 0, and the key
         where = ".".join(map(str, fault["loc"])) or "the rows"
         raise ValueError(f"{path}: {where}: {fault['msg']}; got {fault['input']!r}; see docs/text.md") from None
     except ValueError as error:
         raise ValueError(f"{path} must be YAML; {error}") from None
-    splits: dict[str, list[BlendCorpus]] = {split: [] for split in SPLITS}
-    for row in rows:
-        splits[row.dataset_split].append(BlendCorpus(row.dataset_prefix, row.dataset_weight))
-    return _sound_blend(splits, normalize)
+    return _sound_blend(rows, normalize)
 
 
 def write_yaml(blend: Blend, path: str | Path) -> None:
     """Write the blend in the form that `read_yaml` reads."""
-    rows = []
-    for split in SPLITS:
-        for c in blend.corpora(split):
-            rows.append({"dataset_prefix": c.prefix, "dataset_weight": c.weight, "dataset_split": split})
+    rows = [corpus.model_dump() for corpus in blend]
     write_atomically(path, f"# {MARK}\n{yaml.safe_dump(rows, sort_keys=False)}".encode())
 
 
-def _sound_blend(splits: dict[str, list[BlendCorpus]], normalize: bool) -> Blend:
-    """The blend of these corpora, with the weights of each split divided by their sum."""
-    sound = {split: _sound(split, corpora, normalize) for split, corpora in splits.items()}
-    if not sound["train"]:
+def _sound_blend(corpora: list[BlendCorpus], normalize: bool) -> Blend:
+    """The blend of these corpora, by split, with the weights of each split divided by their sum."""
+    given = Blend(corpora)
+    if not given.train:
         raise ValueError("a blend needs a corpus with dataset_split train: 0.5 PREFIX 0.5 PREFIX; got none")
-    return Blend(**sound)
+    sound = Blend()
+    for split in SPLITS:
+        sound += _sound(split, given.corpora(split), normalize)
+    return sound
 
 
-def _sound(split: str, corpora: list[BlendCorpus], normalize: bool) -> tuple[BlendCorpus, ...]:
-    files = [os.path.realpath(f"{corpus.prefix}.idx") for corpus in corpora]
+def _sound(split: str, corpora: list[BlendCorpus], normalize: bool) -> list[BlendCorpus]:
+    files = [os.path.realpath(f"{corpus.dataset_prefix}.idx") for corpus in corpora]
     for corpus, file in zip(corpora, files):
         if files.count(file) > 1:
-            times = f"{corpus.prefix} appears {files.count(file)} times in {split}"
+            times = f"{corpus.dataset_prefix} appears {files.count(file)} times in {split}"
             raise ValueError(f"a corpus may appear once in a split; {times}")
-    weights = [corpus.weight for corpus in corpora if corpus.weight is not None]
+    weights = [corpus.dataset_weight for corpus in corpora if corpus.dataset_weight is not None]
     if not weights:
-        return tuple(corpora)
+        return corpora
     total = math.fsum(weights)
     must = ""
     if not all(0 <= weight < math.inf for weight in weights) or total <= 0:
@@ -149,10 +134,10 @@ def _sound(split: str, corpora: list[BlendCorpus], normalize: bool) -> tuple[Ble
     return _weighted(corpora, weights)
 
 
-def _weighted(corpora: Sequence[BlendCorpus], raw: Sequence[float]) -> tuple[BlendCorpus, ...]:
+def _weighted(corpora: list[BlendCorpus], raw: Sequence[float]) -> list[BlendCorpus]:
     """The corpora with weights in proportion to `raw`."""
     total = math.fsum(raw)
-    return tuple(BlendCorpus(c.prefix, w / total) for c, w in zip(corpora, raw))
+    return [corpus.model_copy(update={"dataset_weight": w / total}) for corpus, w in zip(corpora, raw)]
 
 
 def token_counts(blend: Blend) -> dict[str, int]:
@@ -169,9 +154,9 @@ def apply_strategy(blend: Blend, strategy: str, counts: dict[str, int]) -> Blend
     Corpora A, B of 300 and 100 tokens: 0.75, 0.25; 0.5, 0.5; upweight:B=0.6 gives 0.4, 0.6; 0.25, 0.75.
     """
     kind, _, argument = strategy.partition(":")
-    tokens = [counts[c.prefix] for c in blend.train]
+    tokens = [counts[c.dataset_prefix] for c in blend.train]
     if 0 in tokens:
-        raise ValueError(f"a corpus of a blend must have tokens; {blend.train[tokens.index(0)].prefix} is empty")
+        raise ValueError(f"a corpus of a blend must have tokens; {blend[tokens.index(0)].dataset_prefix} is empty")
     shares: dict[str, Sequence[float]] = {
         "proportional": tokens,
         "equal": [1.0] * len(tokens),
@@ -182,13 +167,13 @@ def apply_strategy(blend: Blend, strategy: str, counts: dict[str, int]) -> Blend
     if strategy not in shares:
         named = ", ".join(shares)
         raise ValueError(f"--strategy must be {named} or upweight:NAME=0.6; got {strategy!r}")
-    return replace(blend, train=_weighted(blend.train, shares[strategy]))
+    return Blend(_weighted(blend.train, shares[strategy]) + blend[len(tokens) :])
 
 
-def _upweight(corpora: Sequence[BlendCorpus], tokens: list[int], argument: str) -> list[float]:
+def _upweight(corpora: list[BlendCorpus], tokens: list[int], argument: str) -> list[float]:
     name, _, value = argument.partition("=")
     share = _number(value) or 0.0
-    chosen = [i for i, corpus in enumerate(corpora) if name in (corpus.name, corpus.prefix)]
+    chosen = [i for i, corpus in enumerate(corpora) if name in (corpus.name, corpus.dataset_prefix)]
     rest = sum(tokens) - sum(tokens[i] for i in chosen)
     if len(chosen) != 1 or not 0 < share < 1 or not rest:
         names = ", ".join(corpus.name for corpus in corpora)
@@ -205,13 +190,13 @@ def exposures(blend: Blend, counts: dict[str, int], token_budget: float) -> list
     """
     rows = []
     for corpus in blend.train:
-        assert corpus.weight is not None
-        tokens = counts[corpus.prefix]
-        epochs = corpus.weight * token_budget / max(1, tokens)
+        assert corpus.dataset_weight is not None
+        tokens = counts[corpus.dataset_prefix]
+        epochs = corpus.dataset_weight * token_budget / max(1, tokens)
         row = {
             "name": corpus.name,
-            "prefix": corpus.prefix,
-            "weight": corpus.weight,
+            "prefix": corpus.dataset_prefix,
+            "weight": corpus.dataset_weight,
             "tokens": tokens,
             "epochs": epochs,
         }

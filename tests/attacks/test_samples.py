@@ -1,6 +1,7 @@
 """One bad sample is left out, named and counted wherever samples are read: it runs nothing and ends nothing."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,7 +90,8 @@ def test_every_reader_leaves_it_out_and_names_it(trainer, tmp_path, caplog, caps
     assert page.count("<b>Damaged:</b>") == 1 and key in page
     manifest = read_json(tmp_path / "data" / "manifest.json")
     pixels = lambda z: z[:3].permute(1, 2, 3, 0).byte().numpy()  # noqa: E731
-    reference = ShardReference(str(tmp_path / "data"), "train", pixels, manifest["tokenizer"])
+    pipe = SimpleNamespace(decode_stored=pixels, manifest=manifest)
+    reference = ShardReference(str(tmp_path / "data"), "train", pipe)
     stills, clips, failed = choose(reference, 20, 20, 9, 0)
     assert len(stills) + len(clips) == 10 and len(failed) + len(reference.store.dropped) == 1
 

@@ -46,7 +46,7 @@ def no_view_hangs():
 def foreign(tmp_path, monkeypatch):
     """A run folder with a record, a log, and a picture with its settings."""
     monkeypatch.setattr(Panel, "_follow", lambda panel: None)
-    for drawn in ("dfm_nb.experiments.runs.curve_png", "workbench.monitor.Monitor.png"):
+    for drawn in ("dfm_nb.display.plots.loss_png", "workbench.monitor.Monitor.png"):
         monkeypatch.setattr(drawn, lambda *_: b"")
     copy_run(run := tmp_path / "all" / "run")
     (tmp_path / "secret").write_text(SECRET)

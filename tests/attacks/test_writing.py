@@ -236,7 +236,7 @@ def page(path: Path) -> None:
 VIEWS = {
     "sheet.png": lambda path: video.write_png(path, np.zeros((8, 8, 3), np.uint8)),
     "page.html": page,
-    "blend.yaml": lambda path: mixture.write_yaml(mixture.Blend((mixture.BlendCorpus("a", 1.0),)), path),
+    "blend.yaml": lambda path: mixture.write_yaml(mixture.parse_list(["1.0", "a"]), path),
 }
 
 

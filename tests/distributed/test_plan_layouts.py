@@ -3,7 +3,7 @@ import pytest
 from dfm_nb import parallel
 from dfm_nb.model import attention
 from dfm_nb.planner.layouts import GpuLayout
-from dfm_nb.planner.training_memory import parameters
+from dfm_nb.planner.step_cost import parameters
 from tests.conftest import run_ranks
 from tests.networks import cases
 from tests.planner.test_training_memory import NETWORKS, estimated_layer, model_of, one_layer

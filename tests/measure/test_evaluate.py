@@ -12,8 +12,8 @@ from dfm_nb import prepare
 from dfm_nb.base import video
 from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image
-from dfm_nb.butterflies import attributes, exam, synthetic, wordings
-from dfm_nb.butterflies.attributes import MEASURED, TOGETHER
+from dfm_nb.butterflies import exam, synthetic, wordings
+from dfm_nb.butterflies.exam import MEASURED, TOGETHER
 from dfm_nb.checkpoints import folders
 from dfm_nb.data.adoption import index_dataset
 from dfm_nb.generation.pipeline import Pipeline
@@ -28,7 +28,7 @@ STEPS = ["--num-steps", "2", "--guidance", "2", "--size-px", "32"]
 
 @pytest.fixture(autouse=True)
 def few_renders(monkeypatch):
-    monkeypatch.setattr(attributes, "MOST_RENDERS", {"images": 6, "clips": 4})
+    monkeypatch.setattr(exam, "MOST_RENDERS", {"images": 6, "clips": 4})
     monkeypatch.setattr(exam, "ONE_PROMPT", 2)
 
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_measured_is_one_sentence(run_and_data, tiny_checkpoint, 
 
 
 def test_a_source_is_drawn_from_by_the_seed_alone():
-    source = reference.open_reference("synthetic", None, lambda latent: latent, {}, 32)
+    source = reference.open_reference("synthetic", None, None, 32)
     drawn = [reference.choose(source, 3, 1, 5, seed) for seed in (4, 4, 5)]
     captions = [[r.caption for r in images + clips] for images, clips, failed in drawn]
     assert captions[0] == captions[1] != captions[2] and not any(failed for *_, failed in drawn)

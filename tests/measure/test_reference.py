@@ -25,12 +25,12 @@ def test_no_more_is_looked_at_than_is_asked_for():
 
 def test_folder_without_metadata_or_captions_is_named_with_the_way_out(theirs, tmp_path):
     folder = shutil.copytree(theirs / "data", tmp_path / "data")
-    tokenizer = {"name": "cosmos_cv"}
+    pipe = Mock(manifest={"tokenizer": {"name": "cosmos_cv"}})
     with pytest.raises(FileNotFoundError, match=f"`dfm adopt {folder}"):
-        open_reference(str(folder), "train", lambda latent: latent, tokenizer, 32)
+        open_reference(str(folder), "train", pipe, 32)
     adopt_dataset(folder, "cosmos_cv", "t5")
     with pytest.raises(ValueError, match=f"000000 of {folder} must have a caption"):
-        open_reference(str(folder), "train", lambda latent: latent, tokenizer, 32).read(0)
+        open_reference(str(folder), "train", pipe, 32).read(0)
 
 
 def test_samples_are_compared_with_their_files_while_these_are_here_and_unchanged(tmp_path):

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dfm_nb.measure.retrieval import retrieval, similarities, wrong_passes
+from dfm_nb.measure.distance import retrieval, similarities, wrong_passes
 
 
 def test_retrieval_equals_a_count_over_all_choices():
@@ -18,7 +18,7 @@ def test_retrieval_equals_a_count_over_all_choices():
         for i in range(7)
         for others in itertools.combinations([j for j in range(7) if j != i], 2)
     ]
-    right = retrieval(generated, real, ways=3).value
+    right = retrieval(generated, real, ways=3)["value"]
     assert right == pytest.approx(np.mean(cases))
     passed = [
         near[i, j] > max(near[i, k] for k in others)
@@ -31,7 +31,7 @@ def test_retrieval_equals_a_count_over_all_choices():
 def test_retrieval_cannot_be_flattered_by_what_ignores_the_captions():
     rng = np.random.default_rng(0)
     real = rng.normal(size=(200, 16))
-    assert retrieval(real, real).value == 1
-    assert retrieval(np.roll(real, 1, 0), real).value < 0.1, "wrong captions"
-    assert retrieval(np.repeat(real[:1], 200, 0), real).value == pytest.approx(0.05, abs=0.01), "one picture for all"
-    assert retrieval(np.zeros_like(real), real).value < 0.1, "equally near to all is near to none"
+    assert retrieval(real, real)["value"] == 1
+    assert retrieval(np.roll(real, 1, 0), real)["value"] < 0.1, "wrong captions"
+    assert retrieval(np.repeat(real[:1], 200, 0), real)["value"] == pytest.approx(0.05, abs=0.01), "one picture for all"
+    assert retrieval(np.zeros_like(real), real)["value"] < 0.1, "equally near to all is near to none"

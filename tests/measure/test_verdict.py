@@ -55,5 +55,5 @@ def test_differences_of_distances_to_the_same_set_are_narrower():
     near = x + 0.05 * rng.normal(size=x.shape)
     found = difference(*(kernel_influences(some, y) for some in (near, x)))
     one, other = kernel_estimate(near, y), kernel_estimate(x, y)
-    assert found.value == pytest.approx(one.value - other.value)
-    assert found.high - found.low < 0.3 * (one.high - one.low)
+    assert found["value"] == pytest.approx(one["value"] - other["value"])
+    assert found["high"] - found["low"] < 0.3 * (one["high"] - one["low"])

@@ -10,8 +10,7 @@ from dfm_nb.config import counts
 from dfm_nb.planner import plan
 from dfm_nb.planner.layouts import GpuLayout, Load, layouts
 from dfm_nb.planner.ranking import SHOWN, fed, training_cost
-from dfm_nb.planner.step_time import MACHINES, Machine, step_seconds
-from dfm_nb.planner.training_memory import layer_saved_bytes
+from dfm_nb.planner.step_cost import MACHINES, Machine, layer_saved_bytes, step_seconds
 
 GIVEN = ["model.in_channels=16", "model.text_dim=384"]
 

@@ -8,7 +8,7 @@ from dfm_nb.config import counts
 from dfm_nb.diffusion.objective import EDM
 from dfm_nb.model import attention
 from dfm_nb.planner.layouts import RECOMPUTE, GpuLayout, Load
-from dfm_nb.planner.training_memory import layer_saved_bytes, training_bytes
+from dfm_nb.planner.step_cost import layer_saved_bytes, training_bytes
 from tests.networks import cases
 
 WIDTH = ["model.hidden_size=48", "model.num_attention_heads=4", "model.in_channels=4", "model.text_dim=6"]

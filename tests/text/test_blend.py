@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from dfm_nb.base.run import turn
 from dfm_nb.text import mixture as tm
@@ -77,12 +78,19 @@ def test_split_cuts_each_corpus_without_overlap(tmp_path):
 def test_ranks_share_the_samples_and_resumption_goes_on(prefixes, tmp_path):
     data = build(blend_of(prefixes, [0.5, 0.3, 0.2]), tmp_path, 64)["train"]
     whole = [data[i]["tokens"] for i in range(64)]
-    per_rank = [[b["tokens"] for b in batches(data, 4, 0, r, 2)] for r in range(2)]
+
+    def of_rank(size, *consumed_rank_ranks):
+        sampler = BatchSampler(len(data), size, *consumed_rank_ranks)
+        return [b["tokens"] for b in DataLoader(data, batch_sampler=sampler)]
+
+    per_rank = [of_rank(4, 0, r, 2) for r in range(2)]
     joined = [row for a, b in zip(*per_rank) for row in torch.cat([a, b])]
     assert all(torch.equal(x, y) for x, y in zip(whole, joined, strict=True))
-    resumed = [b["tokens"] for b in batches(data, 4, 24, 1, 2)]
+    resumed = of_rank(4, 24, 1, 2)
     assert all(torch.equal(x, y) for x, y in zip(resumed, per_rank[1][3:], strict=True))
-    other_layout = [row for b in batches(data, 8, 24, 0, 1) for row in b["tokens"]]
+    other_layout = [row for b in of_rank(8, 24, 0, 1) for row in b]
+    for ours, theirs in zip(batches(data, 8, 24), of_rank(8, 24, 0, 1), strict=True):
+        assert torch.equal(ours["tokens"], theirs), "this process is the only rank"
     assert all(torch.equal(x, y) for x, y in zip(other_layout, whole[24:], strict=True))
 
 

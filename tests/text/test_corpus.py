@@ -147,13 +147,13 @@ def test_partitions_merge_to_one_run(made, folders, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 3, 400])
 def test_partitions_of_one_file_cover_each_line_once(tmp_path, count):
-    from dfm_nb.text.input import chunks, partition
+    from dfm_nb.text.input import START, chunks, partition
 
     path = tmp_path / "in.txt"
     path.write_bytes(b"".join(b"%d" % i * (i % 9) + b"\n" for i in range(60)) + b"last")
     data = b""
     for i in range(count):
-        for chunk in chunks(partition([str(path)], i, count), 5, chunk_bytes=64):
+        for chunk in chunks(partition([str(path)], i, count), 5, START, 64):
             data += b"".join(chunk.lines)
     assert data == path.read_bytes()
 

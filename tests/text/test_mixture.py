@@ -43,7 +43,7 @@ def blend_of(folder, weights=None):
 
 
 def weights(blend):
-    return [s.weight for s in blend.train]
+    return [s.dataset_weight for s in blend.train]
 
 
 def test_list_and_yaml_give_the_same_blend(folder):
@@ -53,7 +53,7 @@ def test_list_and_yaml_give_the_same_blend(folder):
     tm.write_yaml(from_yaml, folder / "again.yaml")
     assert tm.read_yaml(folder / "again.yaml") == from_yaml
     assert [s.name for s in from_yaml.train] == list(TOKENS)
-    assert [s.name for s in from_yaml.validation] == ["news"]
+    assert [s.name for s in from_yaml.corpora("validation")] == ["news"]
     assert "news" in from_yaml.warnings[0] and "evaluated" in from_yaml.warnings[0]
 
 
@@ -71,7 +71,7 @@ def test_weights_must_sum_to_one_per_split(folder):
     (folder / "b.yaml").write_text(text)
     with pytest.raises(ValueError, match="validation"):
         tm.read_yaml(folder / "b.yaml")
-    assert tm.read_yaml(folder / "b.yaml", normalize=True).validation[0].weight == 1
+    assert tm.read_yaml(folder / "b.yaml", normalize=True)[-1].dataset_weight == 1
 
 
 def test_strategies_are_their_formulas(folder):
@@ -94,7 +94,8 @@ def test_strategies_are_their_formulas(folder):
 def test_yaml_is_read_as_written(tmp_path):
     rows = "- {dataset_prefix: 007, dataset_weight: 1e-1}\n- {dataset_prefix: 1.10, dataset_weight: 0.9}\n"
     (tmp_path / "b.yaml").write_text(rows)
-    assert tm.read_yaml(tmp_path / "b.yaml").train == (tm.BlendCorpus("007", 0.1), tm.BlendCorpus("1.10", 0.9))
+    rows_read = [(row.dataset_prefix, row.dataset_weight) for row in tm.read_yaml(tmp_path / "b.yaml")]
+    assert rows_read == [("007", 0.1), ("1.10", 0.9)]
     for wrong in (rows.replace("1e-1", "1:30"), rows.replace("}\n- {", ", ")):  # a key twice: a dash is forgotten
         (tmp_path / "b.yaml").write_text(wrong)
         with pytest.raises(ValueError, match="b.yaml.*dataset_"):

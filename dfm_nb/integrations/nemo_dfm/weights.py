@@ -1,7 +1,8 @@
 """Weights of NeMo DFM's DiT: read, told the settings of, and renamed for `model.variant=dfm`.
 
 A consolidated `model.pth`, or a `torch_dist` folder of Megatron-Bridge (`iter_*`, or the folder around them); of either
-only tensors.
+only tensors. The index of such a folder, `.metadata`, is a pickle. It is read by `checkpoints.exported`, which runs no
+code from it, and only what has the form of an index of tensors is used.
 """
 
 import math
@@ -12,20 +13,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
+from dfm_nb.base.files import UNLIMITED, plain
 from dfm_nb.base.limits import MOST_LAYERS
 from dfm_nb.base.run import iteration_folders
 from dfm_nb.checkpoints.consolidated import Foreign, check_shapes
-from dfm_nb.checkpoints.exported import read_saved
-from dfm_nb.checkpoints.tensor_files import CheckpointError
+from dfm_nb.checkpoints.exported import Record, read_pickle, read_saved
+from dfm_nb.checkpoints.tensor_files import CheckpointError, assembled, reason
 from dfm_nb.config.schema import ModelConfig
 from dfm_nb.config.sizes import LATENT_CHANNELS
-from dfm_nb.integrations.nemo_dfm.torch_dist import load_foreign
+from dfm_nb.data import tensor_bytes
 from dfm_nb.integrations.nemo_dfm.transformer import POSITIONS, position_embedding
 from dfm_nb.model.build import on_meta
 from dfm_nb.packs.patches import grid_positions
 
+INDEX = ".metadata"
 RENAMED = (
     ("full_self_attention.", "self_attention."),
     ("adaLN.adaLN_modulation.1.", "adaln.down."),
@@ -43,6 +47,14 @@ SHAPED = (
 )
 """Weights whose shapes tell the settings."""
 
+MANIFEST = {
+    "tokenizer": {"name": "cosmos_cv"},
+    "text_encoder": {"name": "t5"},
+    "latent_mean": [0.0] * LATENT_CHANNELS,
+    "latent_std": [1.0] * LATENT_CHANNELS,
+}
+"""What latents and texts mean to it: it multiplies latents by sigma_data, and nothing else."""
+
 TABLE = "pos_embedder.pos_embedding.weight"
 """The table of positions, which is computed here."""
 UNUSED = "affline_norm.weight"
@@ -52,13 +64,13 @@ UNUSED = "affline_norm.weight"
 def read(path: Path) -> Foreign | None:
     """A file, or a folder with a checkpoint in torch_dist (.metadata, or iter_*/)."""
     source = path
-    if path.is_dir() and not (path / ".metadata").is_file():
+    if path.is_dir() and not (path / INDEX).is_file():
         folders = iteration_folders(path)
         if not folders:
             return None
         source = folders[-1][1]
     weights = read_source(source)
-    return Foreign(settings_of(weights), manifest_of(), partial(read_weights, weights, path))
+    return Foreign(settings_of(weights), MANIFEST, partial(read_weights, weights, path))
 
 
 def read_source(path: Path) -> dict[str, Tensor]:
@@ -107,16 +119,6 @@ def settings_of(weights: Mapping[str, Tensor]) -> list[str]:
     ]
 
 
-def manifest_of() -> dict[str, Any]:
-    """What latents and texts mean to it: it multiplies latents by sigma_data, and nothing else."""
-    return {
-        "tokenizer": {"name": "cosmos_cv"},
-        "text_encoder": {"name": "t5"},
-        "latent_mean": [0.0] * LATENT_CHANNELS,
-        "latent_std": [1.0] * LATENT_CHANNELS,
-    }
-
-
 def check_positions(table: Tensor, width: int) -> None:
     """ValueError unless the table is the one that the network here computes."""
     same = len(table) == math.prod(POSITIONS)
@@ -139,9 +141,9 @@ def converted(weights: Mapping[str, Tensor], patch: int) -> dict[str, Tensor]:
         for theirs, ours in RENAMED:
             name = name.replace(theirs, ours)
         if name == "x_embedder.weight":
-            value = value.unflatten(1, (patch, patch, -1)).permute(0, 3, 1, 2).flatten(1)
+            value = rearrange(value, "out (h w c) -> out (c h w)", h=patch, w=patch)
         elif name.startswith("final."):
-            value = value.unflatten(0, (patch, patch, -1)).movedim(2, 0).flatten(0, 2)
+            value = rearrange(value, "(h w c) ... -> (c h w) ...", h=patch, w=patch)
         out[name] = value.clone(memory_format=torch.contiguous_format)
     return out
 
@@ -154,3 +156,65 @@ def read_weights(weights: Mapping[str, Tensor], source: Path, model: ModelConfig
     wanted = {name: list(p.shape) for name, p in on_meta(model).named_parameters()}
     check_shapes(source, shapes, wanted, " (by its name here)")
     return out
+
+
+# ---- torch_dist -----------------------------------------------------------------------------------------------------
+
+
+def _fields(value: Any, *names: str) -> list[Any]:
+    """Those of a record's state."""
+    state = value.state if type(value) is Record else None
+    if not isinstance(state, dict) or not state.keys() >= set(names):
+        raise ValueError(f"it has something else in place of an object with {', '.join(names)}")
+    return [state[name] for name in names]
+
+
+def _size(value: Any) -> list[int]:
+    """Of a `torch.Size`."""
+    (sizes,) = value.arguments if type(value) is Record and len(value.arguments) == 1 else (None,)
+    if not isinstance(sizes, tuple) or not all(type(n) is int and n >= 0 for n in sizes):
+        raise ValueError("it has something else in place of a size")
+    return list(sizes)
+
+
+def _chunk(folder: Path, info: Any) -> Tensor:
+    """A part of a tensor, as torch.save wrote it into a file of the folder."""
+    name, offset, length = _fields(info, "relative_path", "offset", "length")
+    if type(name) is not str or Path(name).name != name:
+        raise ValueError(f"{name!r:.80} must be the plain name of a file in the folder")
+    path = plain(folder / name, None, UNLIMITED)
+    size = path.stat().st_size
+    if not all(type(n) is int and 0 <= n <= size for n in (offset, length)) or info.state.get("transform_descriptors"):
+        raise ValueError(f"a part of {name} must lie in it, untransformed")
+    with path.open("rb") as f:
+        f.seek(offset)
+        value = tensor_bytes.read_saved(f.read(length))
+    if not isinstance(value, Tensor):
+        raise ValueError(f"a part of {name} is no tensor")
+    return value
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    index = read_pickle(plain(folder / INDEX).read_bytes())
+    entries, storage = _fields(index, "state_dict_metadata", "storage_data")
+    chunks: dict[str, list[tuple[list[int], Any]]] = {}
+    for where, info in storage.items():
+        (name,) = _fields(where, "fqn")
+        if type(name) is not str:
+            raise ValueError("the name of a tensor must be text")
+        # without a size it is bytes, as random states
+        if "size" in (entries[name].state or ()) and not name.startswith(("optimizer.", "chained_")):
+            chunks.setdefault(name, []).append((_size(*_fields(where, "offset")), info))
+    out = {}
+    for name, parts in chunks.items():
+        read = [(offset, _chunk(folder, info)) for offset, info in parts]
+        out[name] = assembled(f"{name!r:.120}", _size(*_fields(entries[name], "size")), read)
+    return out
+
+
+def load_foreign(folder: Path) -> dict[str, Tensor]:
+    """All whole tensors of a folder of another program, less its optimizer's; CheckpointError when it is damaged."""
+    try:
+        return _tensors(folder)
+    except Exception as error:  # a damaged pickle can raise anything
+        raise CheckpointError(f"{folder / INDEX} is damaged or holds more than tensors: {reason(error)}") from None

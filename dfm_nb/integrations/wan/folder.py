@@ -255,7 +255,7 @@ NATIVE = {
     "ffn.net.2": "ffn.2",
 }
 """Linear layers of a block by the names of Wan's own code, by diffusers'."""
-_MODULES = {native: name for name, native in NATIVE.items()} | {name: name for name in NATIVE}
+_MODULES = {native: name for name, native in NATIVE.items()}
 _KEY = re.compile(r"(?:diffusion_model|transformer)\.(blocks\.\d+)\.(.+?)\.(?:lora_)?(A|B|down|up|alpha)(?:\.weight)?")
 
 
@@ -350,11 +350,11 @@ def _read_updates(file: Path) -> dict[str, tuple[Tensor, Tensor]]:
             whole = value.numel() == 1
         else:
             whole = value.dim() == 2 and value.numel() > 0
-        if match is None or match[2] not in _MODULES or not whole:
+        if match is None or not whole:
             kohya = key.startswith("lora_unet_")  # dots of names are lost in its files
             fix = "convert it with musubi-tuner's convert_lora.py --target other" if kohya else "leave it out"
             raise ValueError(f"{file} holds {key!r:.120}, which is no low-rank update of Wan's blocks; {fix}")
-        part = parts.setdefault(f"{match[1]}.{_MODULES[match[2]]}", {})
+        part = parts.setdefault(f"{match[1]}.{_MODULES.get(match[2], match[2])}", {})
         if kind in part:
             raise ValueError(f"{file} holds {key!r:.120} twice, by another name too; keep one")
         part[kind] = value.float()

@@ -5,95 +5,82 @@ here, head by head; our rotations act on other pairs of channels; the numbers of
 of this only reorders: a round trip gives the same bits.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from operator import itemgetter
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from dfm_nb.config.schema import ModelConfig
 
 LINEAR = ("weight", "bias")
-NORM = ("weight",)
-LAYER: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("self_attention.linear_qkv", ("attn1.to_q", "attn1.to_k", "attn1.to_v"), LINEAR),
-    ("self_attention.linear_proj", ("attn1.to_out.0",), LINEAR),
-    ("self_attention.q_layernorm", ("attn1.norm_q",), NORM),
-    ("self_attention.k_layernorm", ("attn1.norm_k",), NORM),
-    ("cross_attention.linear_q", ("attn2.to_q",), LINEAR),
-    ("cross_attention.linear_kv", ("attn2.to_k", "attn2.to_v"), LINEAR),
-    ("cross_attention.linear_proj", ("attn2.to_out.0",), LINEAR),
-    ("cross_attention.q_layernorm", ("attn2.norm_q",), NORM),
-    ("cross_attention.k_layernorm", ("attn2.norm_k",), NORM),
-    ("cross_norm", ("norm2",), LINEAR),
-    ("mlp.linear_fc1", ("ffn.net.0.proj",), LINEAR),
-    ("mlp.linear_fc2", ("ffn.net.2",), LINEAR),
-)
-"""Modules of a layer: our name, theirs, and their parameters."""
+LAYER = {
+    "self_attention.linear_qkv": "attn1.to_q attn1.to_k attn1.to_v",
+    "self_attention.linear_proj": "attn1.to_out.0",
+    "self_attention.q_layernorm": "attn1.norm_q",
+    "self_attention.k_layernorm": "attn1.norm_k",
+    "cross_attention.linear_q": "attn2.to_q",
+    "cross_attention.linear_kv": "attn2.to_k attn2.to_v",
+    "cross_attention.linear_proj": "attn2.to_out.0",
+    "cross_attention.q_layernorm": "attn2.norm_q",
+    "cross_attention.k_layernorm": "attn2.norm_k",
+    "cross_norm": "norm2",
+    "mlp.linear_fc1": "ffn.net.0.proj",
+    "mlp.linear_fc2": "ffn.net.2",
+}
+"""Modules of a layer by our name, and theirs; norms of queries and keys have no bias."""
 
-OUTER = (
-    ("x_embedder", "patch_embedding"),
-    ("sigma_embedder.fc1", "condition_embedder.time_embedder.linear_1"),
-    ("sigma_embedder.fc2", "condition_embedder.time_embedder.linear_2"),
-    ("sigma_embedder.proj", "condition_embedder.time_proj"),
-    ("text_embedder.fc1", "condition_embedder.text_embedder.linear_1"),
-    ("text_embedder.fc2", "condition_embedder.text_embedder.linear_2"),
-    ("final", "proj_out"),
-)
+OUTER = {
+    "x_embedder": "patch_embedding",
+    "sigma_embedder.fc1": "condition_embedder.time_embedder.linear_1",
+    "sigma_embedder.fc2": "condition_embedder.time_embedder.linear_2",
+    "sigma_embedder.proj": "condition_embedder.time_proj",
+    "text_embedder.fc1": "condition_embedder.text_embedder.linear_1",
+    "text_embedder.fc2": "condition_embedder.text_embedder.linear_2",
+    "final": "proj_out",
+}
 """Modules outside of layers."""
 
-TURNED = ("attn1.to_q", "attn1.to_k", "attn1.norm_q", "attn1.norm_k")
-"""Their tensors whose rows are rotated channels."""
+TURNED = re.compile(r"attn1\.(to|norm)_[qk]\.")
+"""Their tensors whose rows are rotated channels: the pairs (2i, 2i + 1) of a head there, (i, i + d/2) here."""
+TURN, BACK = "(n d two) ... -> (n two d) ...", "(n two d) ... -> (n d two) ..."
+"""Of n heads. With 2 heads of 4: 0 1 2 3 | 4 5 6 7 -> 0 2 1 3 | 4 6 5 7."""
 
-Change = Callable[[Tensor], Tensor]
-Changes = tuple[Change, Change]
-UNCHANGED: Changes = (lambda x: x), (lambda x: x)
-TABLE: Changes = itemgetter(0), (lambda x: x[None])
-"""Conversions from theirs to ours, and back. Their tables of modulations have a leading axis of size 1."""
+ALONE = "1 ... -> ..."
+JOINED = "k (n d) ... -> (n k d) ..."
+"""q0 q1, k0 k1, v0 v1 -> q0 k0 v0 q1 k1 v1, megatron-core's order: tp then splits between heads."""
+TABLE = "1 1 ... -> ..."
+"""Their tables of modulations have a leading axis of size 1."""
+PATCH = "1 out c t h w -> out (c t h w)"
+OUTPUT = "1 (place c) ... -> (c place) ..."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Place:
-    """One tensor of ours: `ours(their tensors)`, and `theirs(our tensor)`."""
+    """One tensor of ours, and the names of the diffusers tensors that it consists of.
+
+    order : einops' pattern from theirs, stacked, to ours, and turned round the way back. sizes : of its axes.
+    """
 
     name: str
     sources: tuple[str, ...]
-    ours: Callable[[Sequence[Tensor]], Tensor]
-    theirs: Callable[[Tensor], list[Tensor]]
+    heads: int
+    order: str = ALONE
+    sizes: dict[str, int] = field(default_factory=dict)
 
+    def ours(self, theirs: Sequence[Tensor]) -> Tensor:
+        return rearrange(torch.stack(self._turned(theirs, TURN)), self.order, **self.sizes)
 
-def halves(rows: Tensor, heads: int) -> Tensor:
-    """Rows [heads * d, ...] whose rotated pairs are (2i, 2i + 1) -> pairs (i, i + d/2).
+    def theirs(self, ours: Tensor) -> list[Tensor]:
+        there, here = self.order.split(" -> ")
+        return self._turned(rearrange(ours, f"{here} -> {there}", **self.sizes).unbind(), BACK)
 
-    With 2 heads of 4: 0 1 2 3 | 4 5 6 7 -> 0 2 1 3 | 4 6 5 7.
-    """
-    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-def neighbours(rows: Tensor, heads: int) -> Tensor:
-    """Inverse of `halves`."""
-    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
-
-
-def joined(parts: Sequence[Tensor], modules: Sequence[str], heads: int) -> Tensor:
-    """Join the rows of several products [heads * d, ...] into one, head by head, in the order of `modules`.
-
-    q0 q1, k0 k1, v0 v1 -> q0 k0 v0 q1 k1 v1, megatron-core's order: tp then splits between heads.
-    """
-    parts = [halves(x, heads) if name.endswith(TURNED) else x for x, name in zip(parts, modules, strict=True)]
-    if len(parts) == 1:
-        return parts[0]
-    return torch.stack([x.unflatten(0, (heads, -1)) for x in parts], 1).flatten(0, 2)
-
-
-def parted(rows: Tensor, modules: Sequence[str], heads: int) -> list[Tensor]:
-    """Inverse of `joined`."""
-    parts = [rows]
-    if len(modules) > 1:
-        parts = [x.flatten(0, 1) for x in rows.unflatten(0, (heads, len(modules), -1)).unbind(1)]
-    return [neighbours(x, heads) if name.endswith(TURNED) else x for x, name in zip(parts, modules)]
+    def _turned(self, theirs: Sequence[Tensor], how: str) -> list[Tensor]:
+        parts = zip(self.sources, theirs, strict=True)
+        return [rearrange(x, how, n=self.heads, two=2) if TURNED.search(name) else x for name, x in parts]
 
 
 def places(model: ModelConfig) -> Iterator[Place]:
@@ -101,31 +88,24 @@ def places(model: ModelConfig) -> Iterator[Place]:
     heads = model.num_attention_heads
     channels = model.in_channels
     assert channels is not None
-    patch = (channels, model.patch_temporal, model.patch_spatial, model.patch_spatial)
     for layer in range(model.num_layers):
         prefix = f"decoder.layers.{layer}."
         block = f"blocks.{layer}."
-        yield _single(f"{prefix}scale_shift_table", f"{block}scale_shift_table", *TABLE)
-        for name, modules, kinds in LAYER:
-            ours = partial(joined, modules=modules, heads=heads)
-            theirs = partial(parted, modules=modules, heads=heads)
-            for kind in kinds:
+        yield Place(f"{prefix}scale_shift_table", (f"{block}scale_shift_table",), heads, TABLE)
+        for name, theirs in LAYER.items():
+            modules = theirs.split()
+            order: tuple[Any, ...] = ()
+            if len(modules) > 1:
+                order = JOINED, {"n": heads, "k": len(modules)}
+            for kind in LINEAR[:1] if name.endswith("_layernorm") else LINEAR:
                 sources = tuple(f"{block}{module}.{kind}" for module in modules)
-                yield Place(f"{prefix}{name}.{kind}", sources, ours, theirs)
+                yield Place(f"{prefix}{name}.{kind}", sources, heads, *order)
+    patch = {"c": channels, "t": model.patch_temporal, "h": model.patch_spatial, "w": model.patch_spatial}
     # rows of an output patch: theirs by place and channel, ours by channel and place
-    output: Changes = partial(_swapped, sizes=(-1, channels)), partial(_swapped, sizes=(channels, -1))
-    convolution: Changes = partial(torch.flatten, start_dim=1), lambda weight: weight.unflatten(1, patch)
-    changes = {"x_embedder.weight": convolution, "final.weight": output, "final.bias": output}
-    for name, module in OUTER:
+    output = OUTPUT, {"c": channels}
+    orders = {"x_embedder.weight": (PATCH, patch), "final.weight": output, "final.bias": output}
+    for name, module in OUTER.items():
         for kind in LINEAR:
-            yield _single(f"{name}.{kind}", f"{module}.{kind}", *changes.get(f"{name}.{kind}", UNCHANGED))
-    yield _single("final_table", "scale_shift_table", *TABLE)
-
-
-def _single(name: str, source: str, ours: Change, theirs: Change) -> Place:
-    return Place(name, (source,), lambda parts: ours(parts[0]), lambda whole: [theirs(whole)])
-
-
-def _swapped(rows: Tensor, sizes: tuple[int, int]) -> Tensor:
-    """Rows ordered by (a, b), of `sizes`, reordered by (b, a)."""
-    return rows.unflatten(0, sizes).transpose(0, 1).flatten(0, 1)
+            ours = f"{name}.{kind}"
+            yield Place(ours, (f"{module}.{kind}",), heads, *orders.get(ours, ()))
+    yield Place("final_table", ("scale_shift_table",), heads, TABLE)

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from dfm_nb.checkpoints import exported
 from dfm_nb.checkpoints.tensor_files import CheckpointError
-from dfm_nb.integrations.nemo_dfm.torch_dist import load_foreign
+from dfm_nb.integrations.nemo_dfm.weights import load_foreign
 from tests.attacks.checkpoint_files import Evil
 
 WEIGHT = "decoder.layers.weight"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dfm_nb.butterflies import captions, synthetic, wordings
-from dfm_nb.butterflies.attributes import MEASURED, is_pair, score, share, shares, unseen_attributes
+from dfm_nb.butterflies.exam import MEASURED, is_pair, score, share, shares, unseen_attributes
 from dfm_nb.butterflies.judge import HEADS
 from dfm_nb.measure.distance import share_estimate
 
@@ -12,8 +12,8 @@ from dfm_nb.measure.distance import share_estimate
 def test_wilson_interval_is_the_published_one():
     """9 of 10 (Brown, Cai & DasGupta 2001 give the formula; the numbers are its)."""
     some, none = share_estimate(9, 10), share_estimate(0, 50)
-    assert (some.low, some.high) == pytest.approx((0.5958, 0.9821), abs=2e-4)
-    assert none.low == pytest.approx(0, abs=1e-12) and 0.05 < none.high < 0.08
+    assert (some["low"], some["high"]) == pytest.approx((0.5958, 0.9821), abs=2e-4)
+    assert none["low"] == pytest.approx(0, abs=1e-12) and 0.05 < none["high"] < 0.08
 
 
 @pytest.mark.parametrize("part", synthetic.PARTS)
@@ -62,7 +62,7 @@ def test_score_counts_what_is_found_and_what_is_found_surely():
     out = score([np.zeros((1, 16, 16, 3), np.uint8)] * 4, wanted, judge, exactly(0.8))
     assert out["pattern"]["argmax"]["share"] == 0.75 and out["pattern"]["sure"]["share"] == 0.5
     half = share_estimate(2, 4)
-    assert (out["pattern"]["sure"]["low"], out["pattern"]["sure"]["high"]) == pytest.approx((half.low, half.high))
+    assert (out["pattern"]["sure"]["low"], out["pattern"]["sure"]["high"]) == pytest.approx((half["low"], half["high"]))
     assert out["all three"]["argmax"]["share"] == 0.75 and out["all three"]["sure"]["share"] == 0.5
     assert out["all five"]["argmax"]["share"] == 0.5 and out["all five"]["sure"]["share"] == 0.25
     assert out["all three"]["chance"] == 1 / 128 and out["posture"]["chance"] == 1 / 4
