@@ -1,7 +1,5 @@
 """`metrics.jsonl`: one JSON record per line, readable while it is written and after a crash."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -81,7 +79,7 @@ def read_metrics(path: str | os.PathLike) -> list[Json]:
     return tail_metrics(path)[0]
 
 
-def read_table(path: str | os.PathLike) -> pd.DataFrame:
+def read_table(path: str | os.PathLike) -> "pd.DataFrame":
     """`dfm_nb.read_metrics`: the records of `metrics.jsonl` or of a run folder as a table, one row per record.
 
     A validation round is a separate record, so its row has no loss and the others no `val_loss`.

@@ -10,8 +10,6 @@ when it is needed. `config.counts` computes parameters, FLOPs and widths from th
 the built network: each product by its name, shape, bias and tensor-parallel split, and FLOPs by FlopCounterMode.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
@@ -73,7 +71,7 @@ def size_row(*values: int | None) -> dict[str, Any]:
 class Network:
     """The network of a resolved `model` group (with the data set's `in_channels` and `text_dim`)."""
 
-    model: ModelConfig
+    model: "ModelConfig"
 
     # ---- settings and sizes
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}

@@ -6,8 +6,6 @@ fine-tuning follow. A network that does not read a setting of `model` fixes its 
 Limits on one key are here; rules between several keys are in `checks`.
 """
 
-from __future__ import annotations
-
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -361,7 +359,7 @@ class Config(Group):
         """What the training samples have; no setting."""
         return self._samples
 
-    def with_samples(self, samples: TrainingSamples) -> Config:
+    def with_samples(self, samples: TrainingSamples) -> "Config":
         """The same settings on these samples."""
         copy = self.model_copy()
         copy._samples = samples

@@ -12,8 +12,6 @@ encodes captions and writes.
   `HELD_PIXELS` waiting for a full batch, two slices of `SLICE_BYTES` of latents and `CAPTIONS_BYTES` of embeddings.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading
@@ -196,7 +194,7 @@ class ReadAhead:
                 self._turn.notify_all()
             self.reading.on_item()
 
-    def __enter__(self) -> ReadAhead:
+    def __enter__(self) -> "ReadAhead":
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -268,15 +266,6 @@ def to_frames(pixels: torch.Tensor) -> np.ndarray:
     return ((pixels.float().cpu().clamp(-1, 1) + 1) * 127.5).round().byte().movedim(-4, -1).numpy()
 
 
-@dataclass(frozen=True)
-class Encoders:
-    """What turns pixels and captions into numbers; `pad_text_tokens` is a length that embeddings are padded to."""
-
-    latents: LatentEncoder
-    text_encoder: TextEncoder
-    pad_text_tokens: int | None = None
-
-
 class LatentEncoder:
     """The latents of a batch of frames; a batch that is too large for the device is halved, and later ones with it."""
 
@@ -298,6 +287,15 @@ class LatentEncoder:
         self.batch_pixels = max(1, self.batch_pixels // 2)
         half = len(frames) // 2
         return torch.cat((self(frames[:half]), self(frames[half:])))
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """What turns pixels and captions into numbers; `pad_text_tokens` is a length that embeddings are padded to."""
+
+    latents: LatentEncoder
+    text_encoder: TextEncoder
+    pad_text_tokens: int | None = None
 
 
 class ShardSlice:

@@ -13,8 +13,6 @@ A tar gets its final name when it is complete and on disk. Equal samples give eq
 file: unknown names in a pickle are refused and reported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools
@@ -147,6 +145,15 @@ def decode_tensor(part: str, data: bytes | None, key: str = "?") -> torch.Tensor
     return value
 
 
+class Fits(NamedTuple):
+    """Required sizes of a sample. latent: channels, grid (T, H, W); text: width; given: voxels. None: unknown."""
+
+    channels: int | None = None
+    text_width: int | None = None
+    grid: tuple[int, int, int] | None = None
+    given: int | None = None
+
+
 def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -> EncodedClip:
     """Decode a sample from its members without running code; SampleError says what is wrong with it.
 
@@ -236,15 +243,6 @@ class Meta(Form):
     given_shapes: list[Annotated[list[pydantic.PositiveInt], pydantic.Field(min_length=3, max_length=3)]] | None = None
     attributes: dict | None = None
     crc32: int | None = None
-
-
-class Fits(NamedTuple):
-    """Required sizes of a sample. latent: channels, grid (T, H, W); text: width; given: voxels. None: unknown."""
-
-    channels: int | None = None
-    text_width: int | None = None
-    grid: tuple[int, int, int] | None = None
-    given: int | None = None
 
 
 def decode_meta(data: bytes | None, key: str) -> dict:

@@ -3,8 +3,6 @@
 A clip is NAME.mp4 or NAME.png, with NAME.mp4.json next to it. The sidecar is written last: a clip with one is finished.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

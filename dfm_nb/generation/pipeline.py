@@ -1,7 +1,5 @@
 """Prompts to clips in one or many processes."""
 
-from __future__ import annotations
-
 import functools
 import os
 import time
@@ -48,7 +46,7 @@ StepCallback = Callable[[int, int, "Clips"], None]
 class Preview:
     """An unfinished clip: the denoised estimate after a step, a latent [C, T, H, W]."""
 
-    pipe: Pipeline
+    pipe: "Pipeline"
     request: Request
     latent: Tensor
 
@@ -81,7 +79,7 @@ class ModelOptions(Options):
             return None
         return "auto" if self.ema == "auto" else float(self.ema)
 
-    def open(self, path: str | os.PathLike | loading.Weights, layout: Layout | None = None) -> Pipeline:
+    def open(self, path: str | os.PathLike | loading.Weights, layout: Layout | None = None) -> "Pipeline":
         """The pipeline of these weights."""
         return Pipeline.from_checkpoint(
             path, self.average, layout, self.tokenizer_path, self.text_encoder_path, self.mixed_precision
@@ -145,7 +143,7 @@ class Pipeline:
         tokenizer_path: str | None = None,
         text_encoder_path: str | None = None,
         mixed_precision: Literal["fp32", "bf16"] | None = None,
-    ) -> Pipeline:
+    ) -> "Pipeline":
         """Load a run folder (newest checkpoint), an `iter_*` folder or an exported `.safetensors` / `.pth` file.
 
         Parameters
@@ -172,7 +170,7 @@ class Pipeline:
         return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, source, ema)
 
     @classmethod
-    def from_pretrained(cls, name: str | os.PathLike = pretrained.DEFAULT, **settings: Any) -> Pipeline:
+    def from_pretrained(cls, name: str | os.PathLike = pretrained.DEFAULT, **settings: Any) -> "Pipeline":
         """Load a packaged model, or anything that `from_checkpoint` loads, with its keywords.
 
         Raises

@@ -17,8 +17,6 @@ A text file is UTF-8, UTF-16 with its mark, or else Windows-1252, as Excel write
 comma, semicolon and tab it has.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import csv
@@ -323,6 +321,34 @@ def _json_records(text: str) -> list[dict]:
 # ---- the source ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table or list that are used, and what a row has in them. media : in order of preference."""
+
+    rows: Rows
+    media: list[str]
+    caption: str | None
+    tags: str | None
+    weight: str | None
+    given: list[str]
+
+    def said(self, row: int, where: object) -> Said:
+        """`where` names its caption in a SampleError."""
+        tags = tags_of(self.rows[self.tags][row]) if self.tags else []
+        if self.caption in (None, self.tags):
+            return [], tags
+        return texts_of(self.rows[self.caption][row], where), tags
+
+    def weight_in(self, row: int) -> Any:
+        return self.rows[self.weight][row] if self.weight else None
+
+    def given_in(self, row: int) -> list[Any]:
+        given = []
+        for name in self.given:
+            given += pictures_of(self.rows[name][row])
+        return given
+
+
 @dataclass
 class Table(RowSource):
     """Items are rows.
@@ -455,34 +481,6 @@ def pictures_of(value: Any) -> list[Any]:
     several = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
     pictures = map(_picture, value if several else [value])
     return [picture for picture in pictures if picture is not None]
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns of a table or list that are used, and what a row has in them. media : in order of preference."""
-
-    rows: Rows
-    media: list[str]
-    caption: str | None
-    tags: str | None
-    weight: str | None
-    given: list[str]
-
-    def said(self, row: int, where: object) -> Said:
-        """`where` names its caption in a SampleError."""
-        tags = tags_of(self.rows[self.tags][row]) if self.tags else []
-        if self.caption in (None, self.tags):
-            return [], tags
-        return texts_of(self.rows[self.caption][row], where), tags
-
-    def weight_in(self, row: int) -> Any:
-        return self.rows[self.weight][row] if self.weight else None
-
-    def given_in(self, row: int) -> list[Any]:
-        given = []
-        for name in self.given:
-            given += pictures_of(self.rows[name][row])
-        return given
 
 
 def columns_of(
@@ -636,7 +634,7 @@ def _open_all(location: Location) -> tuple[Rows, list[str | None]]:
     return read_rows(Path(location.spec), files), splits
 
 
-def build(spec: str | pd.DataFrame | None = None, **options: Any) -> Table:
+def build(spec: "str | pd.DataFrame | None" = None, **options: Any) -> Table:
     """The source of `table:FILE`.
 
     Parameters
