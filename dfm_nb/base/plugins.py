@@ -50,7 +50,7 @@ from pydantic import create_model
 
 from dfm_nb.base.argv import meant
 from dfm_nb.base.installed import entry_points
-from dfm_nb.base.options import Field, Options, fields
+from dfm_nb.base.options import Field, Options, Values, fields
 
 PASSED: dict[str, list[str]] = {"sources": [], "tokenizers": ["device"], "text_encoders": ["device", "max_tokens"]}
 """Keywords of `build` in addition to its own flags."""
@@ -188,7 +188,7 @@ def all_flags() -> type[Options]:
 
 @functools.cache
 def _joined(*kinds: str) -> type[Options]:
-    every: dict[str, Any] = {}
+    every: Values = {}
     for kind in kinds:
         for module in load_all(kind).values():
             own = getattr(module, "Flags", Options).model_fields
@@ -201,7 +201,7 @@ def takes(module: ModuleType, parameter: str) -> bool:
     return parameter in inspect.signature(module.build).parameters
 
 
-def options_of(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(kind: str, name: str, given: Values) -> Values:
     """The entries of `given` that are for this plug-in, as keywords for its `build`; other kinds' are ignored.
 
     Raises

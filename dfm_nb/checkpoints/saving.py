@@ -22,7 +22,7 @@ import torch.distributed as dist
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
-from dfm_nb.base.files import listed_as, remove_temporaries, seal, sync, write_atomically, write_json
+from dfm_nb.base.files import Json, listed_as, remove_temporaries, seal, sync, write_atomically, write_json
 from dfm_nb.base.log import log
 from dfm_nb.base.process import end_with_parent
 from dfm_nb.base.run import iteration_name
@@ -407,7 +407,7 @@ def load_into(pieces: Pieces, index: TensorIndex) -> None:
         part.values.copy_(values.view(part.values.shape))
 
 
-def load(pieces: Pieces, folder: Path) -> dict[str, Any]:
+def load(pieces: Pieces, folder: Path) -> Json:
     """Load everything into `pieces`, in this layout; returns the JSON state. The folder must have passed `verify`.
 
     Learning rate, weight decay and other optimizer settings remain those of `pieces`.

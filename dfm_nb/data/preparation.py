@@ -15,7 +15,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, partial
@@ -32,7 +32,7 @@ from dfm_nb.base import plugins, version
 from dfm_nb.base.argv import LAUNCHER, NPROC, USER_ERRORS, ArgumentParser, from_launcher
 from dfm_nb.base.files import Json, read_json
 from dfm_nb.base.log import log, silent, tqdm
-from dfm_nb.base.options import fields, option
+from dfm_nb.base.options import Values, fields, option
 from dfm_nb.base.records import Clip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.base.torchrun import group_of_this_machine
 from dfm_nb.base.verb import Report, Verb
@@ -131,7 +131,7 @@ class PrepareConfig(Verb):
     overwrite: bool = option(False, "delete the preparation in the output folder")
     reuse: str | None = option(None, "finished folder whose latents are used where files have the same content")
     texts_only: bool = option(False, "encode only changed captions, also from edits.jsonl, and keep all latents")
-    options: dict[str, Any] = option({}, "values of the plug-ins' own flags by name", python_only=True)
+    options: Values = option({}, "values of the plug-ins' own flags by name", python_only=True)
     table: Any = option(None, "a DataFrame for the source `table`", python_only=True)
 
     def __init__(self, /, **values: Any):
@@ -180,7 +180,7 @@ class PrepareConfig(Verb):
     def report(self, result: Json) -> Report:
         return Report(prepared_folder.summary(self.output_dir, result))
 
-    def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
+    def words(self, usual: Values | None = None) -> list[str]:
         """Those of the plug-ins among them."""
         return [*super().words(usual), *plugins.all_flags()(**self.options).words()]
 
