@@ -413,7 +413,7 @@ class Table(RowSource):
     def read(self, index: int) -> Iterator[Clip]:
         where = f"row {index + 1} of {self.label}"
         with contextlib.suppress(SampleError):
-            value = self.media(index)
+            value, *_ = self.media(index)
             where += f" ({value})" if isinstance(value, str) else ""
         try:
             yield from super().read(index)
@@ -421,25 +421,22 @@ class Table(RowSource):
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
 
     def said(self, index: int) -> Said:
-        return self.columns.said(index, repr(self.columns.caption))
+        caption = repr(self.columns.caption)
+        texts, tags = self.columns.said(index, caption)
+        if not (texts or tags):
+            raise SampleError("no_caption", f"{caption} must be text; it is empty; write a caption there")
+        return texts, tags
 
-    def unsaid(self, index: int) -> str:
-        said = f"{self.columns.caption!r} must be text; it is empty; write a caption there"
-        raise SampleError("no_caption", said)
-
-    def media(self, index: int) -> Any:
+    def media(self, index: int) -> list[Any]:
         for column in self.columns.media:
             value = next(iter(pictures_of(self.columns.rows[column][index])), None)
             if isinstance(value, (str, bytes, Image.Image, np.ndarray)):
-                return _reference(value)
+                return list(map(_reference, (value, *self.columns.given_in(index))))
             if value is not None:
                 kind = type(value).__name__
                 raise SampleError("no_media", f"{column!r} must hold a picture, a path or a URL; it holds a {kind}")
         said = f"it has neither bytes, a path nor a URL in {' or '.join(self.columns.media)}"
         raise SampleError("no_media", said)
-
-    def given_with(self, index: int) -> list[Any]:
-        return list(map(_reference, self.columns.given_in(index)))
 
     def weight(self, index: int) -> Any:
         return self.columns.weight_in(index)
