@@ -86,6 +86,7 @@ class ModelOptions(Options):
         )
 
 
+@dataclass(eq=False, repr=False)
 class Pipeline:
     """A trained DiT with its tokenizer and text encoder, ready to generate.
 
@@ -94,44 +95,36 @@ class Pipeline:
     >>> clips.save("clips")                                           # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        config: cfg.Config,
-        chunks: Sequence[torch.nn.Module],
-        folder: Path,
-        tokenizer_path: str | None = None,
-        text_encoder_path: str | None = None,
-        source: loading.Weights | None = None,
-        ema: float | str | None = None,
-        statistics: LatentStatistics | None = None,
-    ):
-        self.source = source
-        self.ema = ema
-        self.config = config
-        self.chunks = chunks
-        self.folder = folder
-        m = config.model
+    config: cfg.Config
+    chunks: Sequence[torch.nn.Module]
+    folder: Path
+    tokenizer_path: str | None = None
+    text_encoder_path: str | None = None
+    source: loading.Weights | None = None
+    ema: float | str | None = None
+    statistics: LatentStatistics | None = None
+    memory_check: bool = True
+
+    def __post_init__(self) -> None:
+        m = self.config.model
         assert m.in_channels and m.text_dim and m.sigma_data, "the configuration of a trained model has all three"
         self.channels = m.in_channels
         self.sigma_data = m.sigma_data
         self.device = parallel.device()
-        self.manifest = folders.read_manifest(folder)
+        self.manifest = folders.read_manifest(self.folder)
         # pictures to start from are read as those of training were
         ground = folders.source_of(self.manifest).get("background", video.WHITE)
         try:
             self.reading = MediaOptions(background=f"#{bytes([*ground]).hex()}")
         except (TypeError, ValueError):
             raise folders.CheckpointError(
-                f"{folder / folders.MANIFEST} is damaged (source.background); use another checkpoint"
+                f"{self.folder / folders.MANIFEST} is damaged (source.background); use another checkpoint"
             ) from None
         self._texts: dict[str, Tensor] = {}
-        if (folder / EMPTY_TEXT).is_file() or not m.network.encodes_empty_caption:
-            self._texts[""] = read_empty_text(folder, m.text_dim)
-        self.statistics = statistics or folders.read_statistics(folder).used_by(m.network)
-        self._tokenizer_path = tokenizer_path
-        self._text_encoder_path = text_encoder_path
+        if (self.folder / EMPTY_TEXT).is_file() or not m.network.encodes_empty_caption:
+            self._texts[""] = read_empty_text(self.folder, m.text_dim)
+        self.scale = self.statistics or folders.read_statistics(self.folder).used_by(m.network)
         self.finished = Clips()
-        self.memory_check = True
 
     @classmethod
     @quietly()
@@ -206,14 +199,14 @@ class Pipeline:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the training data, loaded when first needed."""
         name = self.manifest["tokenizer"]["name"]
-        return self._load("tokenizer", self._tokenizer_path or plugins.carried(name, self.folder))
+        return self._load("tokenizer", self.tokenizer_path or plugins.carried(name, self.folder))
 
     @functools.cached_property
     def text_encoder(self) -> TextEncoder:
         """The text encoder of the training data, loaded when first needed."""
         # a prompt is truncated at the length of training captions
         cut = {k: v for k, v in self.manifest["text_encoder"].items() if k == "max_tokens"}
-        return self._load("text_encoder", self._text_encoder_path, **cut)
+        return self._load("text_encoder", self.text_encoder_path, **cut)
 
     def _load(self, kind: str, path: str | Path | None, **settings: Any) -> Any:
         """The manifest's "tokenizer" or "text_encoder" from `path`; ValueError if `path` has another one."""
@@ -330,8 +323,8 @@ class Pipeline:
         self.finished = Clips()
         _ = self.tokenizer  # a missing or wrong one is reported now, not after minutes of sampling
         if any(r.tokenizer_window for r in requests):
-            own = plugins.is_module_name(self._tokenizer_path)
-            name = str(self._tokenizer_path if own else self.manifest["tokenizer"]["name"])
+            own = plugins.is_module_name(self.tokenizer_path)
+            name = str(self.tokenizer_path if own else self.manifest["tokenizer"]["name"])
             plugins.options_of("tokenizers", name, {"tokenizer_window": ...})
         for batch in batches:
             self.check_memory([requests[i] for i in batch])
@@ -487,7 +480,7 @@ class Pipeline:
             raise ValueError(f"{request.init_video} has {len(frames)} frames; --num-video-frames needs {wanted}")
         free = self._mask(request.mask, request, frames) if request.mask else None
         frames = video.resize(frames[:wanted], request.height, request.width)
-        return self.encode_pixels(frames, request.tokenizer_window), free
+        return self.encode_pixels(frames), free
 
     @staticmethod
     def _mask(path: str, request: Request, frames: np.ndarray) -> Tensor:
@@ -518,16 +511,14 @@ class Pipeline:
 
     # ---- pixels and latents -----------------------------------------------------------------------------------
 
-    def encode_pixels(self, frames: np.ndarray, window: int | None = None) -> Tensor:
-        """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]. window : `Request.tokenizer_window`."""
-        pixels = to_pixels(frames)[None].to(self.device)
-        windows = {"window": window} if window else {}
-        latent = self.tokenizer.encode(pixels, **windows)[0].cpu()
-        return self.statistics.to_model(latent, self.sigma_data).double()
+    def encode_pixels(self, frames: np.ndarray) -> Tensor:
+        """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]."""
+        latent = self.tokenizer.encode(to_pixels(frames)[None].to(self.device))[0].cpu()
+        return self.scale.to_model(latent, self.sigma_data).double()
 
     def decode(self, latent: Tensor, window: int | None = None) -> np.ndarray:
         """Normalised latent [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3]. window : `Request.tokenizer_window`."""
-        return self.decode_stored(self.statistics.from_model(latent.cpu(), self.sigma_data), window)
+        return self.decode_stored(self.scale.from_model(latent.cpu(), self.sigma_data), window)
 
     def round_trip(self, frames: np.ndarray) -> np.ndarray:
         """A clip through the tokenizer, uint8 [T, H, W, 3]."""
