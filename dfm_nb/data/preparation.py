@@ -195,7 +195,7 @@ class PrepareConfig(Verb):
         """`tokenizer`; by default that of the folder if one was begun, else the source's, else `general`."""
         if self.tokenizer:
             return self.tokenizer
-        held = {} if self.overwrite else PreparedFolder(self.output_dir).held_plan() or {}
+        held = {} if self.overwrite else PreparedFolder(self.output_dir).held_plan()
         kept = held.get("tokenizer")
         if kept in plugins.names("tokenizers"):  # never a module's name, whose code would run
             return str(kept)
@@ -309,7 +309,7 @@ def prepare(config: PrepareConfig) -> Json:
         if done and ranks.rank == 0:
             log.info("%s is already complete", folder.path)
         # read on rank 0 alone: another node may see a new file of a shared folder only later
-        return ranks.first(lambda: json.loads(folder.manifest.read_text()))
+        return ranks.first(lambda: read_json(folder.manifest))
 
 
 class Preparation:
@@ -359,16 +359,6 @@ class Preparation:
         ------
         ValueError, OSError : the source cannot be used, or the folder must not be written into.
         """
-        self._check_unique()
-        config = self.config
-        plan = self._settled()
-        finished = self.folder.check(plan, config.resume, config.overwrite, config.texts_only)
-        made = read_json(self.folder.manifest).get("arguments", {})
-        same = all(getattr(config, path) == made.get(path) for path in ("tokenizer_path", "text_encoder_path"))
-        return None if finished and same else plan
-
-    def _check_unique(self) -> None:
-        """ValueError if two items have the same key."""
         hashes = np.sort(np.fromiter(map(hash, self.keys), np.int64))
         if (hashes[1:] == hashes[:-1]).any():  # or different keys with one hash
             key, times = Counter(self.keys).most_common(1)[0]
@@ -376,11 +366,17 @@ class Preparation:
                 raise ValueError(
                     f"the source names two items {key!r}; keys must be unique: rename or remove one of them"
                 )
+        config = self.config
+        plan = self._settled()
+        finished = self.folder.check(plan, config.resume, config.overwrite, config.texts_only)
+        made = read_json(self.folder.manifest).get("arguments", {})
+        same = all(getattr(config, path) == made.get(path) for path in ("tokenizer_path", "text_encoder_path"))
+        return None if finished and same else plan
 
     def _settled(self) -> Json:
         """The settings that must be equal for a folder to belong to this preparation."""
         config = self.config
-        held = {} if config.overwrite else self.folder.held_plan() or {}
+        held = {} if config.overwrite else self.folder.held_plan()
         # the shards depend on the number of processes that started; any number may continue
         began = held.get("ranks")
         if type(began) is not int or not 0 < began <= MOST_RANKS:
@@ -439,8 +435,6 @@ class Preparation:
         if not self.carried:
             with torch.no_grad():
                 self.tokenizer.encode(torch.zeros(1, 3, 1, 64, 64))
-        elif config.tokenizer_path:
-            config.tokenizer_module.build(config.tokenizer_path)
 
     def _build(self, kind: str, name: str, path: str | Path | None, **more: Any) -> Any:
         options = plugins.options_of(kind, name, self.config.options)
@@ -452,22 +446,20 @@ class Preparation:
         path = self.folder.path if self.carried else self.config.tokenizer_path
         return self._build("tokenizers", self.config.tokenizer_name, path)
 
-    def _planned(self) -> ShardPlans | GrownPlans:
+    def run(self) -> None:
         layout = self.ranks.first(self.folder.layout)
         if layout:
-            return GrownPlans(self.keys, layout)
-        return ShardPlans(
-            self.keys,
-            self.plan["val_fraction"],
-            self.config.test_fraction,
-            self.plan["ranks"],
-            self.config.shard_size,
-            self.source.item_split,
-            self.plan.get("copies", ()),
-        )
-
-    def run(self) -> None:
-        self.plans = self._planned()
+            self.plans = GrownPlans(self.keys, layout)
+        else:
+            self.plans = ShardPlans(
+                self.keys,
+                self.plan["val_fraction"],
+                self.config.test_fraction,
+                self.plan["ranks"],
+                self.config.shard_size,
+                self.source.item_split,
+                self.plan.get("copies", ()),
+            )
         if self.ranks.rank == 0 and self.config.val_fraction is None:
             said = "%d of %d items are held out for validation; --val-fraction %g is the default"
             log.info(said, len(self.plans.items_of("val")), self.plans.num_items, self.plan["val_fraction"])
@@ -476,7 +468,7 @@ class Preparation:
         stocks = [Path(self.config.reuse).expanduser()] if self.config.reuse else []
         for stock in stocks:
             prepared_folder.check_reuse(PreparedFolder(stock), self.plan, self.identities())
-        if isinstance(self.plans, GrownPlans):
+        if layout:
             stocks.append(self.folder.path)
             self.ranks.first(self._tell_captions)
         # the samples of an item with --flip depend on its split
@@ -600,10 +592,11 @@ class Preparation:
         write_indexes(self.folder.path, totals.names)
         shards.write_energon_metadata(self.folder.path, totals.names)
         arguments = self.config.model_dump(exclude={"options", "table", "as_json"}, exclude_none=True)
+        arguments |= {"tokenizer": self.config.tokenizer_name, **self.config.options}
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
-        own["arguments"] = arguments | {"tokenizer": self.config.tokenizer_name} | self.config.options
-        about = {"source": self.plan["source"], "captions_from": list(self.source.captions_from.values())}
-        about |= self.identities()
+        own["arguments"] = arguments
+        captions_from = list(self.source.captions_from.values())
+        about = {"source": self.plan["source"], "captions_from": captions_from, **self.identities()}
         # a run's statistics stay, and so do the tokenizer and what it was measured on
         if isinstance(self.plans, GrownPlans) or self.config.texts_only:
             before = read_json(self.folder.manifest)

@@ -127,9 +127,7 @@ class ShardPlans:
         self._world = world
         self._shard_size = shard_size
         self._ranges = balanced_ranges(len(codes), world)
-        sizes = [np.bincount(self._codes[start:stop], minlength=len(SPLITS)) for start, stop in self._ranges]
         self.num_items = len(codes)
-        self.num_shards = int((-(-np.array(sizes) // shard_size)).sum())
 
     def items_of(self, split: str) -> np.ndarray:
         """Indices of the items of a split."""
@@ -154,7 +152,9 @@ class ShardPlans:
         """The shards that rank `rank` of `world` makes: its own, or an equal part of all if another world started."""
         if world == self._world:
             return list(self.of_rank(rank))
-        return list(itertools.islice(self.all(), *balanced_ranges(self.num_shards, world)[rank]))
+        plans = list(self.all())
+        start, stop = balanced_ranges(len(plans), world)[rank]
+        return plans[start:stop]
 
 
 def evenly(items: Sequence[int] | np.ndarray, count: int) -> list[int]:
