@@ -145,7 +145,7 @@ class TrainingSamples(BaseModel, strict=True, extra="forbid"):
         Its captions were bits alone, in the order of their kind's sizes; older kinds of one size had none.
         """
         kinds: list[Kind] = []
-        captions: list[Captions] = []
+        captions = []
         for group in ("generation.", "generation.other."):
             form = {name: settings.get(group + name) for name in SETTINGS}
             sizes = settings.get(f"{group}sizes") or []

@@ -44,11 +44,12 @@ def _precision(value: Any) -> Any:
 
 
 Int = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Int, PydanticField(ge=1)]
 Text = Annotated[str, BeforeValidator(_text)]
 Place = Annotated[Text, AfterValidator(os.path.expanduser)]  # a shell leaves the ~ of key=~/a
 # Below 12^-0.5, the relative width of the mean over all steps: no average of `model.ema` is wider.
 SigmaRel = Annotated[float, PydanticField(gt=0, lt=0.2886)]
-LatentSize = Annotated[list[Annotated[Int, PydanticField(ge=1)]], PydanticField(min_length=3, max_length=3)]
+LatentSize = Annotated[list[Count], PydanticField(min_length=3, max_length=3)]
 if TYPE_CHECKING:
     Variant = str
 else:
@@ -63,6 +64,16 @@ class Group(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
+def of_weights(default: Any, help: str, **limits_and_marks: Any) -> Any:
+    """A setting that defines the weights."""
+    return option(default, help, shape=True, **limits_and_marks)
+
+
+def of_run(default: Any, help: str, **limits: Any) -> Any:
+    """A setting that belongs to the data or the run, whatever the weights."""
+    return option(default, help, network=False, **limits)
+
+
 class LoraConfig(Group):
     rank: Int | None = option(None, "train only LoRA of this rank on attention and MLP; null trains all weights", ge=1)
     alpha: float | None = option(None, "LoRA is scaled by alpha / rank; null: alpha = rank", gt=0)
@@ -75,23 +86,23 @@ class LoraConfig(Group):
 
 
 class ModelConfig(Group):
-    """The network. Training from weights uses their values of these settings, except for settings with `network=False`,
-    which belong to the data or the run. Settings with `shape=True` define the weights and cannot differ.
+    """The network. Training from weights uses their values of these settings, except for those `of_run`, which belong to
+    the data or the run. Those `of_weights` define the weights and cannot differ.
     """
 
     size: Text | None = option(None, "a row of sizes.py or of a network (DiT-S, ...): sets layers, width and heads")
-    variant: Variant = option("dit", "the network, found by name (sets the keys in which it differs)", shape=True)
-    num_layers: Int = option(12, "transformer layers", ge=1, shape=True)
-    hidden_size: Int = option(384, "width of the residual stream", ge=8, shape=True)
-    num_attention_heads: Int = option(6, "attention heads; must divide hidden_size", ge=1, shape=True)
-    ffn_hidden_size: Int | None = option(None, "width of the MLP; null: 4 * hidden_size", ge=1, shape=True)
-    in_channels: Int | None = option(None, "latent channels; null: the data set's", ge=1, shape=True, network=False)
-    text_dim: Int | None = option(None, "width of the text; null: the data set's", ge=1, shape=True, network=False)
-    patch_spatial: Int = option(2, "latent pixels per token along height and along width", ge=1, shape=True)
-    patch_temporal: Int = option(1, "latent frames per token", ge=1, shape=True)
-    adaln_lora_dim: Int | None = option(None, "rank of the adaLN modulation; null: full rank", ge=1, shape=True)
+    variant: Variant = of_weights("dit", "the network, found by name (sets the keys in which it differs)")
+    num_layers: Count = of_weights(12, "transformer layers")
+    hidden_size: Int = of_weights(384, "width of the residual stream", ge=8)
+    num_attention_heads: Count = of_weights(6, "attention heads; must divide hidden_size")
+    ffn_hidden_size: Int | None = of_weights(None, "width of the MLP; null: 4 * hidden_size", ge=1)
+    in_channels: Int | None = of_weights(None, "latent channels; null: the data set's", ge=1, network=False)
+    text_dim: Int | None = of_weights(None, "width of the text; null: the data set's", ge=1, network=False)
+    patch_spatial: Count = of_weights(2, "latent pixels per token along height and along width")
+    patch_temporal: Count = of_weights(1, "latent frames per token")
+    adaln_lora_dim: Int | None = of_weights(None, "rank of the adaLN modulation; null: full rank", ge=1)
     qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head")
-    rope: bool = option(False, "RoPE in self attention, in addition to the sine-cosine embedding", shape=True)
+    rope: bool = of_weights(False, "RoPE in self attention, in addition to the sine-cosine embedding")
     layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation layer", gt=0, lt=1)
     sigma_data: float = option(0.5, "standard deviation of the scaled latents (EDM's sigma_data)", gt=0)
     # The noise band in which neighbours inform a denoiser, in latents of 512 px pictures and 256 px clips
@@ -100,8 +111,8 @@ class ModelConfig(Group):
     # EDM's -1.2 and 1.2 (Karras et al. 2022) are for pixels of 32 and 64 px pictures; NeMo DFM has 0 and 1.
     P_mean: float = option(0.2, "mean of ln(sigma) in training")
     P_std: float = option(1.4, "standard deviation of ln(sigma) in training", gt=0)
-    objective: Literal["edm", "flow"] = option(
-        "edm", "output of the network: EDM's F, or flow matching's velocity (with sigma_data 1)", shape=True
+    objective: Literal["edm", "flow"] = of_weights(
+        "edm", "output of the network: EDM's F, or flow matching's velocity (with sigma_data 1)"
     )
     times: Literal["logit-normal", "uniform"] = option(
         "logit-normal",
@@ -113,30 +124,28 @@ class ModelConfig(Group):
     shift_tokens: Int | None = option(
         None, "multiply a sample's noise level by sqrt(its tokens / this), for several sizes", ge=1
     )
-    text_padding: Int | None = option(
-        None, "pad a text with zeros (attended to) to this many rows, and truncate longer ones", ge=1, shape=True
+    text_padding: Int | None = of_weights(
+        None, "pad a text with zeros (attended to) to this many rows, and truncate longer ones", ge=1
     )
-    pooled_text: bool = option(True, "add the mean text embedding to the conditioning vector", shape=True)
-    tensor_model_parallel_size: Int = option(1, "TP: processes that share each weight matrix", ge=1, network=False)
-    pipeline_model_parallel_size: Int = option(1, "PP: processes that share the layers", ge=1, network=False)
-    virtual_pipeline_model_parallel_size: Int | None = option(
-        None, "VPP: interleaved stages per pipeline process; null: one", ge=1, network=False
+    pooled_text: bool = of_weights(True, "add the mean text embedding to the conditioning vector")
+    tensor_model_parallel_size: Count = of_run(1, "TP: processes that share each weight matrix")
+    pipeline_model_parallel_size: Count = of_run(1, "PP: processes that share the layers")
+    virtual_pipeline_model_parallel_size: Int | None = of_run(
+        None, "VPP: interleaved stages per pipeline process; null: one", ge=1
     )
-    context_parallel_size: Int = option(1, "CP: processes that share each sequence", ge=1, network=False)
-    sequence_parallel: bool = option(False, "SP: split activations between products over the TP ranks", network=False)
-    attention_backend: Literal["auto", "sdpa", "varlen", "flash_attn"] = option(
-        "auto", "kernel for packed sequences; auto: the fastest on this machine", network=False
+    context_parallel_size: Count = of_run(1, "CP: processes that share each sequence")
+    sequence_parallel: bool = of_run(False, "SP: split activations between products over the TP ranks")
+    attention_backend: Literal["auto", "sdpa", "varlen", "flash_attn"] = of_run(
+        "auto", "kernel for packed sequences; auto: the fastest on this machine"
     )
-    compile: bool | None = option(
-        None, "torch.compile the layers for training; null: on a CUDA device whose layout allows it", network=False
+    compile: bool | None = of_run(
+        None, "torch.compile the layers for training; null: on a CUDA device whose layout allows it"
     )
-    cuda_graph: bool = option(
-        False, "forward and backward of a step as one CUDA graph, where the layout allows it", network=False
+    cuda_graph: bool = of_run(False, "forward and backward of a step as one CUDA graph, where the layout allows it")
+    recompute_granularity: Literal["selective", "full"] | None = of_run(
+        None, "recompute in the backward pass: selective (attention), full (layers), or null (nothing)"
     )
-    recompute_granularity: Literal["selective", "full"] | None = option(
-        None, "recompute in the backward pass: selective (attention), full (layers), or null (nothing)", network=False
-    )
-    vae_cache_folder: Place | None = option(None, "the tokenizer's folder, for validation samples", network=False)
+    vae_cache_folder: Place | None = of_run(None, "the tokenizer's folder, for validation samples")
     lora: LoraConfig = LoraConfig()
 
     @property
@@ -149,10 +158,10 @@ class TrainConfig(Group):
     minutes: float | None = option(
         None, "training time; it sets iterations, network, packs, noise levels and checkpoints (planner.minutes)", gt=0
     )
-    train_iters: Int = option(10000, "optimizer steps of the whole run", ge=1)
-    global_batch_size: Int = option(32, "packs per optimizer step over all processes", ge=1)
-    micro_batch_size: Int = option(
-        1, "packs per forward: one packed sequence of micro_batch_size * dataset.task_encoder_seq_length tokens", ge=1
+    train_iters: Count = option(10000, "optimizer steps of the whole run")
+    global_batch_size: Count = option(32, "packs per optimizer step over all processes")
+    micro_batch_size: Count = option(
+        1, "packs per forward: one packed sequence of micro_batch_size * dataset.task_encoder_seq_length tokens"
     )
     eval_interval: Int = option(500, "iterations between validations; 0 means never", ge=0)
     eval_iters: Int = option(8, "global batches per validation; 0 means no validation", ge=0)
@@ -195,7 +204,7 @@ class OptimizerConfig(Group):
         0.2, "root mean square of a Muon update's entries, in units of optimizer.lr; 0.2 is about AdamW's", gt=0
     )
     muon_momentum: float = option(0.95, "Nesterov momentum of Muon", ge=0, lt=1)
-    muon_num_ns_steps: Int = option(5, "Newton-Schulz iterations of Muon", ge=1)
+    muon_num_ns_steps: Count = option(5, "Newton-Schulz iterations of Muon")
     clip_grad: float = option(1.0, "clip the global gradient norm to this; 0 does not clip", ge=0)
     use_distributed_optimizer: bool = option(False, "shard the optimizer state over the data-parallel processes")
 
@@ -214,17 +223,17 @@ class DatasetConfig(Group):
     )
     cache_dir: Place | None = option(None, "cache for shards from a server; null: ~/.cache/dfm_nb")
     cache_gib: float = option(64.0, "size of that cache in GiB", gt=0)
-    task_encoder_seq_length: Int = option(8192, "tokens in a pack; no sample may be longer", ge=1)
-    packing_buffer_size: Int = option(64, "size of the packing buffer", ge=1)
+    task_encoder_seq_length: Count = option(8192, "tokens in a pack; no sample may be longer")
+    packing_buffer_size: Count = option(64, "size of the packing buffer")
     lanes: Int = option(
         0,
         "maximum number of shard streams, which yield packs in turn, best a multiple of the data-parallel size; "
         "0: one below a million samples, else 256; a resumed run keeps its value",
         ge=0,
     )
-    lane_window: Int = option(8192, "shuffle window of a lane in samples, if there are several lanes", ge=1)
-    balance_steps: Int = option(
-        1, "steps to balance packs over, so that a step's packs cost the same; a resumed run keeps its value", ge=1
+    lane_window: Count = option(8192, "shuffle window of a lane in samples, if there are several lanes")
+    balance_steps: Count = option(
+        1, "steps to balance packs over, so that a step's packs cost the same; a resumed run keeps its value"
     )
     num_workers: Int = option(2, "loader threads per training process; 0 loads in the training thread", ge=0)
     clip_weight: float = option(
@@ -272,7 +281,7 @@ class EmaConfig(Group):
 
 
 class LoggerConfig(Group):
-    log_interval: Int = option(10, "iterations between log lines; metrics.jsonl records every iteration", ge=1)
+    log_interval: Count = option(10, "iterations between log lines; metrics.jsonl records every iteration")
     report_to: list[Text] | None = option(
         None, "tensorboard, wandb, an entry point, module:name; null: tensorboard, and wandb with a project"
     )
@@ -292,22 +301,22 @@ STUDENT_SAMPLING = {"sampler": "euler", "schedule": "flow", "guidance": 1.0}
 class GenerationConfig(Group):
     """A checkpoint's recommendations, the defaults of `dfm generate`, `dfm evaluate`, validation and `Pipeline`."""
 
-    height: Int | None = option(
-        None, "px; null: as the training sample whose caption is most like it", ge=16, multiple_of=16, network=False
+    height: Int | None = of_run(
+        None, "px; null: as the training sample whose caption is most like it", ge=16, multiple_of=16
     )
-    width: Int | None = option(None, "px; null: likewise", ge=16, multiple_of=16, network=False)
-    num_video_frames: Int | None = option(None, "frames, 1 + 4 k; null: likewise", ge=1, network=False)
-    fps: float | None = option(None, "frames per second; null: likewise", gt=0, network=False)
+    width: Int | None = of_run(None, "px; null: likewise", ge=16, multiple_of=16)
+    num_video_frames: Int | None = of_run(None, "frames, 1 + 4 k; null: likewise", ge=1)
+    fps: float | None = of_run(None, "frames per second; null: likewise", gt=0)
     # 14 evaluations are as good as 35 of Heun's (benchmarks/results/sampler_quality.md)
-    num_steps: Int = option(14, "recommended sampler steps", ge=1, le=MOST_STEPS)
+    num_steps: Count = option(14, "recommended sampler steps", le=MOST_STEPS)
     guidance: float = option(7.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
     sampler: Text = option("unipc_2", "sampler, one of `dfm generate --sampler`")
     schedule: Text = option("focused", "schedule, one of `dfm generate --schedule`")
     shift: float = option(1.0, "shift of the schedule, if it is `flow`", gt=0)
     # 160 times the sigma_data of latents: the first state is noise, whatever the picture (Karras et al. 2022, Table 1)
     sigma_max: float = option(80.0, "noise level of the start", gt=0)
-    anchor: Anchor = option(
-        "none", "nearest: keep the captions of up to 1,000 samples, and put the nearest before a prompt", network=False
+    anchor: Anchor = of_run(
+        "none", "nearest: keep the captions of up to 1,000 samples, and put the nearest before a prompt"
     )
 
     def of_samples(self) -> dict[str, Any]:
@@ -324,7 +333,7 @@ class ValidationConfig(Group):
     width: Int | None = option(None, "width of the samples; null: likewise", ge=16, multiple_of=16)
     frames: Int | None = option(None, "frames of the samples, 1 + 4 k; null: likewise", ge=1)
     fps: float | None = option(None, "frames per second of the samples; null: likewise", gt=0)
-    num_sigmas: Int = option(8, "fixed noise levels of the validation loss", ge=1)
+    num_sigmas: Count = option(8, "fixed noise levels of the validation loss")
 
 
 class DistConfig(Group):
