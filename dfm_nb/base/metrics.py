@@ -137,8 +137,8 @@ def damage_of(path: str | os.PathLike) -> tuple[list[Json], str]:
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
     """Iterations and values of the records that have a number under `key` (null, NaN and Inf are skipped)."""
-    iterations: list[int] = []
-    values: list[float] = []
+    iterations = []
+    values = []
     for record in records:
         value = record.get(key)
         if isinstance(value, (int, float)) and abs(value) < LARGEST:

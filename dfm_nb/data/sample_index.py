@@ -184,12 +184,12 @@ class Sizes:
         """All stills, or all clips; int64."""
         return np.flatnonzero((self._columns["t"] == 1) == still)
 
-    def sizes(self, samples: np.ndarray | slice = slice(None)) -> dict[tuple[int, int, int], int]:
+    def sizes(self, samples: np.ndarray | slice = slice(None)) -> dict[geometry.Size, int]:
         """Number of samples by frames, height and width in px, the smallest first."""
         grids = Counter(zip(*(self._columns[side][samples].tolist() for side in "thw")))
         return {geometry.pixel_size(*grid): count for grid, count in sorted(grids.items())}
 
-    def grid(self, index: int) -> tuple[int, int, int]:
+    def grid(self, index: int) -> geometry.Size:
         """Latent T, H, W."""
         t, h, w = (int(self._columns[side][index]) for side in "thw")
         return t, h, w
@@ -211,8 +211,8 @@ class SampleIndex(Sizes):
     ValueError : the index or a shard's size does not match the folder's checksums, or it names a shard without one.
     """
 
-    def __init__(self, folder: str | Path, split: str, here: bool = True):
-        self.folder = Path(folder)
+    def __init__(self, folder: Path, split: str, here: bool = True):
+        self.folder = folder
         self.split = split
         self._listed = prepared_folder.read_checksums(self.folder)
         path = index_path(folder, split)
@@ -236,7 +236,8 @@ class SampleIndex(Sizes):
             self.dropped = [(str(reason), str(detail)) for reason, detail in files.parsed(about[b"dropped"])]
             if self._columns["shard"].max(initial=0) >= max(1, len(self.shards)):
                 raise ValueError("it has samples of a shard that it does not list")
-        except Exception as error:  # of what others may have written
+        # what others may have written decodes to something else
+        except (ArithmeticError, LookupError, OSError, TypeError, ValueError, pa.ArrowException) as error:
             raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:200]}); {fix}") from None
         for shard in self.shards:
             tar = self.folder / shard.name
@@ -267,5 +268,5 @@ class SampleIndex(Sizes):
         return SampleEntry(self._keys[index].as_py(), self.folder / self.shards[shard].name, offset, size)
 
 
-def index_path(folder: str | Path, split: str) -> Path:
-    return Path(folder) / f"{split}{prepared_folder.INDEX}"
+def index_path(folder: Path, split: str) -> Path:
+    return folder / f"{split}{prepared_folder.INDEX}"

@@ -28,9 +28,9 @@ MOST_ANCHORS = 1_000  # 1 MB in each checkpoint with the states of `minilm`
 READ_OF_SERVER = 16  # of a server: each may fetch a shard before training starts
 
 
-def has_split(path: str | Path, split: str) -> bool:
+def has_split(path: Path, split: str) -> bool:
     """Whether the split has samples."""
-    return index_path(path, split).name in read_checksums(Path(path))
+    return index_path(path, split).name in read_checksums(path)
 
 
 class ShardStore(SampleIndex):
@@ -52,6 +52,7 @@ class ShardStore(SampleIndex):
     def __init__(
         self, path: str | Path, split: str = "train", progress: bool = False, remote: RemoteFolder | None = None
     ):
+        path = Path(path)
         if not has_split(path, split):
             raise ValueError(f"{path} has no {split!r} samples; prepare it with --{split}-fraction above 0")
         super().__init__(path, split, here=remote is None)

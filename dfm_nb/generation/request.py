@@ -341,7 +341,7 @@ class Request(Sampling):
         return "; ".join(sentences)
 
     @property
-    def latent_grid(self) -> tuple[int, int, int]:
+    def latent_grid(self) -> geometry.Size:
         """Latent T, H, W."""
         return geometry.latent_size(self.num_video_frames, self.height, self.width)
 
@@ -351,7 +351,7 @@ class Request(Sampling):
         return int(bool(self.init_image)), int(bool(self.last_image))
 
     @property
-    def grids(self) -> list[tuple[int, int, int]]:
+    def grids(self) -> list[geometry.Size]:
         """Latent T, H, W of the clip and of each of `given`, for estimates of memory and time."""
         given = self.read_given(min(self.height, self.width))
         return [self.latent_grid, *(geometry.latent_size(*frames.shape[:3]) for frames in given)]

@@ -34,7 +34,7 @@ UNREAD = {
     "ffmpeg -i IN OUT.mp4": ".rm .rmvb .mxf .dv .divx .f4v .y4m .h264 .264 .hevc .265".split(),
 }
 """Pictures and videos that are not read, by the command that converts them."""
-HEIF_BRANDS = (b"avif", b"avis", b"mif1", b"mif2", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx")
+HEIF_BRANDS = b"avif avis mif1 mif2 msf1 heic heix heim heis hevc hevx".split()
 STILL_FPS = 1.0  # of every still, also of one that is a frame of a video
 Clips = Iterator[tuple[str, np.ndarray, float, video.Lost]]
 """For each clip: key, frames uint8 [T, H, W, 3], frames per second, and what is lost of its file."""
