@@ -17,6 +17,8 @@ from dfm_nb.base.log import warn_once
 
 Json = dict[str, Any]
 """A JSON object: a manifest, a plan, a record."""
+StrPath = str | os.PathLike
+"""A path as a user gives it."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Of a folder that is another user's or read-only."""
@@ -72,7 +74,7 @@ def is_url(path: object) -> bool:
     return "://" in str(path)
 
 
-def local(path: str | os.PathLike) -> Path:
+def local(path: StrPath) -> Path:
     """An output path, `~` expanded; ValueError for a URL, also in the form that `Path` gives it (`s3:/bucket`)."""
     if re.match(r"\w{2,}:/", os.fspath(path)):
         raise ValueError(f"output must be in a local folder; got {path}; copy it there afterwards")

@@ -119,9 +119,10 @@ class Content(NamedTuple):
     stamp: str
     weight: str
 
-    def same(self, other: "Content") -> bool:
-        """Whether both give the same samples, but for captions."""
-        return (self.sha256, self.weight) == (other.sha256, other.weight)
+    @property
+    def sample(self) -> tuple[str, str]:
+        """What gives the same samples, but for captions."""
+        return self.sha256, self.weight
 
 
 Said = tuple[list[str], list[str]]

@@ -6,7 +6,6 @@
 import functools
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dfm_nb import config as cfg
-from dfm_nb.base.files import Json, sha256
+from dfm_nb.base.files import Json, StrPath, sha256
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import generated_with
 from dfm_nb.base.pretrained import weights_path
@@ -168,7 +167,7 @@ def rebuilt(source: Weights, sigma_rel: float) -> Tensors:
     return Lazy(averages[0], combined)
 
 
-def find_weights(path: str | os.PathLike | Weights) -> Weights:
+def find_weights(path: StrPath | Weights) -> Weights:
     """A run folder, a folder of checkpoints, an `iter_*` folder, an exported `.safetensors` / `.pth` file, or the name
     of a packaged model where no run or file has it.
 
@@ -239,7 +238,7 @@ def weights_in(folder: Path) -> Weights:
     return Weights(folder, folders.read_config(folder))
 
 
-def settings_of(path: str | os.PathLike) -> cfg.Leaves:
+def settings_of(path: StrPath) -> cfg.Leaves:
     """The network's settings and recommended generation settings of the weights at a path, by dotted key.
 
     A run's newest checkpoint is not verified here, because that takes long if it is large: loading does it.

@@ -21,8 +21,25 @@ from dfm_nb.config import networks, notation, samples, sizes
 from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
 from dfm_nb.config.schema import FIELDS, CheckpointConfig, Config, ModelConfig
 
-__all__ = ["DERIVED", "FIELDS", "OF_SAMPLES", "Config", "ConfigError", "Fault", "Leaves", "ModelConfig", "Resolved"]
-__all__ += ["describe_limits", "flatten", "from_yaml", "print_config", "recipes", "resolve", "text_type", "to_yaml"]
+__all__ = [
+    "DERIVED",
+    "FIELDS",
+    "OF_SAMPLES",
+    "Config",
+    "ConfigError",
+    "Fault",
+    "Leaves",
+    "ModelConfig",
+    "Resolved",
+    "describe_limits",
+    "flatten",
+    "from_yaml",
+    "print_config",
+    "recipes",
+    "resolve",
+    "text_type",
+    "to_yaml",
+]
 
 RECIPES = {p.stem: p for p in Path(__file__).parents[1].rglob("recipes/*.yaml")}
 DEFAULT, COMMAND_LINE = "default", "command line"

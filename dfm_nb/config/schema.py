@@ -86,8 +86,8 @@ class LoraConfig(Group):
 
 
 class ModelConfig(Group):
-    """The network. Training from weights uses their values of these settings, except for those `of_run`, which belong to
-    the data or the run. Those `of_weights` define the weights and cannot differ.
+    """The network. Training from weights uses their values of these settings, except for those `of_run`, which belong
+    to the data or the run. Those `of_weights` define the weights and cannot differ.
     """
 
     size: Text | None = option(None, "a row of sizes.py or of a network (DiT-S, ...): sets layers, width and heads")

@@ -244,7 +244,7 @@ def grow(folder: Path, source: Source, keys: Iterable[str], plan: Json) -> Layou
                 record = held[key]
                 split = record.split
                 if content and before:
-                    unchanged = content.same(before)
+                    unchanged = content.sample == before.sample
                 else:
                     unchanged = content is before and key in dropped
                 if unchanged:
@@ -315,11 +315,11 @@ class Stock:
                 dropped = {drop["key"] for drop in record.drops}
                 for key, content in record.contents.items():
                     if content and key not in dropped:
-                        self._places[content[::2]] = folder / record.name, key
+                        self._places[content.sample] = folder / record.name, key
 
     def samples(self, content: Content | None) -> list[tuple[str, EncodedClip]]:
         """Of an item with this content: what follows the item's key in the key of each sample, and the sample."""
-        tar, item = self._places.get(content and content[::2], (None, ""))
+        tar, item = self._places.get(content and content.sample, (None, ""))
         try:
             return [(e.key.removeprefix(item), e.read()) for e in _items_of(tar)[item]] if tar else []
         except (KeyError, ValueError, OSError):  # the shard was just rewritten, or is damaged: the item is read again

@@ -28,9 +28,9 @@ MOST_ANCHORS = 1_000  # 1 MB in each checkpoint with the states of `minilm`
 READ_OF_SERVER = 16  # of a server: each may fetch a shard before training starts
 
 
-def has_split(path: Path, split: str) -> bool:
+def has_split(path: str | Path, split: str) -> bool:
     """Whether the split has samples."""
-    return index_path(path, split).name in read_checksums(path)
+    return index_path(Path(path), split).name in read_checksums(Path(path))
 
 
 class ShardStore(SampleIndex):

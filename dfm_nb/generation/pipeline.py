@@ -1,7 +1,6 @@
 """Prompts to clips in one or many processes."""
 
 import functools
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base import geometry, plugins, pretrained, video
 from dfm_nb.base.argv import quietly
+from dfm_nb.base.files import StrPath
 from dfm_nb.base.log import log, tqdm
 from dfm_nb.base.machine import GIB, available_bytes, fast_bf16
 from dfm_nb.base.options import Options, option
@@ -79,7 +79,7 @@ class ModelOptions(Options):
             return None
         return "auto" if self.ema == "auto" else float(self.ema)
 
-    def open(self, path: str | os.PathLike | loading.Weights, layout: Layout | None = None) -> "Pipeline":
+    def open(self, path: StrPath | loading.Weights, layout: Layout | None = None) -> "Pipeline":
         """The pipeline of these weights."""
         return Pipeline.from_checkpoint(
             path, self.average, layout, self.tokenizer_path, self.text_encoder_path, self.mixed_precision
@@ -130,7 +130,7 @@ class Pipeline:
     @quietly()
     def from_checkpoint(
         cls,
-        path: str | os.PathLike | loading.Weights,
+        path: StrPath | loading.Weights,
         ema: float | str | None = "auto",
         layout: Layout | None = None,
         tokenizer_path: str | None = None,
@@ -163,7 +163,7 @@ class Pipeline:
         return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, source, ema)
 
     @classmethod
-    def from_pretrained(cls, name: str | os.PathLike = pretrained.DEFAULT, **settings: Any) -> "Pipeline":
+    def from_pretrained(cls, name: StrPath = pretrained.DEFAULT, **settings: Any) -> "Pipeline":
         """Load a packaged model, or anything that `from_checkpoint` loads, with its keywords.
 
         Raises
