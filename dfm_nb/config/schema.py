@@ -45,6 +45,10 @@ def _precision(value: Any) -> Any:
 
 Int = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Int, PydanticField(ge=1)]
+Natural = Annotated[Int, PydanticField(ge=0)]
+Positive = Annotated[float, PydanticField(gt=0)]
+NotNegative = Annotated[float, PydanticField(ge=0)]
+Share = Annotated[float, PydanticField(ge=0, le=1)]
 Text = Annotated[str, BeforeValidator(_text)]
 Place = Annotated[Text, AfterValidator(os.path.expanduser)]  # a shell leaves the ~ of key=~/a
 # Below 12^-0.5, the relative width of the mean over all steps: no average of `model.ema` is wider.
@@ -104,13 +108,13 @@ class ModelConfig(Group):
     qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head")
     rope: bool = of_weights(False, "RoPE in self attention, in addition to the sine-cosine embedding")
     layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation layer", gt=0, lt=1)
-    sigma_data: float = option(0.5, "standard deviation of the scaled latents (EDM's sigma_data)", gt=0)
+    sigma_data: Positive = option(0.5, "standard deviation of the scaled latents (EDM's sigma_data)")
     # The noise band in which neighbours inform a denoiser, in latents of 512 px pictures and 256 px clips
     # (benchmarks/results/noise_levels.md). Its upper end rises by 0.4 to 0.5 when the sides double, so large clips need
     # strong noise. At 64 px the measurement gives about -0.4 and 1.0, EDM2's values for latents, which the demo uses.
     # EDM's -1.2 and 1.2 (Karras et al. 2022) are for pixels of 32 and 64 px pictures; NeMo DFM has 0 and 1.
     P_mean: float = option(0.2, "mean of ln(sigma) in training")
-    P_std: float = option(1.4, "standard deviation of ln(sigma) in training", gt=0)
+    P_std: Positive = option(1.4, "standard deviation of ln(sigma) in training")
     objective: Literal["edm", "flow"] = of_weights(
         "edm", "output of the network: EDM's F, or flow matching's velocity (with sigma_data 1)"
     )
@@ -163,10 +167,10 @@ class TrainConfig(Group):
     micro_batch_size: Count = option(
         1, "packs per forward: one packed sequence of micro_batch_size * dataset.task_encoder_seq_length tokens"
     )
-    eval_interval: Int = option(500, "iterations between validations; 0 means never", ge=0)
-    eval_iters: Int = option(8, "global batches per validation; 0 means no validation", ge=0)
+    eval_interval: Natural = option(500, "iterations between validations; 0 means never")
+    eval_iters: Natural = option(8, "global batches per validation; 0 means no validation")
     # the unconditional estimate for guidance is learned from these (Ho & Salimans 2022: 0.1 and 0.2 work equally well)
-    caption_dropout: float = option(0.1, "probability that a sample's caption is replaced by the empty one", ge=0, le=1)
+    caption_dropout: Share = option(0.1, "probability that a sample's caption is replaced by the empty one")
     teacher_guidance: float | None = option(
         None, "guidance of a student's teacher; null: as its weights recommend", ge=0
     )
@@ -183,7 +187,7 @@ class TrainConfig(Group):
         ge=0,
         le=0.9,
     )
-    max_skipped_steps: Int = option(10, "most steps in a row skipped for NaN or Inf; more end the run", ge=0)
+    max_skipped_steps: Natural = option(10, "most steps in a row skipped for NaN or Inf; more end the run")
     exit_on_signal: bool = option(True, "on Ctrl-C, SIGTERM or SIGUSR1, save a checkpoint and exit cleanly")
     exit_duration_s: float | None = option(None, "save and exit after this time in training", gt=0)
 
@@ -193,19 +197,19 @@ class OptimizerConfig(Group):
         "adam", "adam: AdamW; muon: Muon for the matrices of attention and MLP, AdamW for the rest"
     )
     lr: float = option(1e-4, "peak learning rate", gt=0, lt=1)
-    min_lr: float = option(0.0, "learning rate at the end of the decay", ge=0)
-    weight_decay: float = option(
-        0.01, "weight decay of AdamW and Muon; a step multiplies the weights by 1 - lr * weight_decay", ge=0
+    min_lr: NotNegative = option(0.0, "learning rate at the end of the decay")
+    weight_decay: NotNegative = option(
+        0.01, "weight decay of AdamW and Muon; a step multiplies the weights by 1 - lr * weight_decay"
     )
     adam_beta1: float = option(0.9, "AdamW beta 1", ge=0, lt=1)
     adam_beta2: float = option(0.99, "AdamW beta 2", ge=0, lt=1)
-    adam_eps: float = option(1e-8, "AdamW epsilon", gt=0)
-    muon_extra_scale_factor: float = option(
-        0.2, "root mean square of a Muon update's entries, in units of optimizer.lr; 0.2 is about AdamW's", gt=0
+    adam_eps: Positive = option(1e-8, "AdamW epsilon")
+    muon_extra_scale_factor: Positive = option(
+        0.2, "root mean square of a Muon update's entries, in units of optimizer.lr; 0.2 is about AdamW's"
     )
     muon_momentum: float = option(0.95, "Nesterov momentum of Muon", ge=0, lt=1)
     muon_num_ns_steps: Count = option(5, "Newton-Schulz iterations of Muon")
-    clip_grad: float = option(1.0, "clip the global gradient norm to this; 0 does not clip", ge=0)
+    clip_grad: NotNegative = option(1.0, "clip the global gradient norm to this; 0 does not clip")
     use_distributed_optimizer: bool = option(False, "shard the optimizer state over the data-parallel processes")
 
 
@@ -222,31 +226,30 @@ class DatasetConfig(Group):
         None, "folder with the shards that `dfm prepare` wrote, or its URL (https://, s3://, what fsspec opens)"
     )
     cache_dir: Place | None = option(None, "cache for shards from a server; null: ~/.cache/dfm_nb")
-    cache_gib: float = option(64.0, "size of that cache in GiB", gt=0)
+    cache_gib: Positive = option(64.0, "size of that cache in GiB")
     task_encoder_seq_length: Count = option(8192, "tokens in a pack; no sample may be longer")
     packing_buffer_size: Count = option(64, "size of the packing buffer")
-    lanes: Int = option(
+    lanes: Natural = option(
         0,
         "maximum number of shard streams, which yield packs in turn, best a multiple of the data-parallel size; "
         "0: one below a million samples, else 256; a resumed run keeps its value",
-        ge=0,
     )
     lane_window: Count = option(8192, "shuffle window of a lane in samples, if there are several lanes")
     balance_steps: Count = option(
         1, "steps to balance packs over, so that a step's packs cost the same; a resumed run keeps its value"
     )
-    num_workers: Int = option(2, "loader threads per training process; 0 loads in the training thread", ge=0)
+    num_workers: Natural = option(2, "loader threads per training process; 0 loads in the training thread")
     clip_weight: float = option(
         1.0, "how often a clip is used for each use of a picture, on top of the samples' own weights", ge=0.001, le=1000
     )
-    max_bad_fraction: float = option(
-        0.01, "share of samples that may be unusable before the run stops; above 0, one sample always may", ge=0, le=1
+    max_bad_fraction: Share = option(
+        0.01, "share of samples that may be unusable before the run stops; above 0, one sample always may"
     )
     use_train_split_for_val: bool = option(False, "validate on training samples, when all data are in the train split")
-    condition_frames_prob: float = option(
-        0.0, "probability that a clip's first latent frame is given clean, for image-to-video", ge=0, le=1
+    condition_frames_prob: Share = option(
+        0.0, "probability that a clip's first latent frame is given clean, for image-to-video"
     )
-    condition_last_prob: float = option(0.0, "the same of its last latent frame, for --last-image", ge=0, le=1)
+    condition_last_prob: Share = option(0.0, "the same of its last latent frame, for --last-image")
     may_grow: bool = option(False, "whether a resumed run continues with its data set when samples were added to it")
     mock: bool = option(False, "train on random latents instead of a data set")
     mock_latent_sizes: list[LatentSize] | None = option(
@@ -266,9 +269,9 @@ class CheckpointConfig(Group):
     )
     load_checkpoint: Place | None = option(None, "resume from this run, checkpoint folder or iter_*, which must exist")
     pretrained: Place | None = option(None, "start from these weights with a fresh optimizer and data order")
-    save_interval: Int = option(1000, "iterations between checkpoints; 0 saves at the end only", ge=0)
+    save_interval: Natural = option(1000, "iterations between checkpoints; 0 saves at the end only")
     async_save: bool = option(False, "write checkpoints in the background during training")
-    keep_last: Int = option(3, "number of newest checkpoints to keep; 0 keeps all", ge=0)
+    keep_last: Natural = option(3, "number of newest checkpoints to keep; 0 keeps all")
     keep_best: bool = option(False, "also save and keep the checkpoint with the lowest validation loss")
     keep_every: Int | None = option(None, "also keep the checkpoints at multiples of this iteration", ge=1)
 
@@ -291,7 +294,7 @@ class LoggerConfig(Group):
 
 
 class RngConfig(Group):
-    seed: Int = option(1234, "seed of weights, data order, noise levels and noise", ge=0)
+    seed: Natural = option(1234, "seed of weights, data order, noise levels and noise")
 
 
 STUDENT_SAMPLING = {"sampler": "euler", "schedule": "flow", "guidance": 1.0}
@@ -309,12 +312,12 @@ class GenerationConfig(Group):
     fps: float | None = of_run(None, "frames per second; null: likewise", gt=0)
     # 14 evaluations are as good as 35 of Heun's (benchmarks/results/sampler_quality.md)
     num_steps: Count = option(14, "recommended sampler steps", le=MOST_STEPS)
-    guidance: float = option(7.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
+    guidance: NotNegative = option(7.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)")
     sampler: Text = option("unipc_2", "sampler, one of `dfm generate --sampler`")
     schedule: Text = option("focused", "schedule, one of `dfm generate --schedule`")
-    shift: float = option(1.0, "shift of the schedule, if it is `flow`", gt=0)
+    shift: Positive = option(1.0, "shift of the schedule, if it is `flow`")
     # 160 times the sigma_data of latents: the first state is noise, whatever the picture (Karras et al. 2022, Table 1)
-    sigma_max: float = option(80.0, "noise level of the start", gt=0)
+    sigma_max: Positive = option(80.0, "noise level of the start")
     anchor: Anchor = of_run(
         "none", "nearest: keep the captions of up to 1,000 samples, and put the nearest before a prompt"
     )
@@ -337,11 +340,9 @@ class ValidationConfig(Group):
 
 
 class DistConfig(Group):
-    timeout_s: float = option(1800.0, "a collective that waits longer ends the job", gt=0)
-    hang_timeout_s: float = option(
-        30.0,
-        "end the job and name the rank if a step takes longer, and five times as long as any before; 0: never",
-        ge=0,
+    timeout_s: Positive = option(1800.0, "a collective that waits longer ends the job")
+    hang_timeout_s: NotNegative = option(
+        30.0, "end the job and name the rank if a step takes longer, and five times as long as any before; 0: never"
     )
 
 
