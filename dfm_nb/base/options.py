@@ -106,10 +106,12 @@ def fields(model: type[BaseModel], prefix: str = "") -> dict[str, Field]:
             by_key |= fields(kind, f"{prefix}{name}.")
             continue
         optional = typing.get_origin(kind) in (typing.Union, UnionType) and type(None) in typing.get_args(kind)
+        declared = info.metadata
         if optional:
             kind = typing.get_args(kind)[0]
+            declared = [*declared, *getattr(typing.get_args(info.annotation)[0], "__metadata__", ())]
         limits: Values = {}
-        for limit in info.metadata:
+        for limit in declared:
             limits |= {n: getattr(limit, n) for n in _LIMITS if getattr(limit, n, None) is not None}
         if typing.get_origin(kind) is Literal:
             limits["choices"] = typing.get_args(kind)

@@ -9,6 +9,7 @@ Limits on one key are here; rules between several keys are in `checks`.
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from annotated_types import Ge, Gt, MultipleOf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PrivateAttr
 from pydantic import Field as PydanticField
 from pydantic_core import PydanticCustomError, PydanticKnownError
@@ -44,10 +45,11 @@ def _precision(value: Any) -> Any:
 
 
 Int = Annotated[int, BeforeValidator(_whole)]
-Count = Annotated[Int, PydanticField(ge=1)]
-Natural = Annotated[Int, PydanticField(ge=0)]
-Positive = Annotated[float, PydanticField(gt=0)]
-NotNegative = Annotated[float, PydanticField(ge=0)]
+Count = Annotated[Int, Ge(1)]
+Natural = Annotated[Int, Ge(0)]
+Side = Annotated[Int, Ge(16), MultipleOf(16)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, PydanticField(ge=0, le=1)]
 Text = Annotated[str, BeforeValidator(_text)]
 Place = Annotated[Text, AfterValidator(os.path.expanduser)]  # a shell leaves the ~ of key=~/a
@@ -79,8 +81,8 @@ def of_run(default: Any, help: str, **limits: Any) -> Any:
 
 
 class LoraConfig(Group):
-    rank: Int | None = option(None, "train only LoRA of this rank on attention and MLP; null trains all weights", ge=1)
-    alpha: float | None = option(None, "LoRA is scaled by alpha / rank; null: alpha = rank", gt=0)
+    rank: Count | None = option(None, "train only LoRA of this rank on attention and MLP; null trains all weights")
+    alpha: Positive | None = option(None, "LoRA is scaled by alpha / rank; null: alpha = rank")
 
     @property
     def scale(self) -> float:
@@ -99,12 +101,12 @@ class ModelConfig(Group):
     num_layers: Count = of_weights(12, "transformer layers")
     hidden_size: Int = of_weights(384, "width of the residual stream", ge=8)
     num_attention_heads: Count = of_weights(6, "attention heads; must divide hidden_size")
-    ffn_hidden_size: Int | None = of_weights(None, "width of the MLP; null: 4 * hidden_size", ge=1)
-    in_channels: Int | None = of_weights(None, "latent channels; null: the data set's", ge=1, network=False)
-    text_dim: Int | None = of_weights(None, "width of the text; null: the data set's", ge=1, network=False)
+    ffn_hidden_size: Count | None = of_weights(None, "width of the MLP; null: 4 * hidden_size")
+    in_channels: Count | None = of_weights(None, "latent channels; null: the data set's", network=False)
+    text_dim: Count | None = of_weights(None, "width of the text; null: the data set's", network=False)
     patch_spatial: Count = of_weights(2, "latent pixels per token along height and along width")
     patch_temporal: Count = of_weights(1, "latent frames per token")
-    adaln_lora_dim: Int | None = of_weights(None, "rank of the adaLN modulation; null: full rank", ge=1)
+    adaln_lora_dim: Count | None = of_weights(None, "rank of the adaLN modulation; null: full rank")
     qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head")
     rope: bool = of_weights(False, "RoPE in self attention, in addition to the sine-cosine embedding")
     layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation layer", gt=0, lt=1)
@@ -125,17 +127,17 @@ class ModelConfig(Group):
     student: bool = option(
         False, "a few-step student of checkpoint.pretrained: it learns guidance and generation.num_steps long steps"
     )
-    shift_tokens: Int | None = option(
-        None, "multiply a sample's noise level by sqrt(its tokens / this), for several sizes", ge=1
+    shift_tokens: Count | None = option(
+        None, "multiply a sample's noise level by sqrt(its tokens / this), for several sizes"
     )
-    text_padding: Int | None = of_weights(
-        None, "pad a text with zeros (attended to) to this many rows, and truncate longer ones", ge=1
+    text_padding: Count | None = of_weights(
+        None, "pad a text with zeros (attended to) to this many rows, and truncate longer ones"
     )
     pooled_text: bool = of_weights(True, "add the mean text embedding to the conditioning vector")
     tensor_model_parallel_size: Count = of_run(1, "TP: processes that share each weight matrix")
     pipeline_model_parallel_size: Count = of_run(1, "PP: processes that share the layers")
-    virtual_pipeline_model_parallel_size: Int | None = of_run(
-        None, "VPP: interleaved stages per pipeline process; null: one", ge=1
+    virtual_pipeline_model_parallel_size: Count | None = of_run(
+        None, "VPP: interleaved stages per pipeline process; null: one"
     )
     context_parallel_size: Count = of_run(1, "CP: processes that share each sequence")
     sequence_parallel: bool = of_run(False, "SP: split activations between products over the TP ranks")
@@ -159,8 +161,8 @@ class ModelConfig(Group):
 
 
 class TrainConfig(Group):
-    minutes: float | None = option(
-        None, "training time; it sets iterations, network, packs, noise levels and checkpoints (planner.minutes)", gt=0
+    minutes: Positive | None = option(
+        None, "training time; it sets iterations, network, packs, noise levels and checkpoints (planner.minutes)"
     )
     train_iters: Count = option(10000, "optimizer steps of the whole run")
     global_batch_size: Count = option(32, "packs per optimizer step over all processes")
@@ -171,8 +173,8 @@ class TrainConfig(Group):
     eval_iters: Natural = option(8, "global batches per validation; 0 means no validation")
     # the unconditional estimate for guidance is learned from these (Ho & Salimans 2022: 0.1 and 0.2 work equally well)
     caption_dropout: Share = option(0.1, "probability that a sample's caption is replaced by the empty one")
-    teacher_guidance: float | None = option(
-        None, "guidance of a student's teacher; null: as its weights recommend", ge=0
+    teacher_guidance: NotNegative | None = option(
+        None, "guidance of a student's teacher; null: as its weights recommend"
     )
     teacher_steps: Int = option(
         8,
@@ -189,7 +191,7 @@ class TrainConfig(Group):
     )
     max_skipped_steps: Natural = option(10, "most steps in a row skipped for NaN or Inf; more end the run")
     exit_on_signal: bool = option(True, "on Ctrl-C, SIGTERM or SIGUSR1, save a checkpoint and exit cleanly")
-    exit_duration_s: float | None = option(None, "save and exit after this time in training", gt=0)
+    exit_duration_s: Positive | None = option(None, "save and exit after this time in training")
 
 
 class OptimizerConfig(Group):
@@ -214,10 +216,10 @@ class OptimizerConfig(Group):
 
 
 class SchedulerConfig(Group):
-    lr_warmup_iters: Int | None = option(
-        None, "iterations of linear warm-up; null: a tenth of train.train_iters, at most 100", ge=0
+    lr_warmup_iters: Natural | None = option(
+        None, "iterations of linear warm-up; null: a tenth of train.train_iters, at most 100"
     )
-    lr_decay_iters: Int | None = option(None, "iteration at which min_lr is reached; null: train.train_iters", ge=1)
+    lr_decay_iters: Count | None = option(None, "iteration at which min_lr is reached; null: train.train_iters")
     lr_decay_style: Literal["cosine", "linear", "constant"] = option("cosine", "shape of the decay")
 
 
@@ -257,8 +259,8 @@ class DatasetConfig(Group):
         "latent [T, H, W] sizes of mock samples in turn; null: a wide picture that fills a pack alone",
         min_length=1,
     )
-    mock_text_tokens: Int | None = option(
-        None, "caption tokens of a mock sample; null: 512, or a sixteenth of a pack if that is less", ge=1
+    mock_text_tokens: Count | None = option(
+        None, "caption tokens of a mock sample; null: 512, or a sixteenth of a pack if that is less"
     )
 
 
@@ -273,7 +275,7 @@ class CheckpointConfig(Group):
     async_save: bool = option(False, "write checkpoints in the background during training")
     keep_last: Natural = option(3, "number of newest checkpoints to keep; 0 keeps all")
     keep_best: bool = option(False, "also save and keep the checkpoint with the lowest validation loss")
-    keep_every: Int | None = option(None, "also keep the checkpoints at multiples of this iteration", ge=1)
+    keep_every: Count | None = option(None, "also keep the checkpoints at multiples of this iteration")
 
 
 class EmaConfig(Group):
@@ -304,12 +306,10 @@ STUDENT_SAMPLING = {"sampler": "euler", "schedule": "flow", "guidance": 1.0}
 class GenerationConfig(Group):
     """A checkpoint's recommendations, the defaults of `dfm generate`, `dfm evaluate`, validation and `Pipeline`."""
 
-    height: Int | None = of_run(
-        None, "px; null: as the training sample whose caption is most like it", ge=16, multiple_of=16
-    )
-    width: Int | None = of_run(None, "px; null: likewise", ge=16, multiple_of=16)
-    num_video_frames: Int | None = of_run(None, "frames, 1 + 4 k; null: likewise", ge=1)
-    fps: float | None = of_run(None, "frames per second; null: likewise", gt=0)
+    height: Side | None = of_run(None, "px; null: as the training sample whose caption is most like it")
+    width: Side | None = of_run(None, "px; null: likewise")
+    num_video_frames: Count | None = of_run(None, "frames, 1 + 4 k; null: likewise")
+    fps: Positive | None = of_run(None, "frames per second; null: likewise")
     # 14 evaluations are as good as 35 of Heun's (benchmarks/results/sampler_quality.md)
     num_steps: Count = option(14, "recommended sampler steps", le=MOST_STEPS)
     guidance: NotNegative = option(7.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)")
@@ -330,12 +330,12 @@ class GenerationConfig(Group):
 class ValidationConfig(Group):
     samples: bool = option(True, "generate samples at each validation, for captions of training and held-out samples")
     prompts: list[Text] = option([], "further prompts to sample: one, or a list as '[\"one, with a comma\", another]'")
-    num_steps: Int | None = option(None, "sampler steps; null: generation.num_steps", ge=1, le=MOST_STEPS)
-    guidance: float | None = option(None, "guidance strength; null: generation.guidance", ge=0)
-    height: Int | None = option(None, "height of the samples; null: as dfm generate by default", ge=16, multiple_of=16)
-    width: Int | None = option(None, "width of the samples; null: likewise", ge=16, multiple_of=16)
-    frames: Int | None = option(None, "frames of the samples, 1 + 4 k; null: likewise", ge=1)
-    fps: float | None = option(None, "frames per second of the samples; null: likewise", gt=0)
+    num_steps: Count | None = option(None, "sampler steps; null: generation.num_steps", le=MOST_STEPS)
+    guidance: NotNegative | None = option(None, "guidance strength; null: generation.guidance")
+    height: Side | None = option(None, "height of the samples; null: as dfm generate by default")
+    width: Side | None = option(None, "width of the samples; null: likewise")
+    frames: Count | None = option(None, "frames of the samples, 1 + 4 k; null: likewise")
+    fps: Positive | None = option(None, "frames per second of the samples; null: likewise")
     num_sigmas: Count = option(8, "fixed noise levels of the validation loss")
 
 
