@@ -21,8 +21,9 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as PydanticField
 from pydantic_core import PydanticUndefined
@@ -32,6 +33,7 @@ from dfm_nb.base.files import local
 
 Values = dict[str, Any]
 """By name of the option, its limit or its mark."""
+Count = Annotated[int, Ge(1)]
 _LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length")
 
 

@@ -32,7 +32,7 @@ from dfm_nb.base import plugins, version
 from dfm_nb.base.argv import LAUNCHER, NPROC, USER_ERRORS, ArgumentParser, from_launcher
 from dfm_nb.base.files import Json, read_json
 from dfm_nb.base.log import log, silent, tqdm
-from dfm_nb.base.options import Values, fields, option
+from dfm_nb.base.options import Count, Values, fields, option
 from dfm_nb.base.records import Clip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.base.torchrun import group_of_this_machine
 from dfm_nb.base.verb import Report, Verb
@@ -113,19 +113,17 @@ class PrepareConfig(Verb):
         "crop", "to sides that are multiples of 16: crop (the middle, or from which edge to keep) or pad", plan=True
     )
     upscale: bool = option(False, "also enlarge smaller pictures to --short-side, as NeMo DFM does", plan=True)
-    limit: int | None = option(None, "only the first N items", ge=1, plan=True)
+    limit: Count | None = option(None, "only the first N items", plan=True)
     val_fraction: float | None = option(
         None, "share of the items, by a hash of their keys; default 0.05, for few items 0.125", ge=0, lt=1, plan=True
     )
     test_fraction: float = option(0.0, "likewise", ge=0, lt=1, plan=True)
-    shard_size: int = option(250, "items per shard: the unit of work and of resuming", ge=1, plan=True)
-    max_text_tokens: int = option(512, "longer captions are cut", ge=1, plan=True)
-    pad_text_tokens: int | None = option(
-        None, "pad embeddings to this length, for readers that need it", ge=1, plan=True
-    )
-    tag_captions: int | None = option(None, "further captions to build from each sample's tags", ge=1, plan=True)
+    shard_size: Count = option(250, "items per shard: the unit of work and of resuming", plan=True)
+    max_text_tokens: Count = option(512, "longer captions are cut", plan=True)
+    pad_text_tokens: Count | None = option(None, "pad embeddings to this length, for readers that need it", plan=True)
+    tag_captions: Count | None = option(None, "further captions to build from each sample's tags", plan=True)
     flip: bool = option(False, "also encode mirrored training samples, unless a caption says left or right", plan=True)
-    workers: int | None = option(None, "threads that read and resize; default: the cores, 2 to 16 a process", ge=1)
+    workers: Count | None = option(None, "threads that read and resize; default: the cores, 2 to 16 a process")
     device: str | None = option(None, "default: each process its own cuda device where there are any, else cpu")
     resume: bool = option(False, "continue an unfinished output folder")
     overwrite: bool = option(False, "delete the preparation in the output folder")

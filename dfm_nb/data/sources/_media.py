@@ -21,7 +21,7 @@ from pydantic import model_validator
 
 from dfm_nb.base import geometry, video
 from dfm_nb.base.limits import MAX_BYTES
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import Count, Options, option
 from dfm_nb.base.records import SampleError
 
 IMAGE_SUFFIXES = frozenset(".png .apng .jpg .jpeg .jfif .webp .gif .avif .heic .heif .jp2 .bmp .tif .tiff".split())
@@ -49,12 +49,10 @@ class MediaOptions(Options):
     """
 
     background: str = option("white", "colour behind transparent images and videos: a name or #rrggbb")
-    clip_frames: int | None = option(
-        None, "videos: frames per clip, 1 + 4k; default: one clip of the whole video", ge=1
-    )
+    clip_frames: Count | None = option(None, "videos: frames per clip, 1 + 4k; default: one clip of the whole video")
     fps: float | None = option(None, "videos: frames per second to sample; default: every frame", gt=0)
-    stride: int | None = option(
-        None, "videos: frames from one clip's start to the next; default: --clip-frames, no overlap", ge=1
+    stride: Count | None = option(
+        None, "videos: frames from one clip's start to the next; default: --clip-frames, no overlap"
     )
     allow_outside: bool = option(False, "also read files outside the folder, by a link or captions.csv")
 
