@@ -17,7 +17,7 @@ from dfm_nb import parallel
 from dfm_nb.base import pretrained
 from dfm_nb.base.argv import NPROC, ArgumentParser, guard
 from dfm_nb.base.files import check_free
-from dfm_nb.base.options import option
+from dfm_nb.base.options import Count, option
 from dfm_nb.base.verb import FileVerb, Report
 from dfm_nb.checkpoints import folders, loading
 from dfm_nb.generation import clip_files
@@ -40,11 +40,11 @@ class GenerateOptions(ModelOptions, FileVerb):
         None, ".txt with a prompt per line, .jsonl with settings per line, or a clip's .json to reproduce it"
     )
     size: str | None = option(None, "short for --width and --height", metavar="WIDTHxHEIGHT")
-    num_images: int = option(1, "samples of each prompt, with the seeds that follow --seed", ge=1)
-    batch_size: int = option(16, "clips generated together; does not change the result", ge=1)
-    cp_size: int = option(1, "processes that share each sequence", ge=1)
-    tp_size: int = option(1, "processes that share each weight", ge=1)
-    pp_size: int = option(1, "processes that share the layers", ge=1)
+    num_images: Count = option(1, "samples of each prompt, with the seeds that follow --seed")
+    batch_size: Count = option(16, "clips generated together; does not change the result")
+    cp_size: Count = option(1, "processes that share each sequence")
+    tp_size: Count = option(1, "processes that share each weight")
+    pp_size: Count = option(1, "processes that share the layers")
     tokenizer_model: str | None = option(None, "not needed, as the checkpoint knows its tokenizer")
     video_save_path: str = option(
         "out.mp4", "NAME.mp4, NAME, or a folder/; several clips get idx=I_rank=R_ before the name", output=True

@@ -76,7 +76,7 @@ def test_the_nearest_training_caption_comes_before_a_prompt_that_is_none(tiny_pi
 def test_long_clip_is_decoded_in_bounded_pieces(tiny_pipe):
     """121 frames: pieces of at most 16 frames, put together what one decode of the whole gives."""
     latent = torch.randn(16, 31, 4, 6, generator=torch.Generator().manual_seed(0))
-    raw = tiny_pipe.statistics.from_model(latent, 0.5)[None]
+    raw = tiny_pipe.scale.from_model(latent, 0.5)[None]
     pieces = [p.shape[2] for p in tiny_pipe.tokenizer.decode_windows(raw)]
     assert max(pieces) == 16 and sum(pieces) == 121
     whole = ((tiny_pipe.tokenizer.decode(raw)[0].clamp(-1, 1) + 1) * 127.5).round().byte().permute(1, 2, 3, 0).numpy()

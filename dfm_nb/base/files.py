@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
 import os
@@ -14,10 +13,12 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from dfm_nb.base.limits import MOST_BYTES, MOST_DEPTH
-from dfm_nb.base.log import log
+from dfm_nb.base.log import warn_once
 
 Json = dict[str, Any]
 """A JSON object: a manifest, a plan, a record."""
+StrPath = str | os.PathLike
+"""A path as a user gives it."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Of a folder that is another user's or read-only."""
@@ -44,15 +45,9 @@ def replacing(path: str | Path, durable: bool = True) -> Iterator[Path]:
             if durable:
                 sync(temporary)
         fix = _free.pop(path.absolute(), "")
-        try:
-            if fix:
-                os.link(temporary, path)  # which fails where another process was first
-        except FileExistsError:
-            raise FileExistsError(_TAKEN.format(path, fix)) from None
-        except OSError:  # of a file system without hard links
-            fix = ""
-        if not fix:
-            os.replace(temporary, path)
+        if fix and os.path.lexists(path):  # another process was first
+            raise FileExistsError(_TAKEN.format(path, fix))
+        os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -79,7 +74,7 @@ def is_url(path: object) -> bool:
     return "://" in str(path)
 
 
-def local(path: str | os.PathLike) -> Path:
+def local(path: StrPath) -> Path:
     """An output path, `~` expanded; ValueError for a URL, also in the form that `Path` gives it (`s3:/bucket`)."""
     if re.match(r"\w{2,}:/", os.fspath(path)):
         raise ValueError(f"output must be in a local folder; got {path}; copy it there afterwards")
@@ -130,15 +125,10 @@ def is_plain(path: Path, inside: Path | None = None, most_bytes: int = MOST_BYTE
     try:
         return bool(plain(path, inside, most_bytes))
     except ValueError as error:
-        _report(str(error))
+        warn_once("not read: %s", str(error))
     except OSError:
         pass
     return False
-
-
-@functools.cache
-def _report(refused: str) -> None:
-    log.warning("not read: %s", refused)
 
 
 def leads_out(path: Path, inside: Path) -> bool:

@@ -9,6 +9,8 @@ PX_PER_LATENT = 8
 LATENT_CHANNELS = 16
 SIDE_MULTIPLE = 2 * PX_PER_LATENT
 """Sides in px: one patch of the network is 2 x 2 latent pixels."""
+Size = tuple[int, int, int]
+"""Frames, height and width, in px or in latent pixels."""
 
 
 def is_frame_count(frames: int) -> bool:
@@ -51,11 +53,11 @@ def nearest_multiples(value: int, step: int) -> str:
     return f"{down}" if down == up else f"{down} or {up}"
 
 
-def latent_size(frames: int, height_px: int, width_px: int) -> tuple[int, int, int]:
+def latent_size(frames: int, height_px: int, width_px: int) -> Size:
     """Latent (T, H, W) of a clip of 1 + 4k frames whose sides are multiples of 8 px."""
     return 1 + (frames - 1) // FRAMES_PER_LATENT, height_px // PX_PER_LATENT, width_px // PX_PER_LATENT
 
 
-def pixel_size(t: int, h: int, w: int) -> tuple[int, int, int]:
+def pixel_size(t: int, h: int, w: int) -> Size:
     """(frames, height, width in px) of a latent; the inverse of `latent_size`."""
     return 1 + (t - 1) * FRAMES_PER_LATENT, h * PX_PER_LATENT, w * PX_PER_LATENT

@@ -1,6 +1,7 @@
 """What a person sees of a running program: log lines and progress bars, in a console, a notebook and `log.txt`."""
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -18,6 +19,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 def legible(text: str) -> str:
     r"""Text for a terminal: control and non-UTF-8 characters are escaped as `\x1b`; newlines and tabs stay."""
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+@functools.cache
+def warn_once(text: str, *values: object) -> None:
+    """Warn of what may be met again."""
+    log.warning(text, *values)
 
 
 @contextlib.contextmanager

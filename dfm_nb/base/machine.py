@@ -1,7 +1,5 @@
 """What this machine has: free memory, and the precision in which it is fast. torch is imported on a call."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +10,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 
-def available_bytes(device: torch.device) -> int:
+def available_bytes(device: "torch.device") -> int:
     """Free memory for this process: on the GPU, or on the machine and in its control group."""
     if device.type == "cuda":
         import torch

@@ -1,7 +1,5 @@
 """`metrics.jsonl`: one JSON record per line, readable while it is written and after a crash."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Mapping, Sequence
 
 import orjson
 
-from dfm_nb.base.files import UNLIMITED, Json, appending, plain, write_atomically
+from dfm_nb.base.files import UNLIMITED, Json, StrPath, appending, plain, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,12 +74,12 @@ class Metrics:
         self._file.close()
 
 
-def read_metrics(path: str | os.PathLike) -> list[Json]:
+def read_metrics(path: StrPath) -> list[Json]:
     """The complete records of `metrics.jsonl` or of a run folder, also while it is written; [] if it does not exist."""
     return tail_metrics(path)[0]
 
 
-def read_table(path: str | os.PathLike) -> pd.DataFrame:
+def read_table(path: StrPath) -> "pd.DataFrame":
     """`dfm_nb.read_metrics`: the records of `metrics.jsonl` or of a run folder as a table, one row per record.
 
     A validation round is a separate record, so its row has no loss and the others no `val_loss`.
@@ -98,7 +96,7 @@ def read_table(path: str | os.PathLike) -> pd.DataFrame:
     return pd.DataFrame(records)
 
 
-def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> tuple[list[Json], int]:
+def tail_metrics(path: StrPath, offset: int = 0, limit: int = -1) -> tuple[list[Json], int]:
     """Records after `offset` bytes, and the offset for the next call.
 
     limit : maximum number of bytes to read; -1 reads all.
@@ -129,7 +127,7 @@ def tail_metrics(path: str | os.PathLike, offset: int = 0, limit: int = -1) -> t
     return records, offset
 
 
-def damage_of(path: str | os.PathLike) -> tuple[list[Json], str]:
+def damage_of(path: StrPath) -> tuple[list[Json], str]:
     """The records before the first damaged line, and `damaged: line 7`; all of them, and "", if none is damaged."""
     try:
         return read_metrics(path), ""
@@ -139,8 +137,8 @@ def damage_of(path: str | os.PathLike) -> tuple[list[Json], str]:
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
     """Iterations and values of the records that have a number under `key` (null, NaN and Inf are skipped)."""
-    iterations: list[int] = []
-    values: list[float] = []
+    iterations = []
+    values = []
     for record in records:
         value = record.get(key)
         if isinstance(value, (int, float)) and abs(value) < LARGEST:

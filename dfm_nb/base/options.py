@@ -21,8 +21,9 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic import Field as PydanticField
 from pydantic_core import PydanticUndefined
@@ -30,6 +31,9 @@ from pydantic_core import PydanticUndefined
 from dfm_nb.base.argv import ArgumentParser, meant
 from dfm_nb.base.files import local
 
+Values = dict[str, Any]
+"""By name of the option, its limit or its mark."""
+Count = Annotated[int, Ge(1)]
 _LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length")
 
 
@@ -74,8 +78,8 @@ class Field:
     optional: bool
     default: Any
     help: str
-    limits: Mapping[str, Any]
-    marks: Mapping[str, Any]
+    limits: Values
+    marks: Values
 
     @property
     def type_name(self) -> str:
@@ -104,10 +108,12 @@ def fields(model: type[BaseModel], prefix: str = "") -> dict[str, Field]:
             by_key |= fields(kind, f"{prefix}{name}.")
             continue
         optional = typing.get_origin(kind) in (typing.Union, UnionType) and type(None) in typing.get_args(kind)
+        declared = info.metadata
         if optional:
             kind = typing.get_args(kind)[0]
-        limits: dict[str, Any] = {}
-        for limit in info.metadata:
+            declared = [*declared, *getattr(typing.get_args(info.annotation)[0], "__metadata__", ())]
+        limits: Values = {}
+        for limit in declared:
             limits |= {n: getattr(limit, n) for n in _LIMITS if getattr(limit, n, None) is not None}
         if typing.get_origin(kind) is Literal:
             limits["choices"] = typing.get_args(kind)
@@ -144,7 +150,7 @@ class Options(BaseModel):
 
     def __init__(self, /, **values: Any):
         known = fields(type(self))
-        given: dict[str, Any] = {}
+        given: Values = {}
         for alias, value in values.items():
             name = self.aliases.get(alias, alias)
             if name in given:
@@ -208,7 +214,7 @@ class Options(BaseModel):
         return cls(**vars(cls.parser().parse_intermixed_args(argv)))
 
     @property
-    def chosen(self) -> dict[str, Any]:
+    def chosen(self) -> Values:
         """The values that were given; all others are defaults."""
         return {name: value for name, value in self if name in self.model_fields_set}
 
@@ -216,12 +222,12 @@ class Options(BaseModel):
         """A copy with other values, checked like a new one; what was not given stays so."""
         return type(self)(**{**self.chosen, **values})
 
-    def changed(self, usual: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def changed(self, usual: Values | None = None) -> Values:
         """The values that differ from `usual`, or from the default of an option that `usual` lacks."""
-        defaults = {name: field.default for name, field in fields(type(self)).items()} | dict(usual or {})
+        defaults = {name: field.default for name, field in fields(type(self)).items()} | (usual or {})
         return {name: value for name, value in self if value != defaults[name]}
 
-    def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
+    def words(self, usual: Values | None = None) -> list[str]:
         """The command-line words of these options, without values equal to the defaults or `usual`."""
         words: list[str] = []
         for name, value in self.changed(usual).items():
@@ -242,7 +248,7 @@ class Options(BaseModel):
 
 def _add(parser: Any, field: Field) -> None:
     marks = field.marks
-    given: dict[str, Any] = {"help": field.help}
+    given: Values = {"help": field.help}
     required = field.default is PydanticUndefined
     if field.type is bool:
         given |= {"action": "store_true"}

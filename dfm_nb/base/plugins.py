@@ -26,7 +26,7 @@ The module may also have:
 - `check()`, which raises ValueError or OSError if something is missing on this machine, for `dfm doctor`;
 - `class Flags(Options)`, its own flags of `dfm prepare`, each with a default (`wing_grey: int | None = option(None,
   "moths: how bright")` is `--wing-grey`); given flags are keywords of `build`, and plug-ins with the same flag name
-  share the flag (`tokenizer_window` is also a flag of `dfm generate`: a field of `Request`, passed to `encode` and
+  share the flag (`tokenizer_window` is also a flag of `dfm generate`: a field of `Request`, passed to
   `decode_windows` as `window`);
 - tokenizers: `SHORT_SIDE_PX`, the picture size it was trained for; `CARRIED = True` if its file is small and contains
   encoder and decoder, so that data sets include it; `fit(videos)`, if it is fitted to the data, which returns a
@@ -50,7 +50,7 @@ from pydantic import create_model
 
 from dfm_nb.base.argv import meant
 from dfm_nb.base.installed import entry_points
-from dfm_nb.base.options import Field, Options, fields
+from dfm_nb.base.options import Field, Options, Values, fields
 
 PASSED: dict[str, list[str]] = {"sources": [], "tokenizers": ["device"], "text_encoders": ["device", "max_tokens"]}
 """Keywords of `build` in addition to its own flags."""
@@ -158,7 +158,7 @@ def carried(name: str, folder: Path) -> Path | None:
     """
     if not (folder / "tokenizer.safetensors").is_file():
         return None
-    if not getattr(load_saved("tokenizers", name, None)[0], "CARRIED", False):
+    if not getattr(load("tokenizers", name), "CARRIED", False):
         raise ValueError(
             f"{folder} includes a file of the tokenizer {name}, which is a program and is not run: remove its "
             f"tokenizer.safetensors to use the hub's {name}, or pass a copy that you trust with --tokenizer-path"
@@ -188,7 +188,7 @@ def all_flags() -> type[Options]:
 
 @functools.cache
 def _joined(*kinds: str) -> type[Options]:
-    every: dict[str, Any] = {}
+    every: Values = {}
     for kind in kinds:
         for module in load_all(kind).values():
             own = getattr(module, "Flags", Options).model_fields
@@ -201,7 +201,7 @@ def takes(module: ModuleType, parameter: str) -> bool:
     return parameter in inspect.signature(module.build).parameters
 
 
-def options_of(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(kind: str, name: str, given: Values) -> Values:
     """The entries of `given` that are for this plug-in, as keywords for its `build`; other kinds' are ignored.
 
     Raises

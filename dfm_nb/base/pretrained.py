@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from dfm_nb.base import plugins
+from dfm_nb.base.files import StrPath
 from dfm_nb.base.run import iteration_folders, written_path
 
 DEFAULT = "butterflies"
@@ -30,7 +31,7 @@ def packaged(name: object) -> Path | None:
     return files().get(str(name))
 
 
-def weights_path(path: str | os.PathLike) -> Path:
+def weights_path(path: StrPath) -> Path:
     """Resolve a user's path of weights: a packaged model by its name, unless the path exists and is not a data set.
 
     For a folder with model.safetensors and no checkpoints, it is that file.

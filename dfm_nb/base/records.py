@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Iterator, NamedTuple, Protocol
 
 import numpy as np
-import torch
+from torch import Tensor
 
 KEY_PATTERN = re.compile(r"[\w\-]+")
 """A key names a sample in tars and metrics; a dot would start the extension in a WebDataset member name."""
@@ -38,9 +38,6 @@ class SampleError(ValueError):
             detail = f"{detail[:400]} [...] {detail[-400:]}"
         self.detail = detail
         super().__init__(self.detail)
-
-    def __reduce__(self):  # so that it survives a worker process
-        return type(self), (self.reason, self.detail)
 
 
 @dataclass(slots=True)
@@ -98,11 +95,11 @@ class EncodedClip:
     """
 
     key: str
-    latent: torch.Tensor
-    text_emb: torch.Tensor
+    latent: Tensor
+    text_emb: Tensor
     meta: dict
-    more_text: list[torch.Tensor] = field(default_factory=list)
-    given: list[torch.Tensor] = field(default_factory=list)
+    more_text: list[Tensor] = field(default_factory=list)
+    given: list[Tensor] = field(default_factory=list)
 
     @property
     def fps(self) -> float:
@@ -122,9 +119,10 @@ class Content(NamedTuple):
     stamp: str
     weight: str
 
-    def same(self, other: "Content") -> bool:
-        """Whether both give the same samples, but for captions."""
-        return (self.sha256, self.weight) == (other.sha256, other.weight)
+    @property
+    def sample(self) -> tuple[str, str]:
+        """What gives the same samples, but for captions."""
+        return self.sha256, self.weight
 
 
 Said = tuple[list[str], list[str]]
@@ -183,9 +181,9 @@ class Tokenizer(Protocol):
 
     name: str
 
-    def encode(self, video: torch.Tensor) -> torch.Tensor: ...
+    def encode(self, video: Tensor) -> Tensor: ...
 
-    def decode(self, latents: torch.Tensor) -> torch.Tensor: ...
+    def decode(self, latents: Tensor) -> Tensor: ...
 
     def identity(self) -> dict: ...
 
@@ -199,6 +197,6 @@ class TextEncoder(Protocol):
     name: str
     dim: int
 
-    def encode(self, captions: list[str]) -> list[torch.Tensor]: ...
+    def encode(self, captions: list[str]) -> list[Tensor]: ...
 
     def identity(self) -> dict: ...

@@ -1,7 +1,5 @@
 """A run folder: its paths, its owner, its samples."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -82,7 +80,7 @@ class Run:
         self.samples = path / "samples"
 
     @classmethod
-    def create(cls, path: str | Path, names: Collection[str] = WRITTEN) -> Run:
+    def create(cls, path: str | Path, names: Collection[str] = WRITTEN) -> "Run":
         """The folder, created if missing; an existing run is opened, to be resumed.
 
         names : what will be written there.

@@ -73,7 +73,9 @@ BANDS = {"RGB ": ("RGB", "RLP1Y"), "GRAY": ("L", "L1"), "CMYK": ("CMYK", "C")}
 """Of the colour space of a profile: Pillow's mode, and the first bands of pictures that it can belong to."""
 
 RGB = tuple[int, int, int]
-Media = str | Path | bytes | Image.Image | np.ndarray
+File = str | Path | bytes
+"""A path, or a file's content."""
+Media = File | Image.Image | np.ndarray
 Lost = dict[str, str]
 
 
@@ -88,7 +90,7 @@ def check_regular(path: str | Path) -> None:
         raise SampleError("not_a_file", f"{path} must be a regular file; it is a folder, a device, a pipe or a socket")
 
 
-def _file(source: str | Path | bytes) -> str | io.BytesIO:
+def _file(source: File) -> str | io.BytesIO:
     """The input of Pillow and FFmpeg: the path of a regular file, or a file's content."""
     if isinstance(source, bytes):
         return io.BytesIO(source)
@@ -244,7 +246,7 @@ def read_still_or_animation(source: Media, background: RGB, lost: Lost) -> tuple
 
     Of an animation that is cut, the frames before the cut are read.
     """
-    durations_s: list[float] = []
+    durations_s = []
 
     def frames_of(image: Image.Image) -> Iterator[np.ndarray]:
         try:
@@ -290,7 +292,7 @@ _COUNTS = re.compile(rb"stsz.{8}(.{4})|trun.{4}(.{4})", re.DOTALL)
 """In an mp4's index and in its fragments: after version, flags and a constant size, the number of samples."""
 
 
-def _check_samples(source: str | Path | bytes) -> None:
+def _check_samples(source: File) -> None:
     """SampleError for an mp4 that names more samples than it has bytes: FFmpeg allocates 60 bytes for each at once."""
     with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -310,7 +312,7 @@ def _check_samples(source: str | Path | bytes) -> None:
         raise SampleError("too_large", f"{_name(source)} names {samples} samples in {size} bytes; write it again")
 
 
-def _container(source: str | Path | bytes) -> Any:
+def _container(source: File) -> Any:
     """FFmpeg's view of a file, to be closed."""
     import av
 
@@ -323,7 +325,7 @@ def _container(source: str | Path | bytes) -> Any:
 
 @contextlib.contextmanager
 def open_video(
-    source: str | Path | bytes, fps: float | None = None, lost: Lost | None = None, background: RGB = WHITE
+    source: File, fps: float | None = None, lost: Lost | None = None, background: RGB = WHITE
 ) -> Iterator[tuple[Iterator[np.ndarray], float]]:
     """Stream a video's best video stream, so no cover: `with open_video(path) as (frames, rate):`.
 
@@ -491,11 +493,12 @@ PLACES = {
     "crop-bottom": (0.5, 1),
     "crop-left": (0, 0.5),
     "crop-right": (1, 0.5),
+    "pad": (0.5, 0.5),
 }
 """The part that `resize` keeps: the middle, or from which edge; (x, y) of Pillow's `ImageOps.fit`."""
 
 
-def fit_size(height: int, width: int, short_side: int, upscale: bool = False) -> tuple[int, int]:
+def fit_size(height: int, width: int, short_side: int, upscale: bool) -> tuple[int, int]:
     """The resized picture's size in px: the short side is `short_side`, both sides are the nearest multiples of 16.
 
     A picture smaller than that keeps its size (to the nearest multiples) unless `upscale`.
@@ -529,16 +532,15 @@ def resize(video: np.ndarray, height: int, width: int, fit: str = "crop") -> np.
 
     Parameters
     ----------
-    fit : one of `PLACES`, or pad: the whole picture in the middle, its outermost pixels repeated around it.
+    fit : one of `PLACES`; pad: the whole picture in the middle, its outermost pixels repeated around it.
     """
     size = (width, height)
-    centering = PLACES.get(fit, (0.5, 0.5))
     if fit == "pad":
         scale = min(height / video.shape[1], width / video.shape[2])
         size = max(1, round(video.shape[2] * scale)), max(1, round(video.shape[1] * scale))
     fitted = []
     for frame in video:
-        image = ImageOps.fit(Image.fromarray(frame), size, Image.Resampling.LANCZOS, centering=centering)
+        image = ImageOps.fit(Image.fromarray(frame), size, Image.Resampling.LANCZOS, centering=PLACES[fit])
         fitted.append(np.asarray(image))
     if fit != "pad":
         return np.stack(fitted)
@@ -587,7 +589,7 @@ def write_png(path: str | Path, image: np.ndarray) -> None:
     write_atomically(path, _png(image, MARK))
 
 
-def _png(image: np.ndarray, comment: str = "") -> bytes:
+def _png(image: np.ndarray, comment: str) -> bytes:
     out = io.BytesIO()
     notes = PngImagePlugin.PngInfo()
     if comment:

@@ -6,16 +6,15 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import filterfalse
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from dfm_nb import config as cfg
-from dfm_nb.base.files import replacing
+from dfm_nb.base.files import Json, replacing
 from dfm_nb.checkpoints import folders, loading, tensor_files
 from dfm_nb.checkpoints.exported import BYTES, KEY, TEXT, About, checksum
-from dfm_nb.checkpoints.tensor_files import Lazy
+from dfm_nb.checkpoints.tensor_files import Lazy, Tensors
 from dfm_nb.config import samples
 from dfm_nb.model.linear import is_lora, merged
 
@@ -24,16 +23,16 @@ class Foreign(NamedTuple):
     """Weights of another tool: settings as overrides, a manifest of their data, and the tensors of a model."""
 
     settings: list[str]
-    manifest: dict[str, Any]
-    tensors: Callable[[cfg.ModelConfig], Mapping[str, Tensor]]
+    manifest: Json
+    tensors: Callable[[cfg.ModelConfig], Tensors]
 
 
-def as_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> Mapping[str, Tensor]:
+def as_dtype(tensors: Tensors, dtype: torch.dtype | None) -> Tensors:
     """Rounded to `dtype`, one at a time; None leaves each as it is."""
     return Lazy(tensors, lambda name: tensors[name].to(dtype or tensors[name].dtype))
 
 
-def write(output: Path, weights: Mapping[str, Tensor], files: Mapping[str, bytes]) -> None:
+def write(output: Path, weights: Tensors, files: Mapping[str, bytes]) -> None:
     """Write weights [on the CPU] and the small files (name -> content) as one file, whole or absent.
 
     A `.safetensors` is written one tensor at a time; each is requested three times.
@@ -65,9 +64,7 @@ def check_shapes(source: Path, found: Mapping[str, list], wanted: Mapping[str, l
             raise ValueError(f"{source}: the weight {name}{note} must have shape {shape}; it has {found[name]}")
 
 
-def write_weights(
-    tensors: Mapping[str, Tensor], output: Path, source: loading.Weights, dtype: torch.dtype | None = None
-) -> None:
+def write_weights(tensors: Tensors, output: Path, source: loading.Weights, dtype: torch.dtype | None = None) -> None:
     """Write `output`, and LoRA weights to a second file.
 
     tensors : floating point; stored as `dtype` (None: unchanged). source : has the small files and the settings.
@@ -92,7 +89,7 @@ def write_weights(
     write(output, tensors, assets)
 
 
-def without_updates(tensors: Mapping[str, Tensor], model: cfg.ModelConfig) -> Mapping[str, Tensor]:
+def without_updates(tensors: Tensors, model: cfg.ModelConfig) -> Tensors:
     """The weights with LoRA weights added; `model` is changed to have none."""
     if not model.lora.rank:
         return tensors

@@ -9,8 +9,6 @@ It holds tensors and one text, `dfm_nb` (in a `.safetensors`, of its metadata): 
 A small binary file (the tokenizer, the empty caption) is a tensor of bytes, `file.NAME`. Reading runs no code.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io
@@ -19,7 +17,6 @@ import pickle
 import re
 import tempfile
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +26,7 @@ from torch import Tensor
 
 from dfm_nb.base.files import CHECKSUMS, listed_as, seal
 from dfm_nb.base.limits import MOST_BYTES
-from dfm_nb.checkpoints.tensor_files import CheckpointError, bytes_of, open_safetensors, reason
+from dfm_nb.checkpoints.tensor_files import CheckpointError, Tensors, bytes_of, open_safetensors, reason
 
 KEY, BYTES = "dfm_nb", "file."
 TEXT, BINARY = r"^\w+\.(json|yaml)$", r"^\w+\.safetensors$"
@@ -48,7 +45,7 @@ class About(BaseModel, strict=True, extra="forbid"):
         return json.dumps(dict(self), sort_keys=True)
 
 
-def checksum(files: dict[str, str], tensors: Mapping[str, Tensor]) -> str:
+def checksum(files: dict[str, str], tensors: Tensors) -> str:
     """Of the text files and all tensors."""
     digest = hashlib.sha256(About(files=files).json_text().encode())
     for name in sorted(tensors):
@@ -127,7 +124,7 @@ class Record:
     arguments: tuple
     state: Any = None
 
-    def __new__(cls, *arguments: object) -> Record:
+    def __new__(cls, *arguments: object) -> "Record":
         self = object.__new__(cls)
         self.arguments = arguments
         return self

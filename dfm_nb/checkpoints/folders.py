@@ -16,11 +16,10 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from dfm_nb import config as cfg
 from dfm_nb.base import pretrained
-from dfm_nb.base.files import CHECKSUMS, check, read_json, read_listing
+from dfm_nb.base.files import CHECKSUMS, Json, check, read_json, read_listing
 from dfm_nb.base.log import log
 from dfm_nb.base.run import iteration_folders, written_path
 from dfm_nb.checkpoints.tensor_files import INDEX, CheckpointError, TensorIndex
@@ -49,7 +48,7 @@ def whole_checkpoints(root: Path) -> list[Path]:
     return [p for _, p in iteration_folders(root) if (p / CHECKSUMS).is_file()]
 
 
-def read_object(path: Path, form: type[Form] = Form) -> dict[str, Any]:
+def read_object(path: Path, form: type[Form] = Form) -> Json:
     """The JSON object in a file; `CheckpointError` names the file and what is not of the form."""
     value = read_json(path)
     if not value:
@@ -77,7 +76,7 @@ def verify(folder: Path) -> None:
     read_state(folder)
 
 
-def read_state(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path) -> Json:
     """The `state` that `saving.Writer.save` wrote: iteration, steps taken, position in the data."""
     return read_object(folder / "state.json")
 
@@ -151,7 +150,7 @@ def read_assets(root: Path) -> dict[str, bytes]:
     return {name: (root / name).read_bytes() for name in names}
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Json:
     """`manifest.json` of a data set or checkpoint; FileNotFoundError if there is none."""
     path = folder / MANIFEST
     if not path.is_file():
@@ -162,7 +161,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return read_object(path, Encoded)
 
 
-def source_of(manifest: dict[str, Any]) -> dict[str, Any]:
+def source_of(manifest: Json) -> Json:
     """What a manifest says of the source that its data come from."""
     source = manifest.get("source")
     return source if isinstance(source, dict) else {}

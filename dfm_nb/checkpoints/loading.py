@@ -6,8 +6,7 @@
 import functools
 import json
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -17,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from dfm_nb import config as cfg
-from dfm_nb.base.files import sha256
+from dfm_nb.base.files import Json, StrPath, sha256
 from dfm_nb.base.log import log
 from dfm_nb.base.metrics import generated_with
 from dfm_nb.base.pretrained import weights_path
 from dfm_nb.checkpoints import exported, folders
 from dfm_nb.checkpoints.folders import checkpoints_of
-from dfm_nb.checkpoints.tensor_files import EMA, OPTIMIZER, CheckpointError, Lazy, TensorIndex
+from dfm_nb.checkpoints.tensor_files import EMA, OPTIMIZER, CheckpointError, Lazy, TensorIndex, Tensors
 from dfm_nb.config import counts
 from dfm_nb.config.schema import marked
 from dfm_nb.data.prepared_folder import of_latents
@@ -76,7 +75,7 @@ class Weights:
             raise CheckpointError(f"{self.folder}: state.json is damaged (base); use another checkpoint")
         return record
 
-    def whole(self, ema: float | str | None = "auto") -> Mapping[str, Tensor]:
+    def whole(self, ema: float | str | None = "auto") -> Tensors:
         """All weights by name; LoRA weights have their own names.
 
         ema : "auto" (shortest stored average), any length that the run's stored averages can rebuild, or None (the
@@ -114,7 +113,7 @@ class Weights:
                 p.copy_(value)
 
 
-def stored(folder: Path, sigma_rel: float | None, lora: bool) -> Mapping[str, Tensor]:
+def stored(folder: Path, sigma_rel: float | None, lora: bool) -> Tensors:
     """Whole float32 weights of an `iter_*` folder, one in memory at a time.
 
     sigma_rel : length of the stored average, or None for the weights themselves. With LoRA, only the LoRA weights
@@ -129,7 +128,7 @@ def stored(folder: Path, sigma_rel: float | None, lora: bool) -> Mapping[str, Te
     return Lazy((name for name in index.entries if not name.startswith((EMA, OPTIMIZER))), one)
 
 
-def rebuilt(source: Weights, sigma_rel: float) -> Mapping[str, Tensor]:
+def rebuilt(source: Weights, sigma_rel: float) -> Tensors:
     """The average of length `sigma_rel` from all stored ones of the run (post-hoc EMA).
 
     Karras et al. 2024 (EDM2), Sec. 3: any average is nearly a linear combination of stored ones.
@@ -168,7 +167,7 @@ def rebuilt(source: Weights, sigma_rel: float) -> Mapping[str, Tensor]:
     return Lazy(averages[0], combined)
 
 
-def find_weights(path: str | os.PathLike | Weights) -> Weights:
+def find_weights(path: StrPath | Weights) -> Weights:
     """A run folder, a folder of checkpoints, an `iter_*` folder, an exported `.safetensors` / `.pth` file, or the name
     of a packaged model where no run or file has it.
 
@@ -187,7 +186,7 @@ def find_weights(path: str | os.PathLike | Weights) -> Weights:
     return _fitting(weights_in(folders.find(path).absolute()))
 
 
-def place_of(record: Mapping[str, Any], named: str | None) -> Path | None:
+def place_of(record: Json, named: str | None) -> Path | None:
     """Where the weights of a `Weights.record` are: at their place or, if moved, at `named` or among its checkpoints.
 
     None if no place has their content, because they were removed or replaced.
@@ -203,7 +202,7 @@ def place_of(record: Mapping[str, Any], named: str | None) -> Path | None:
     return None
 
 
-def recorded(record: Mapping[str, Any], named: str | None) -> Weights:
+def recorded(record: Json, named: str | None) -> Weights:
     """The weights of a `Weights.record`, found by `place_of`; FileNotFoundError if they are gone."""
     place = place_of(record, named)
     if place is None:
@@ -239,7 +238,7 @@ def weights_in(folder: Path) -> Weights:
     return Weights(folder, folders.read_config(folder))
 
 
-def settings_of(path: str | os.PathLike) -> dict[str, Any]:
+def settings_of(path: StrPath) -> cfg.Leaves:
     """The network's settings and recommended generation settings of the weights at a path, by dotted key.
 
     A run's newest checkpoint is not verified here, because that takes long if it is large: loading does it.

@@ -13,7 +13,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
-from dfm_nb.base.files import listed_as, remove_temporaries, seal, sync, write_atomically, write_json
+from dfm_nb.base.files import Json, listed_as, remove_temporaries, seal, sync, write_atomically, write_json
 from dfm_nb.base.log import log
 from dfm_nb.base.process import end_with_parent
 from dfm_nb.base.run import iteration_name
@@ -69,17 +69,6 @@ class LocalPart:
     last: int
     values: Tensor
     written: bool
-
-
-def box_of(p: torch.nn.Parameter) -> tuple[list[int], list[int], list[int]]:
-    """Shape of the whole tensor that a parameter is part of, where in it the part begins, and the part's shape."""
-    whole = list(p.shape)
-    offset = [0] * p.dim()
-    dim = shard_dim(p)
-    if dim is not None:
-        offset[dim] = mpu.get_tensor_model_parallel_rank() * whole[dim]
-        whole[dim] *= mpu.get_tensor_model_parallel_world_size()
-    return whole, offset, list(p.shape)
 
 
 def make_optimizer_state(optimizer: Any) -> None:
@@ -137,10 +126,16 @@ def local_parts(pieces: Pieces) -> Iterator[LocalPart]:
     for i, chunk in enumerate(pieces.chunks):
         for local, p in chunk.named_parameters():
             name = global_name(local, chunk)
-            box = box_of(p)
+            whole = list(p.shape)
+            offset = [0] * p.dim()
+            dim = shard_dim(p)
+            if dim is not None:
+                offset[dim] = mpu.get_tensor_model_parallel_rank() * whole[dim]
+                whole[dim] *= mpu.get_tensor_model_parallel_world_size()
+            box = whole, offset, list(p.shape)
             # replicated over tensor-parallel ranks, or (`shared`) over pipeline stages: the first rank
             # writes it
-            first_of_model = shard_dim(p) is not None or mpu.get_tensor_model_parallel_rank() == 0
+            first_of_model = dim is not None or mpu.get_tensor_model_parallel_rank() == 0
             first_of_model &= not getattr(p, "shared", False)
             first_of_all = first_of_model and replica == 0
             optimized = _optimized(p, pieces.optimizer)
@@ -167,24 +162,27 @@ def local_parts(pieces: Pieces) -> Iterator[LocalPart]:
 # ---- writing ------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Writer:
     """Saves checkpoints under one root; asynchronous ones are finished by `poll` (each step) and `close`.
 
     Parameters
     ----------
-    keep_last : number of newest checkpoints to keep; 0 keeps all, as does the attribute `rotates` = False.
-    keep_every : iterations divisible by this are always kept, as is the attribute `best`.
+    keep_last : number of newest checkpoints to keep; 0 keeps all, as does `rotates` = False.
+    keep_every : iterations divisible by this are always kept, as is `best`.
     asynchronous : return as soon as training can continue; the files are then written in the background.
     """
 
-    def __init__(self, root: str | Path, keep_last: int = 0, keep_every: int | None = None, asynchronous: bool = False):
-        self.root = Path(root)
-        self.keep_last = keep_last
-        self.keep_every = keep_every
-        self.best: int | None = None
-        self.rotates = True
-        self.asynchronous = asynchronous
-        self._child: _Child | None = None  # the process that writes a checkpoint
+    folder: InitVar[str | Path]
+    keep_last: int = 0
+    keep_every: int | None = None
+    asynchronous: bool = False
+    best: int | None = None
+    rotates: bool = True
+    _child: "_Child | None" = None  # the process that writes a checkpoint
+
+    def __post_init__(self, folder: str | Path) -> None:
+        self.root = Path(folder)
 
     def save(
         self, pieces: Pieces, iteration: int, state: dict, config_yaml: str, assets: Mapping[str, bytes] = {}
@@ -305,9 +303,6 @@ class Writer:
         os.rename(temporary, self._pending)
         write_atomically(self.root / TRACKER, str(iteration_of(self._pending)).encode())
         sync(self.root)
-        self._prune()
-
-    def _prune(self) -> None:
         whole = {iteration_of(folder): folder for folder in whole_checkpoints(self.root)}
         keep_last = self.keep_last if self.rotates else 0
         for iteration in whole.keys() - kept([*whole], keep_last, self.keep_every, self.best):
@@ -396,24 +391,19 @@ def _discard(folder: Path) -> None:
 
 
 @torch.no_grad()
-def load_into(pieces: Pieces, index: TensorIndex) -> None:
-    """Load this rank's part from a checkpoint of any layout.
+def load(pieces: Pieces, folder: Path) -> Json:
+    """Load this rank's part of a checkpoint of any layout, which must have passed `verify`; returns the JSON state.
+
+    Learning rate, weight decay and other optimizer settings remain those of `pieces`.
 
     CheckpointError : a tensor is missing or has another shape.
     """
+    state = read_state(folder)
+    index = TensorIndex(folder)
     for part in local_parts(pieces):
         index.entry(part.name, part.whole)
         values = index.elements(part.name, part.offset, part.shape, part.first, part.last)
         part.values.copy_(values.view(part.values.shape))
-
-
-def load(pieces: Pieces, folder: Path) -> dict[str, Any]:
-    """Load everything into `pieces`, in this layout; returns the JSON state. The folder must have passed `verify`.
-
-    Learning rate, weight decay and other optimizer settings remain those of `pieces`.
-    """
-    state = read_state(folder)
-    load_into(pieces, TensorIndex(folder))
     count = state.pop("optimizer_step")
     for step in step_counts(pieces.optimizer):
         step.fill_(count)

@@ -28,7 +28,7 @@ import torch
 from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, model_validator
 from torch import Tensor
 
-from dfm_nb.base.files import parsed, replacing
+from dfm_nb.base.files import Json, parsed, replacing
 from dfm_nb.base.limits import MOST_HEADER
 
 INDEX = "index.json"
@@ -39,6 +39,8 @@ OPTIMIZER, EMA = "optimizer.", "ema."
 """Prefixes of names that are no weights: `optimizer.exp_avg.final.weight`, `ema.0.1.final.weight`."""
 MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 """Of mmap(2); Python names it from 3.13 on."""
+Tensors = Mapping[str, Tensor]
+"""By name."""
 Kind = tuple[torch.dtype, list[int]]
 """Type and shape of a tensor."""
 
@@ -65,15 +67,13 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def write(
-    file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], kinds: Mapping[str, Kind] | None = None
-) -> dict[str, Any]:
+def write(file: Path, tensors: Tensors, metadata: Mapping[str, str], kinds: Mapping[str, Kind] | None = None) -> Json:
     """Like safetensors' `save_file`, whole or absent, but each tensor is requested only when it is written.
 
     kinds : types and shapes, if known. Returns what `base.files.listed_as` returns, without reading the file.
     """
     kinds = kinds or {name: (t.dtype, list(t.shape)) for name, t in tensors.items()}
-    header: dict[str, Any] = {"__metadata__": metadata}
+    header: Json = {"__metadata__": metadata}
     place = 0
     # widest types first, so that each tensor starts at a multiple of its item size
     names = sorted(tensors, key=lambda name: -kinds[name][0].itemsize)
@@ -123,7 +123,7 @@ def open_safetensors(file: Path, apart: bool = False) -> tuple[Lazy, dict[str, s
         with file.open("rb") as f:
             start = 8 + int.from_bytes(f.read(8), "little")
             size = file.stat().st_size
-            header: dict[str, Any] = parsed(f.read(max(0, min(start, size, MOST_HEADER) - 8)))
+            header: Json = parsed(f.read(max(0, min(start, size, MOST_HEADER) - 8)))
         about = header.pop("__metadata__", {})
         places = {}
         for name, entry in header.items():

@@ -68,7 +68,7 @@ def shown(value: Any) -> str:
 
 def value_faults(error: ValidationError, values: Mapping[str, Any], origin: Mapping[str, str]) -> list[Fault]:
     """The first fault of every key that pydantic rejected, in its words, with the value and its layer."""
-    faults: dict[str, Fault] = {}
+    faults = {}
     for details in error.errors(include_url=False, include_input=False):
         where = details["loc"]
         key = ".".join(part for part in where if isinstance(part, str))

@@ -10,8 +10,6 @@ when it is needed. `config.counts` computes parameters, FLOPs and widths from th
 the built network: each product by its name, shape, bias and tensor-parallel split, and FLOPs by FlopCounterMode.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
@@ -73,7 +71,7 @@ def size_row(*values: int | None) -> dict[str, Any]:
 class Network:
     """The network of a resolved `model` group (with the data set's `in_channels` and `text_dim`)."""
 
-    model: ModelConfig
+    model: "ModelConfig"
 
     # ---- settings and sizes
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -85,15 +83,15 @@ class Network:
     """... and those of them that may be overridden."""
 
     # ---- packs, latents and captions
-    centred: ClassVar[bool] = True
+    centred = True
     """Positions are measured from the picture's centre, not from its corner."""
-    standardised: ClassVar[bool] = True
+    standardised = True
     """Each latent channel is scaled to mean 0 and standard deviation sigma_data; False: only multiplied by that."""
-    encodes_empty_caption: ClassVar[bool] = False
+    encodes_empty_caption = False
     """Weights without a stored empty caption were trained with the text encoder's, not with zeros."""
 
     # ---- code that needs torch, as module:name
-    transformer: ClassVar[str] = "dfm_nb.model.dit:DiT"
+    transformer = "dfm_nb.model.dit:DiT"
     importer: ClassVar[str | None] = None
     """`read(path)`: the `checkpoints.consolidated.Foreign` of a path that it recognises, else None."""
     hub_files: ClassVar[tuple[str, ...]] = ()
@@ -104,18 +102,18 @@ class Network:
     """By `dfm export --format`: `write(output, tensors, config, dtype)`; LoRA is merged, or `model.lora.rank` set."""
 
     # ---- products, vectors and memory
-    bias: ClassVar[bool] = True  # of the products of layers
+    bias = True  # of the products of layers
     # keys and values are computed from text of the hidden size
-    embedded_text: ClassVar[bool] = True
-    cross_norms: ClassVar[bool] = False  # cross attention norms queries and keys too
+    embedded_text = True
+    cross_norms = False  # cross attention norms queries and keys too
     # shift, scale and gate for self attention, cross attention and MLP
-    vectors_per_layer: ClassVar[int] = 9
+    vectors_per_layer = 9
     # [tokens, h] that a layer keeps for backward around its branches: for each of the three its norm's
     # input, the norm's result (for the gradient of the scale), the shifted and scaled result (the
     # product's input), and its own result (for the gradient of the gate)
-    residual_tensors: ClassVar[int] = 12
+    residual_tensors = 12
     # [text, h] that the text embedder keeps: its result, and the input of its norm
-    text_tensors: ClassVar[int] = 2
+    text_tensors = 2
 
     def broken(self) -> Iterator[tuple[str, str, str]]:
         """(setting, what must hold, the fix) for each setting that the network cannot have."""

@@ -5,27 +5,41 @@ before any process group exists; torch is not imported. Types and limits are pyd
 are ours, because pydantic's errors contain neither a layer nor a fix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
 from dfm_nb.base import options, plugins, pretrained, run
 from dfm_nb.base.argv import meant, nearest
 from dfm_nb.base.files import plain
-from dfm_nb.base.log import log
+from dfm_nb.base.log import warn_once
 from dfm_nb.config import networks, notation, samples, sizes
 from dfm_nb.config.checks import Fault, faults_of, shown, value_faults
 from dfm_nb.config.schema import FIELDS, CheckpointConfig, Config, ModelConfig
 
-__all__ = ["DERIVED", "FIELDS", "OF_SAMPLES", "Config", "ConfigError", "Fault", "ModelConfig", "Resolved"]
-__all__ += ["describe_limits", "flatten", "from_yaml", "print_config", "recipes", "resolve", "text_type", "to_yaml"]
+__all__ = [
+    "DERIVED",
+    "FIELDS",
+    "OF_SAMPLES",
+    "Config",
+    "ConfigError",
+    "Fault",
+    "Leaves",
+    "ModelConfig",
+    "Resolved",
+    "describe_limits",
+    "flatten",
+    "from_yaml",
+    "print_config",
+    "recipes",
+    "resolve",
+    "text_type",
+    "to_yaml",
+]
 
 RECIPES = {p.stem: p for p in Path(__file__).parents[1].rglob("recipes/*.yaml")}
 DEFAULT, COMMAND_LINE = "default", "command line"
@@ -41,6 +55,9 @@ _GROUPS = {key.rpartition(".")[0] for key in FIELDS} - {""}
 _UPSTREAM = notation.read(Path(__file__).with_name("upstream.yaml").read_text(encoding="utf-8"))
 _ALIASES: dict[str, str] = _UPSTREAM["aliases"]
 _INSTEAD: dict[str, str] = _UPSTREAM["instead"]
+Leaves = dict[str, Any]
+"""Settings by dotted key."""
+
 IMPLIED: dict[str, tuple[list[Any], str]] = {
     key: (values, why) for why, keys in _UPSTREAM["implied"].items() for key, values in keys.items()
 }
@@ -65,7 +82,7 @@ class ConfigError(ValueError):
         lines = [f"{len(self.faults)} faults in the configuration", *map(str, self.faults)]
         super().__init__(lines[1] if len(self.faults) == 1 else "\n  ".join(lines))
 
-    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[Fault]]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[list[Fault]]]:
         return type(self), (self.faults,)
 
 
@@ -92,7 +109,7 @@ class Resolved:
         """The value of a dotted key."""
         return attrgetter(key)(self.config)
 
-    def with_derived(self, values: Mapping[str, Any], why: str) -> Resolved:
+    def with_derived(self, values: Leaves, why: str) -> "Resolved":
         """A copy in which keys that are null or `auto` get these values (from the data, for example).
 
         Raises
@@ -111,7 +128,7 @@ class Resolved:
         """Whether the value comes from a default or a packaged recipe."""
         return self.provenance[key] in PACKAGED
 
-    def dialled(self, values: Mapping[str, tuple[Any, str]]) -> Resolved:
+    def dialled(self, values: Mapping[str, tuple[Any, str]]) -> "Resolved":
         """A copy in which free keys get these values, with these reasons."""
         new = {k: v for k, v in values.items() if self.is_free(k)}
         if "model.size" in new:
@@ -126,7 +143,7 @@ class Resolved:
         """Whether the value was null and is derived from other keys."""
         return key in FOLLOWERS and self.provenance[key].startswith(DERIVED)
 
-    def _with(self, values: dict[str, Any], origin: dict[str, str]) -> Resolved:
+    def _with(self, values: Leaves, origin: dict[str, str]) -> "Resolved":
         """A copy with these values, in which values that follow from other keys are derived again."""
         if not values:
             return self
@@ -139,7 +156,7 @@ class Resolved:
         return _derive(replace(self, config=config, provenance=provenance))
 
 
-def _config(leaves: Mapping[str, Any]) -> Config:
+def _config(leaves: Leaves) -> Config:
     """Dotted keys as a `Config`."""
     tree: dict[str, Any] = {}
     for key, value in leaves.items():
@@ -167,7 +184,7 @@ def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, An
             yield key, value
 
 
-def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
+def _read_yaml(path: Path) -> tuple[Leaves, dict[str, str], Leaves]:
     """A YAML file as dotted keys, with the provenance of a saved configuration; ConfigError if it is not one.
 
     The third are what fa46f34c saved of the training samples as settings, and older settings that hold it.
@@ -200,7 +217,7 @@ def text_type(key: str) -> Any:
     return f.type if f and f.type in (str, list[str]) and "choices" not in f.limits else None
 
 
-def _leaves(tree: Mapping[Any, Any], words: Mapping[Any, Any]) -> dict[str, Any]:
+def _leaves(tree: Mapping[Any, Any], words: Mapping[Any, Any]) -> Leaves:
     """Leaves of a tree; a key that is text has its words: 1.10 is a folder, not a number; one text is a list of one."""
     leaves = dict(flatten(tree))
     for key, word in dict(flatten(words)).items():
@@ -220,10 +237,10 @@ def _recipe_file(recipe: str | Path) -> Path:
     raise ConfigError([Fault("recipe", must, shown(recipe), fix, origin=COMMAND_LINE)])
 
 
-def _read_overrides(overrides: Iterable[str], below: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], list[Fault]]:
+def _read_overrides(overrides: Iterable[str], below: Iterable[Leaves]) -> tuple[Leaves, list[Fault]]:
     """`key=value`; Hydra's `+key=value` and `++key=value` are the same, and `~key` removes it from lower layers."""
-    leaves: dict[str, Any] = {}
-    faults: list[Fault] = []
+    leaves: Leaves = {}
+    faults = []
     for text in overrides:
         key, eq, value = text.lstrip("+~").partition("=")
         key = key.strip()
@@ -271,15 +288,15 @@ def _fix_of_unknown(key: str) -> str:
     return f"dfm pretrain --print-config lists the keys; groups: {', '.join(sorted(_GROUPS))}"
 
 
-def _known(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str], list[Fault]]:
+def _known(leaves: Leaves, layer: str) -> tuple[Leaves, list[str], list[Fault]]:
     """The layer with the names of `FIELDS`; a notice for each reason to omit keys; faults.
 
     Faults are an unknown key or size, a key given twice under two names, and a key of `IMPLIED` with another value.
     """
-    own: dict[str, Any] = {}
+    own: Leaves = {}
     spelled: dict[str, str] = {}
     needless: dict[str, list[str]] = {}
-    faults: list[Fault] = []
+    faults = []
     for given, value in leaves.items():
         key = _ALIASES.get(given, given)
         values, why = IMPLIED.get(given) or IMPLIED.get(given.rpartition(".")[2]) or (None, "")
@@ -309,7 +326,7 @@ def _known(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], list[str
     return own, [f"{', '.join(keys)} ({layer}) can be omitted: {why}" for why, keys in needless.items()], faults
 
 
-def _expand_size(leaves: dict[str, Any], layer: str) -> tuple[dict[str, Any], dict[str, str]]:
+def _expand_size(leaves: Leaves, layer: str) -> tuple[Leaves, dict[str, str]]:
     """`model.size` and `model.variant` set keys of the network in their own layer, below the layer's explicit keys."""
     values = dict(leaves)
     origin = dict.fromkeys(leaves, layer)
@@ -337,7 +354,7 @@ def resolve(
     *,
     training: bool = False,
     world_size: int | None = None,
-    settings_of: Callable[[str], dict[str, Any]] | None = None,
+    settings_of: Callable[[str], Leaves] | None = None,
     run_dir: str | Path | None = None,
 ) -> Resolved:
     """Settle every key: defaults < packaged recipe < weights to start from < YAML file < `group.key=value`.
@@ -358,7 +375,7 @@ def resolve(
     ------
     ConfigError : every fault of every layer at once.
     """
-    layers: dict[str, dict[str, Any]] = {}
+    layers: dict[str, Leaves] = {}
     faults: list[Fault] = []
     for layer, path, find in ((f"recipe {recipe}", recipe, _recipe_file), (str(config_file), config_file, Path)):
         if path is None:
@@ -439,7 +456,7 @@ def _has_checkpoint(begun: Path, start: CheckpointConfig) -> bool:
     return run.is_iteration(here) or any(map(run.iteration_folders, roots))
 
 
-def _kept(merged: Resolved, stored: Resolved, saved: bool) -> dict[str, Any]:
+def _kept(merged: Resolved, stored: Resolved, saved: bool) -> Leaves:
     """The `stored` values that differ from `merged` ones and that a resumed run keeps."""
 
     def source(origin: str) -> str:
@@ -462,11 +479,11 @@ def _kept(merged: Resolved, stored: Resolved, saved: bool) -> dict[str, Any]:
     return {k: stored.get(k) for k in differ if keeps(k)}
 
 
-def _merge(layers: Mapping[str, dict[str, Any]]) -> tuple[Resolved, list[Fault]]:
+def _merge(layers: Mapping[str, Leaves]) -> tuple[Resolved, list[Fault]]:
     """Merge layers, lowest first. What one lacks or refuses is told with its name."""
-    values: dict[str, Any] = {}
+    values: Leaves = {}
     provenance = dict.fromkeys(FIELDS, DEFAULT)
-    notices: list[str] = []
+    notices = []
     faults: list[Fault] = []
     for layer, raw in layers.items():
         own, needless, unknown = _known(raw, layer)
@@ -546,7 +563,8 @@ def from_yaml(source: str | Path) -> Resolved:
     known = {*FIELDS, *_ALIASES, *IMPLIED}
     unknown = [k for k in leaves if k not in known and not k.startswith("model.")]
     if unknown:
-        _left_out(", ".join(unknown))
+        # once, although the configurations of a run and of its checkpoint are both read
+        warn_once("keys of another version of dfm_nb are skipped: %s", ", ".join(unknown))
     resolved, faults = _merge({str(path): {k: v for k, v in leaves.items() if k not in unknown}})
     _check(resolved, [str(path)], faults, faults_of(resolved.config))
     config = resolved.config
@@ -554,11 +572,6 @@ def from_yaml(source: str | Path) -> Resolved:
         own = {f"generation.{name}": value for name, value in config.generation.model_dump().items()}
         config = config.with_samples(samples.TrainingSamples.of_settings(own | of_samples))
     return Resolved(config, {k: provenance.get(k, DEFAULT) for k in FIELDS})
-
-
-@cache  # once, although the configurations of a run and of its checkpoint are both read
-def _left_out(keys: str) -> None:
-    log.warning("keys of another version of dfm_nb are skipped: %s", keys)
 
 
 def print_config(resolved: Resolved) -> str:

@@ -2,8 +2,6 @@
 its own, and requests that ask for nothing else get it.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib
@@ -97,7 +95,7 @@ class Anchors(BaseModel, strict=True, extra="forbid"):
         return means
 
     @classmethod
-    def of(cls, means: Mapping[str, np.ndarray]) -> Anchors:
+    def of(cls, means: Mapping[str, np.ndarray]) -> "Anchors":
         """Of mean states [D] by caption."""
         rows = np.stack([*means.values()]).astype(np.float16)
         return cls(texts=[*means], means=base64.b64encode(rows.tobytes()).decode())
@@ -141,13 +139,13 @@ class TrainingSamples(BaseModel, strict=True, extra="forbid"):
         return self.model_dump_json(exclude_none=True).encode()
 
     @classmethod
-    def of_settings(cls, settings: Mapping[str, Any]) -> TrainingSamples:
+    def of_settings(cls, settings: Mapping[str, Any]) -> "TrainingSamples":
         """From a configuration of fa46f34c, which kept them as settings.
 
         Its captions were bits alone, in the order of their kind's sizes; older kinds of one size had none.
         """
         kinds: list[Kind] = []
-        captions: list[Captions] = []
+        captions = []
         for group in ("generation.", "generation.other."):
             form = {name: settings.get(group + name) for name in SETTINGS}
             sizes = settings.get(f"{group}sizes") or []

@@ -6,11 +6,10 @@ fine-tuning follow. A network that does not read a setting of `model` fixes its 
 Limits on one key are here; rules between several keys are in `checks`.
 """
 
-from __future__ import annotations
-
 import os
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from annotated_types import Ge, Gt, MultipleOf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PrivateAttr
 from pydantic import Field as PydanticField
 from pydantic_core import PydanticCustomError, PydanticKnownError
@@ -46,11 +45,17 @@ def _precision(value: Any) -> Any:
 
 
 Int = Annotated[int, BeforeValidator(_whole)]
+Count = Annotated[Int, Ge(1)]
+Natural = Annotated[Int, Ge(0)]
+Side = Annotated[Int, Ge(16), MultipleOf(16)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, PydanticField(ge=0, le=1)]
 Text = Annotated[str, BeforeValidator(_text)]
 Place = Annotated[Text, AfterValidator(os.path.expanduser)]  # a shell leaves the ~ of key=~/a
 # Below 12^-0.5, the relative width of the mean over all steps: no average of `ema.sigma_rels` is wider.
 SigmaRel = Annotated[float, PydanticField(gt=0, lt=0.2886)]
-LatentSize = Annotated[list[Annotated[Int, PydanticField(ge=1)]], PydanticField(min_length=3, max_length=3)]
+LatentSize = Annotated[list[Count], PydanticField(min_length=3, max_length=3)]
 if TYPE_CHECKING:
     Variant = str
 else:
@@ -65,9 +70,19 @@ class Group(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
+def of_weights(default: Any, help: str, **limits_and_marks: Any) -> Any:
+    """A setting that defines the weights."""
+    return option(default, help, shape=True, **limits_and_marks)
+
+
+def of_run(default: Any, help: str, **limits: Any) -> Any:
+    """A setting that belongs to the data or the run, whatever the weights."""
+    return option(default, help, network=False, **limits)
+
+
 class LoraConfig(Group):
-    rank: Int | None = option(None, "train only LoRA of this rank on attention and MLP; null trains all weights", ge=1)
-    alpha: float | None = option(None, "LoRA is scaled by alpha / rank; null: alpha = rank", gt=0)
+    rank: Count | None = option(None, "train only LoRA of this rank on attention and MLP; null trains all weights")
+    alpha: Positive | None = option(None, "LoRA is scaled by alpha / rank; null: alpha = rank")
 
     @property
     def scale(self) -> float:
@@ -77,33 +92,33 @@ class LoraConfig(Group):
 
 
 class ModelConfig(Group):
-    """The network. Training from weights uses their values of these settings, except for settings with `network=False`,
-    which belong to the data or the run. Settings with `shape=True` define the weights and cannot differ.
+    """The network. Training from weights uses their values of these settings, except for those `of_run`, which belong
+    to the data or the run. Those `of_weights` define the weights and cannot differ.
     """
 
     size: Text | None = option(None, "a row of sizes.py or of a network (DiT-S, ...): sets layers, width and heads")
-    variant: Variant = option("dit", "the network, found by name (sets the keys in which it differs)", shape=True)
-    num_layers: Int = option(12, "transformer layers", ge=1, shape=True)
-    hidden_size: Int = option(384, "width of the residual stream", ge=8, shape=True)
-    num_attention_heads: Int = option(6, "attention heads; must divide hidden_size", ge=1, shape=True)
-    ffn_hidden_size: Int | None = option(None, "width of the MLP; null: 4 * hidden_size", ge=1, shape=True)
-    in_channels: Int | None = option(None, "latent channels; null: the data set's", ge=1, shape=True, network=False)
-    text_dim: Int | None = option(None, "width of the text; null: the data set's", ge=1, shape=True, network=False)
-    patch_spatial: Int = option(2, "latent pixels per token along height and along width", ge=1, shape=True)
-    patch_temporal: Int = option(1, "latent frames per token", ge=1, shape=True)
-    adaln_lora_dim: Int | None = option(None, "rank of the adaLN modulation; null: full rank", ge=1, shape=True)
-    qk_layernorm: bool = option(True, "RMSNorm on the queries and keys of each head", shape=True)
-    rope: bool = option(False, "RoPE in self attention, in addition to the sine-cosine embedding", shape=True)
+    variant: Variant = of_weights("dit", "the network, found by name (sets the keys in which it differs)")
+    num_layers: Count = of_weights(12, "transformer layers")
+    hidden_size: Int = of_weights(384, "width of the residual stream", ge=8)
+    num_attention_heads: Count = of_weights(6, "attention heads; must divide hidden_size")
+    ffn_hidden_size: Count | None = of_weights(None, "width of the MLP; null: 4 * hidden_size")
+    in_channels: Count | None = of_weights(None, "latent channels; null: the data set's", network=False)
+    text_dim: Count | None = of_weights(None, "width of the text; null: the data set's", network=False)
+    patch_spatial: Count = of_weights(2, "latent pixels per token along height and along width")
+    patch_temporal: Count = of_weights(1, "latent frames per token")
+    adaln_lora_dim: Count | None = of_weights(None, "rank of the adaLN modulation; null: full rank")
+    qk_layernorm: bool = of_weights(True, "RMSNorm on the queries and keys of each head")
+    rope: bool = of_weights(False, "RoPE in self attention, in addition to the sine-cosine embedding")
     layernorm_epsilon: float = option(1e-6, "epsilon of every normalisation layer", gt=0, lt=1)
-    sigma_data: float = option(0.5, "standard deviation of the scaled latents (EDM's sigma_data)", gt=0)
+    sigma_data: Positive = option(0.5, "standard deviation of the scaled latents (EDM's sigma_data)")
     # The noise band in which neighbours inform a denoiser, in latents of 512 px pictures and 256 px clips
     # (benchmarks/results/noise_levels.md). Its upper end rises by 0.4 to 0.5 when the sides double, so large clips need
     # strong noise. At 64 px the measurement gives about -0.4 and 1.0, EDM2's values for latents, which the demo uses.
     # EDM's -1.2 and 1.2 (Karras et al. 2022) are for pixels of 32 and 64 px pictures; NeMo DFM has 0 and 1.
     P_mean: float = option(0.2, "mean of ln(sigma) in training")
-    P_std: float = option(1.4, "standard deviation of ln(sigma) in training", gt=0)
-    objective: Literal["edm", "flow"] = option(
-        "edm", "output of the network: EDM's F, or flow matching's velocity (with sigma_data 1)", shape=True
+    P_std: Positive = option(1.4, "standard deviation of ln(sigma) in training")
+    objective: Literal["edm", "flow"] = of_weights(
+        "edm", "output of the network: EDM's F, or flow matching's velocity (with sigma_data 1)"
     )
     times: Literal["logit-normal", "uniform"] = option(
         "logit-normal",
@@ -112,33 +127,31 @@ class ModelConfig(Group):
     student: bool = option(
         False, "a few-step student of checkpoint.pretrained: it learns guidance and generation.num_steps long steps"
     )
-    shift_tokens: Int | None = option(
-        None, "multiply a sample's noise level by sqrt(its tokens / this), for several sizes", ge=1
+    shift_tokens: Count | None = option(
+        None, "multiply a sample's noise level by sqrt(its tokens / this), for several sizes"
     )
-    text_padding: Int | None = option(
-        None, "pad a text with zeros (attended to) to this many rows, and truncate longer ones", ge=1, shape=True
+    text_padding: Count | None = of_weights(
+        None, "pad a text with zeros (attended to) to this many rows, and truncate longer ones"
     )
-    pooled_text: bool = option(True, "add the mean text embedding to the conditioning vector", shape=True)
-    tensor_model_parallel_size: Int = option(1, "TP: processes that share each weight matrix", ge=1, network=False)
-    pipeline_model_parallel_size: Int = option(1, "PP: processes that share the layers", ge=1, network=False)
-    virtual_pipeline_model_parallel_size: Int | None = option(
-        None, "VPP: interleaved stages per pipeline process; null: one", ge=1, network=False
+    pooled_text: bool = of_weights(True, "add the mean text embedding to the conditioning vector")
+    tensor_model_parallel_size: Count = of_run(1, "TP: processes that share each weight matrix")
+    pipeline_model_parallel_size: Count = of_run(1, "PP: processes that share the layers")
+    virtual_pipeline_model_parallel_size: Count | None = of_run(
+        None, "VPP: interleaved stages per pipeline process; null: one"
     )
-    context_parallel_size: Int = option(1, "CP: processes that share each sequence", ge=1, network=False)
-    sequence_parallel: bool = option(False, "SP: split activations between products over the TP ranks", network=False)
-    attention_backend: Literal["auto", "sdpa", "varlen", "flash_attn"] = option(
-        "auto", "kernel for packed sequences; auto: the fastest on this machine", network=False
+    context_parallel_size: Count = of_run(1, "CP: processes that share each sequence")
+    sequence_parallel: bool = of_run(False, "SP: split activations between products over the TP ranks")
+    attention_backend: Literal["auto", "sdpa", "varlen", "flash_attn"] = of_run(
+        "auto", "kernel for packed sequences; auto: the fastest on this machine"
     )
-    compile: bool | None = option(
-        None, "torch.compile the layers for training; null: on a CUDA device whose layout allows it", network=False
+    compile: bool | None = of_run(
+        None, "torch.compile the layers for training; null: on a CUDA device whose layout allows it"
     )
-    cuda_graph: bool = option(
-        False, "forward and backward of a step as one CUDA graph, where the layout allows it", network=False
+    cuda_graph: bool = of_run(False, "forward and backward of a step as one CUDA graph, where the layout allows it")
+    recompute_granularity: Literal["selective", "full"] | None = of_run(
+        None, "recompute in the backward pass: selective (attention), full (layers), or null (nothing)"
     )
-    recompute_granularity: Literal["selective", "full"] | None = option(
-        None, "recompute in the backward pass: selective (attention), full (layers), or null (nothing)", network=False
-    )
-    vae_cache_folder: Place | None = option(None, "the tokenizer's folder, for validation samples", network=False)
+    vae_cache_folder: Place | None = of_run(None, "the tokenizer's folder, for validation samples")
     lora: LoraConfig = LoraConfig()
 
     @property
@@ -148,20 +161,20 @@ class ModelConfig(Group):
 
 
 class TrainConfig(Group):
-    minutes: float | None = option(
-        None, "training time; it sets iterations, network, packs, noise levels and checkpoints (planner.minutes)", gt=0
+    minutes: Positive | None = option(
+        None, "training time; it sets iterations, network, packs, noise levels and checkpoints (planner.minutes)"
     )
-    train_iters: Int = option(10000, "optimizer steps of the whole run", ge=1)
-    global_batch_size: Int = option(32, "packs per optimizer step over all processes", ge=1)
-    micro_batch_size: Int = option(
-        1, "packs per forward: one packed sequence of micro_batch_size * dataset.task_encoder_seq_length tokens", ge=1
+    train_iters: Count = option(10000, "optimizer steps of the whole run")
+    global_batch_size: Count = option(32, "packs per optimizer step over all processes")
+    micro_batch_size: Count = option(
+        1, "packs per forward: one packed sequence of micro_batch_size * dataset.task_encoder_seq_length tokens"
     )
-    eval_interval: Int = option(500, "iterations between validations; 0 means never", ge=0)
-    eval_iters: Int = option(8, "global batches per validation; 0 means no validation", ge=0)
+    eval_interval: Natural = option(500, "iterations between validations; 0 means never")
+    eval_iters: Natural = option(8, "global batches per validation; 0 means no validation")
     # the unconditional estimate for guidance is learned from these (Ho & Salimans 2022: 0.1 and 0.2 work equally well)
-    caption_dropout: float = option(0.1, "probability that a sample's caption is replaced by the empty one", ge=0, le=1)
-    teacher_guidance: float | None = option(
-        None, "guidance of a student's teacher; null: as its weights recommend", ge=0
+    caption_dropout: Share = option(0.1, "probability that a sample's caption is replaced by the empty one")
+    teacher_guidance: NotNegative | None = option(
+        None, "guidance of a student's teacher; null: as its weights recommend"
     )
     teacher_steps: Int = option(
         8,
@@ -176,9 +189,9 @@ class TrainConfig(Group):
         ge=0,
         le=0.9,
     )
-    max_skipped_steps: Int = option(10, "most steps in a row skipped for NaN or Inf; more end the run", ge=0)
+    max_skipped_steps: Natural = option(10, "most steps in a row skipped for NaN or Inf; more end the run")
     exit_on_signal: bool = option(True, "on Ctrl-C, SIGTERM or SIGUSR1, save a checkpoint and exit cleanly")
-    exit_duration_s: float | None = option(None, "save and exit after this time in training", gt=0)
+    exit_duration_s: Positive | None = option(None, "save and exit after this time in training")
 
 
 class OptimizerConfig(Group):
@@ -186,27 +199,27 @@ class OptimizerConfig(Group):
         "adam", "adam: AdamW; muon: Muon for the matrices of attention and MLP, AdamW for the rest"
     )
     lr: float = option(1e-4, "peak learning rate", gt=0, lt=1)
-    min_lr: float = option(0.0, "learning rate at the end of the decay", ge=0)
-    weight_decay: float = option(
-        0.01, "weight decay of AdamW and Muon; a step multiplies the weights by 1 - lr * weight_decay", ge=0
+    min_lr: NotNegative = option(0.0, "learning rate at the end of the decay")
+    weight_decay: NotNegative = option(
+        0.01, "weight decay of AdamW and Muon; a step multiplies the weights by 1 - lr * weight_decay"
     )
     adam_beta1: float = option(0.9, "AdamW beta 1", ge=0, lt=1)
     adam_beta2: float = option(0.99, "AdamW beta 2", ge=0, lt=1)
-    adam_eps: float = option(1e-8, "AdamW epsilon", gt=0)
-    muon_extra_scale_factor: float = option(
-        0.2, "root mean square of a Muon update's entries, in units of optimizer.lr; 0.2 is about AdamW's", gt=0
+    adam_eps: Positive = option(1e-8, "AdamW epsilon")
+    muon_extra_scale_factor: Positive = option(
+        0.2, "root mean square of a Muon update's entries, in units of optimizer.lr; 0.2 is about AdamW's"
     )
     muon_momentum: float = option(0.95, "Nesterov momentum of Muon", ge=0, lt=1)
-    muon_num_ns_steps: Int = option(5, "Newton-Schulz iterations of Muon", ge=1)
-    clip_grad: float = option(1.0, "clip the global gradient norm to this; 0 does not clip", ge=0)
+    muon_num_ns_steps: Count = option(5, "Newton-Schulz iterations of Muon")
+    clip_grad: NotNegative = option(1.0, "clip the global gradient norm to this; 0 does not clip")
     use_distributed_optimizer: bool = option(False, "shard the optimizer state over the data-parallel processes")
 
 
 class SchedulerConfig(Group):
-    lr_warmup_iters: Int | None = option(
-        None, "iterations of linear warm-up; null: a tenth of train.train_iters, at most 100", ge=0
+    lr_warmup_iters: Natural | None = option(
+        None, "iterations of linear warm-up; null: a tenth of train.train_iters, at most 100"
     )
-    lr_decay_iters: Int | None = option(None, "iteration at which min_lr is reached; null: train.train_iters", ge=1)
+    lr_decay_iters: Count | None = option(None, "iteration at which min_lr is reached; null: train.train_iters")
     lr_decay_style: Literal["cosine", "linear", "constant"] = option("cosine", "shape of the decay")
 
 
@@ -215,33 +228,32 @@ class DatasetConfig(Group):
         None, "folder with the shards that `dfm prepare` wrote, or its URL (https://, s3://, what fsspec opens)"
     )
     cache_dir: Place | None = option(None, "cache for shards from a server; null: ~/.cache/dfm_nb")
-    cache_gib: float = option(64.0, "size of that cache in GiB", gt=0)
-    task_encoder_seq_length: Int = option(
-        8192, "tokens in a pack, times train.micro_batch_size; no sample may be longer than that", ge=1
+    cache_gib: Positive = option(64.0, "size of that cache in GiB")
+    task_encoder_seq_length: Count = option(
+        8192, "tokens in a pack, times train.micro_batch_size; no sample may be longer than that"
     )
-    packing_buffer_size: Int = option(64, "size of the packing buffer", ge=1)
-    lanes: Int = option(
+    packing_buffer_size: Count = option(64, "size of the packing buffer")
+    lanes: Natural = option(
         0,
         "maximum number of shard streams, which yield packs in turn, best a multiple of the data-parallel size; "
         "0: one below a million samples, else 256; a resumed run keeps its value",
-        ge=0,
     )
-    lane_window: Int = option(8192, "shuffle window of a lane in samples, if there are several lanes", ge=1)
-    balance_steps: Int = option(
-        1, "steps to balance packs over, so that a step's packs cost the same; a resumed run keeps its value", ge=1
+    lane_window: Count = option(8192, "shuffle window of a lane in samples, if there are several lanes")
+    balance_steps: Count = option(
+        1, "steps to balance packs over, so that a step's packs cost the same; a resumed run keeps its value"
     )
-    num_workers: Int = option(2, "loader threads per training process; 0 loads in the training thread", ge=0)
+    num_workers: Natural = option(2, "loader threads per training process; 0 loads in the training thread")
     clip_weight: float = option(
         1.0, "how often a clip is used for each use of a picture, on top of the samples' own weights", ge=0.001, le=1000
     )
-    max_bad_fraction: float = option(
-        0.01, "share of samples that may be unusable before the run stops; above 0, one sample always may", ge=0, le=1
+    max_bad_fraction: Share = option(
+        0.01, "share of samples that may be unusable before the run stops; above 0, one sample always may"
     )
     use_train_split_for_val: bool = option(False, "validate on training samples, when all data are in the train split")
-    condition_frames_prob: float = option(
-        0.0, "probability that a clip's first latent frame is given clean, for image-to-video", ge=0, le=1
+    condition_frames_prob: Share = option(
+        0.0, "probability that a clip's first latent frame is given clean, for image-to-video"
     )
-    condition_last_prob: float = option(0.0, "the same of its last latent frame, for --last-image", ge=0, le=1)
+    condition_last_prob: Share = option(0.0, "the same of its last latent frame, for --last-image")
     may_grow: bool = option(False, "whether a resumed run continues with its data set when samples were added to it")
     mock: bool = option(False, "train on random latents instead of a data set")
     mock_latent_sizes: list[LatentSize] | None = option(
@@ -249,8 +261,8 @@ class DatasetConfig(Group):
         "latent [T, H, W] sizes of mock samples in turn; null: a wide picture that fills a pack alone",
         min_length=1,
     )
-    mock_text_tokens: Int | None = option(
-        None, "caption tokens of a mock sample; null: 512, or a sixteenth of a pack if that is less", ge=1
+    mock_text_tokens: Count | None = option(
+        None, "caption tokens of a mock sample; null: 512, or a sixteenth of a pack if that is less"
     )
 
 
@@ -261,11 +273,11 @@ class CheckpointConfig(Group):
     )
     load_checkpoint: Place | None = option(None, "resume from this run, checkpoint folder or iter_*, which must exist")
     pretrained: Place | None = option(None, "start from these weights with a fresh optimizer and data order")
-    save_interval: Int = option(1000, "iterations between checkpoints; 0 saves at the end only", ge=0)
+    save_interval: Natural = option(1000, "iterations between checkpoints; 0 saves at the end only")
     async_save: bool = option(False, "write checkpoints in the background during training")
-    keep_last: Int = option(3, "number of newest checkpoints to keep; 0 keeps all", ge=0)
+    keep_last: Natural = option(3, "number of newest checkpoints to keep; 0 keeps all")
     keep_best: bool = option(False, "also save and keep the checkpoint with the lowest validation loss")
-    keep_every: Int | None = option(None, "also keep the checkpoints at multiples of this iteration", ge=1)
+    keep_every: Count | None = option(None, "also keep the checkpoints at multiples of this iteration")
 
 
 class EmaConfig(Group):
@@ -276,7 +288,7 @@ class EmaConfig(Group):
 
 
 class LoggerConfig(Group):
-    log_interval: Int = option(10, "iterations between log lines; metrics.jsonl records every iteration", ge=1)
+    log_interval: Count = option(10, "iterations between log lines; metrics.jsonl records every iteration")
     report_to: list[Text] | None = option(
         None, "tensorboard, wandb, an entry point, module:name; null: tensorboard, and wandb with a project"
     )
@@ -286,7 +298,7 @@ class LoggerConfig(Group):
 
 
 class RngConfig(Group):
-    seed: Int = option(1234, "seed of weights, data order, noise levels and noise", ge=0)
+    seed: Natural = option(1234, "seed of weights, data order, noise levels and noise")
 
 
 STUDENT_SAMPLING = {"sampler": "euler", "schedule": "flow", "guidance": 1.0}
@@ -296,22 +308,20 @@ STUDENT_SAMPLING = {"sampler": "euler", "schedule": "flow", "guidance": 1.0}
 class GenerationConfig(Group):
     """A checkpoint's recommendations, the defaults of `dfm generate`, `dfm evaluate`, validation and `Pipeline`."""
 
-    height: Int | None = option(
-        None, "px; null: as the training sample whose caption is most like it", ge=16, multiple_of=16, network=False
-    )
-    width: Int | None = option(None, "px; null: likewise", ge=16, multiple_of=16, network=False)
-    num_video_frames: Int | None = option(None, "frames, 1 + 4 k; null: likewise", ge=1, network=False)
-    fps: float | None = option(None, "frames per second; null: likewise", gt=0, network=False)
+    height: Side | None = of_run(None, "px; null: as the training sample whose caption is most like it")
+    width: Side | None = of_run(None, "px; null: likewise")
+    num_video_frames: Count | None = of_run(None, "frames, 1 + 4 k; null: likewise")
+    fps: Positive | None = of_run(None, "frames per second; null: likewise")
     # 14 evaluations are as good as 35 of Heun's (benchmarks/results/sampler_quality.md)
-    num_steps: Int = option(14, "recommended sampler steps", ge=1, le=MOST_STEPS)
-    guidance: float = option(7.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)", ge=0)
+    num_steps: Count = option(14, "recommended sampler steps", le=MOST_STEPS)
+    guidance: NotNegative = option(7.0, "guidance strength: D = D_uncond + guidance * (D_cond - D_uncond)")
     sampler: Text = option("unipc_2", "sampler, one of `dfm generate --sampler`")
     schedule: Text = option("focused", "schedule, one of `dfm generate --schedule`")
-    shift: float = option(1.0, "shift of the schedule, if it is `flow`", gt=0)
+    shift: Positive = option(1.0, "shift of the schedule, if it is `flow`")
     # 160 times the sigma_data of latents: the first state is noise, whatever the picture (Karras et al. 2022, Table 1)
-    sigma_max: float = option(80.0, "noise level of the start", gt=0)
-    anchor: Anchor = option(
-        "none", "nearest: keep the captions of up to 1,000 samples, and put the nearest before a prompt", network=False
+    sigma_max: Positive = option(80.0, "noise level of the start")
+    anchor: Anchor = of_run(
+        "none", "nearest: keep the captions of up to 1,000 samples, and put the nearest before a prompt"
     )
 
     def of_samples(self) -> dict[str, Any]:
@@ -322,21 +332,19 @@ class GenerationConfig(Group):
 class ValidationConfig(Group):
     samples: bool = option(True, "generate samples at each validation, for captions of training and held-out samples")
     prompts: list[Text] = option([], "further prompts to sample: one, or a list as '[\"one, with a comma\", another]'")
-    num_steps: Int | None = option(None, "sampler steps; null: generation.num_steps", ge=1, le=MOST_STEPS)
-    guidance: float | None = option(None, "guidance strength; null: generation.guidance", ge=0)
-    height: Int | None = option(None, "height of the samples; null: as dfm generate by default", ge=16, multiple_of=16)
-    width: Int | None = option(None, "width of the samples; null: likewise", ge=16, multiple_of=16)
-    frames: Int | None = option(None, "frames of the samples, 1 + 4 k; null: likewise", ge=1)
-    fps: float | None = option(None, "frames per second of the samples; null: likewise", gt=0)
-    num_sigmas: Int = option(8, "fixed noise levels of the validation loss", ge=1)
+    num_steps: Count | None = option(None, "sampler steps; null: generation.num_steps", le=MOST_STEPS)
+    guidance: NotNegative | None = option(None, "guidance strength; null: generation.guidance")
+    height: Side | None = option(None, "height of the samples; null: as dfm generate by default")
+    width: Side | None = option(None, "width of the samples; null: likewise")
+    frames: Count | None = option(None, "frames of the samples, 1 + 4 k; null: likewise")
+    fps: Positive | None = option(None, "frames per second of the samples; null: likewise")
+    num_sigmas: Count = option(8, "fixed noise levels of the validation loss")
 
 
 class DistConfig(Group):
-    timeout_s: float = option(1800.0, "a collective that waits longer ends the job", gt=0)
-    hang_timeout_s: float = option(
-        30.0,
-        "end the job and name the rank if a step takes longer, and five times as long as any before; 0: never",
-        ge=0,
+    timeout_s: Positive = option(1800.0, "a collective that waits longer ends the job")
+    hang_timeout_s: NotNegative = option(
+        30.0, "end the job and name the rank if a step takes longer, and five times as long as any before; 0: never"
     )
 
 
@@ -363,7 +371,7 @@ class Config(Group):
         """What the training samples have; no setting."""
         return self._samples
 
-    def with_samples(self, samples: TrainingSamples) -> Config:
+    def with_samples(self, samples: TrainingSamples) -> "Config":
         """The same settings on these samples."""
         copy = self.model_copy()
         copy._samples = samples

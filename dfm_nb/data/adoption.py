@@ -85,12 +85,11 @@ def adopt(options: AdoptOptions) -> Json:
     place = PreparedFolder(options.folder)
     tars = shards.find_shards(place.path, options.allow_outside)
     # WebDataset's writer leaves an empty one if the last tar was just full; Energon refuses them
-    small = [tar for tar in tars if tar.stat().st_size <= tarfile.RECORDSIZE]
-    empty = [tar for tar in small if not shards.samples_of(tar)]
+    empty = [tar for tar in tars if tar.stat().st_size <= tarfile.RECORDSIZE and not shards.samples_of(tar)]
     if empty:
         log.warning("skipped %d tar(s) without samples, such as %s; remove them", len(empty), empty[0])
         tars = [tar for tar in tars if tar not in empty]
-    if place.held_plan() is not None:
+    if place.held_plan():
         fix = "it needs no adopting" if place.finished else "finish it with --resume"
         raise ValueError(f"{place.path} was made by dfm prepare: {fix}")
     ours = place.records.exists()  # of a run before, which a kill may have ended
@@ -128,7 +127,7 @@ def adopt(options: AdoptOptions) -> Json:
         names = itertools.chain(*splits.values())
         write_manifest(place.path, manifest, {name: listed_as(place.path / name) for name in names})
     totals.warn()
-    said = "one token of zeros, as in NeMo DFM" if manifest["empty_caption"] == "zeros" else "the text encoder's own"
+    said = "one token of zeros, as in NeMo DFM" if text_encoder is None else "the text encoder's own"
     log.info("%d samples in %s; the empty caption is %s", manifest["counts"]["samples"], place.path, said)
     own = "" if manifest["counts"]["val"] else " dataset.use_train_split_for_val=true"
     log.info("Next: dfm pretrain --dataset-path %s%s", shlex.quote(str(place.path)), own)
@@ -169,12 +168,10 @@ def _build(kind: str, options: AdoptOptions, place: PreparedFolder) -> Any:
     name = getattr(options, kind)
     path = getattr(options, f"{kind}_path")
     module = plugins.load(f"{kind}s", name)
-    carried = getattr(module, "CARRIED", False)
-    if kind == "tokenizer" and place.tokenizer.is_file():
-        if not carried:
-            raise ValueError(f"{place.tokenizer} is not of the tokenizer {name}, which has its own files; remove it")
-        path = path or str(place.tokenizer)
-    if path is None and not carried and not getattr(module, "BUNDLED", False):
+    if kind == "tokenizer":
+        beside = plugins.carried(name, place.path)
+        path = path or beside
+    if path is None and not any(getattr(module, mark, False) for mark in ("CARRIED", "BUNDLED")):
         return None
     plugin = module.build(path, device=options.device)
     if kind == "tokenizer":

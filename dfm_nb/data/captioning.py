@@ -127,14 +127,14 @@ class Edit(BaseModel):
     left_out: bool = False
 
 
-def read_edits(folder: str | Path) -> dict[str, Edit]:
+def read_edits(folder: Path) -> dict[str, Edit]:
     """Edits by key; {} if there are none. The later of two lines for one sample counts.
 
     Raises
     ------
     ValueError : a line is not an edit; the message has its number.
     """
-    path = Path(folder) / EDITS
+    path = folder / EDITS
     edits = dict[str, Edit]()
     if not os.path.lexists(path):
         return edits
@@ -149,18 +149,18 @@ def read_edits(folder: str | Path) -> dict[str, Edit]:
     return edits
 
 
-def write_edit(folder: str | Path, edit: Edit) -> None:
+def write_edit(folder: Path, edit: Edit) -> None:
     """Write an edit to the file, replacing the sample's earlier one; an edit without changes removes the line."""
     edits = read_edits(folder) | {edit.key: edit}
     changes = [edit for edit in edits.values() if edit.caption is not None or edit.left_out]
     lines = [edit.model_dump_json(exclude_defaults=True) + "\n" for edit in changes]
     if lines:
-        write_atomically(Path(folder) / EDITS, "".join(lines).encode())
+        write_atomically(folder / EDITS, "".join(lines).encode())
     else:
-        (Path(folder) / EDITS).unlink(missing_ok=True)
+        (folder / EDITS).unlink(missing_ok=True)
 
 
-def edits_sha256(folder: str | Path) -> str | None:
+def edits_sha256(folder: Path) -> str | None:
     """Checksum of the file; None if there is none."""
-    path = Path(folder) / EDITS
+    path = folder / EDITS
     return sha256(plain(path)) if os.path.lexists(path) else None

@@ -12,8 +12,6 @@ encodes captions and writes.
   `HELD_PIXELS` waiting for a full batch, two slices of `SLICE_BYTES` of latents and `CAPTIONS_BYTES` of embeddings.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import threading
@@ -27,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from dfm_nb.base import video
 from dfm_nb.base.files import Json, sha256, write_json
@@ -196,7 +195,7 @@ class ReadAhead:
                 self._turn.notify_all()
             self.reading.on_item()
 
-    def __enter__(self) -> ReadAhead:
+    def __enter__(self) -> "ReadAhead":
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -258,23 +257,14 @@ class ReadAhead:
 # ---- encoding ------------------------------------------------------------------------------------
 
 
-def to_pixels(frames: np.ndarray | torch.Tensor) -> torch.Tensor:
+def to_pixels(frames: np.ndarray | Tensor) -> Tensor:
     """uint8 [..., T, H, W, 3] -> float32 [..., 3, T, H, W] in [-1, 1]."""
     return torch.as_tensor(frames).movedim(-1, -4).float().div_(127.5).sub_(1)
 
 
-def to_frames(pixels: torch.Tensor) -> np.ndarray:
+def to_frames(pixels: Tensor) -> np.ndarray:
     """float [..., 3, T, H, W] in [-1, 1] and beyond -> uint8 [..., T, H, W, 3]; inverse of `to_pixels`."""
     return ((pixels.float().cpu().clamp(-1, 1) + 1) * 127.5).round().byte().movedim(-4, -1).numpy()
-
-
-@dataclass(frozen=True)
-class Encoders:
-    """What turns pixels and captions into numbers; `pad_text_tokens` is a length that embeddings are padded to."""
-
-    latents: LatentEncoder
-    text_encoder: TextEncoder
-    pad_text_tokens: int | None = None
 
 
 class LatentEncoder:
@@ -286,7 +276,7 @@ class LatentEncoder:
         self.batch_pixels = BATCH_PIXELS.get(self.device.type, BATCH_PIXELS["cuda"])
 
     @torch.no_grad()
-    def __call__(self, frames: torch.Tensor) -> torch.Tensor:
+    def __call__(self, frames: Tensor) -> Tensor:
         """uint8 [B, T, H, W, 3] -> bfloat16 [B, 16, t, h, w] on the CPU."""
         try:
             return self.tokenizer.encode(to_pixels(frames.to(self.device))).bfloat16().cpu()
@@ -298,6 +288,15 @@ class LatentEncoder:
         self.batch_pixels = max(1, self.batch_pixels // 2)
         half = len(frames) // 2
         return torch.cat((self(frames[:half]), self(frames[half:])))
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """What turns pixels and captions into numbers; `pad_text_tokens` is a length that embeddings are padded to."""
+
+    latents: LatentEncoder
+    text_encoder: TextEncoder
+    pad_text_tokens: int | None = None
 
 
 class ShardSlice:
@@ -314,7 +313,7 @@ class ShardSlice:
         self.latent_bytes = 0
         self.metas = list[dict]()
         self.drops = list[dict]()
-        self.texts = dict[str, torch.Tensor]()  # stored embeddings by caption
+        self.texts = dict[str, Tensor]()  # stored embeddings by caption
         # frames that wait for a full batch
         self._groups: dict[tuple, list[tuple[tuple[int, int], np.ndarray]]] = {}
 
@@ -422,23 +421,22 @@ def slices_of(reads: Iterable[tuple[str, Result]], encode: LatentEncoder) -> Ite
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def latent_sums(latent: torch.Tensor) -> np.ndarray:
+def latent_sums(latent: Tensor) -> np.ndarray:
     """Count, sum and sum of squares of each channel of [1, C, T, H, W]; float64 [3, C]."""
     z = latent[0].double().flatten(1)
     return np.stack([np.full(len(z), z.shape[1]), z.sum(1).numpy(), z.square().sum(1).numpy()])
 
 
-class OpenShard:
+class OpenShard(shards.ShardWriter):
     """A shard in the making."""
 
     def __init__(self, folder: Path, plan: ShardPlan, encoders: Encoders):
-        self.folder = folder
+        super().__init__(folder / plan.name)
         self.encoders = encoders
-        self.writer = shards.ShardWriter(folder / plan.name)
         self.record = shards.ShardRecord(name=plan.name, split=plan.split, texts=plan.texts)
         # of this shard alone: what a caption is batched with must not depend on where a run was
         # resumed
-        self.known: dict[str, torch.Tensor] = {}
+        self.known: dict[str, Tensor] = {}
 
     def write(self, part: ShardSlice) -> None:
         """Write the samples of a slice; equal captions are encoded once."""
@@ -462,7 +460,7 @@ class OpenShard:
             padding = max(0, (self.encoders.pad_text_tokens or 0) - len(text))
             # further captions are of our own readers alone
             padded = F.pad(text, (0, 0, 0, padding))[None]
-            self.writer.add(EncodedClip(meta["key"], latent, padded, meta, [t[None] for t in more], given))
+            self.add(EncodedClip(meta["key"], latent, padded, meta, [t[None] for t in more], given))
             self.record.latent_sums += latent_sums(latent)
             self.record.text_tokens += sum(map(len, (text, *more)))
         self.record.drops += part.drops
@@ -470,11 +468,11 @@ class OpenShard:
     def finish(self, contents: dict[str, Content | None]) -> None:
         """Close the shard and write its record; contents : of its items, by key."""
         record = self.record
-        record.sha256, record.bytes = self.writer.close()
-        record.samples = self.writer.samples
+        record.sha256, record.bytes = self.close()
+        record.samples = self.samples
         record.latent_sums = np.array(record.latent_sums).tolist()
         record.contents = contents
-        path = shards.record_path(self.folder, record.name)
+        path = shards.record_path(self.path.parent, record.name)
         path.parent.mkdir(exist_ok=True)
         write_json(path, record.model_dump())
 
@@ -504,7 +502,7 @@ def encode_shards(plans: list[ShardPlan], reading: Reading, encoders: Encoders, 
         finally:  # after an error: let running work end, and remove incomplete shards
             writer.shutdown(cancel_futures=True)
             for shard in unfinished:
-                shard.writer.abort()
+                shard.abort()
 
 
 # ---- captions alone ------------------------------------------------------------------------------
@@ -567,8 +565,8 @@ def rewrite_shard(plan: ShardPlan, reading: Reading, encoders: Encoders, folder:
                 reading.on_item(len(part.metas))
             shard.finish(contents)
         finally:  # after an error, remove the incomplete shard
-            shard.writer.abort()
-        left -= shard.writer.samples
+            shard.abort()
+        left -= shard.samples
     reading.on_item(left)
     return True
 

@@ -63,9 +63,9 @@ class PackedLoader:
         self,
         order: PackOrder,
         packs_per_step: int,
-        dp_rank: int = 0,
-        dp_size: int = 1,
-        num_workers: int = 1,
+        dp_rank: int,
+        dp_size: int,
+        num_workers: int,
         balance_steps: int = 1,
     ):
         assert packs_per_step % dp_size == 0, (packs_per_step, dp_size)

@@ -127,14 +127,17 @@ class SampleOrder:
         return rows[torch.randperm(len(rows), generator=generator_for(self.seed, *key)).numpy()]
 
 
+@dataclass(eq=False)
 class Lane:
     """The position of a lane: an epoch, a position in it, and the samples that wait for space in a pack."""
 
-    def __init__(self, order: SampleOrder, packer: Packer, lengths_of: Callable[[np.ndarray], np.ndarray]):
-        self.order = order
-        self.packer = packer
-        self._lengths_of = lengths_of
-        self.epoch = self.cursor = 0
+    order: SampleOrder
+    packer: Packer
+    lengths_of: Callable[[np.ndarray], np.ndarray]
+    epoch: int = 0
+    cursor: int = 0
+
+    def __post_init__(self) -> None:
         self._stream = self._items()
 
     def next(self) -> list[PackItem]:
@@ -150,7 +153,7 @@ class Lane:
                 continue  # as an epoch of small weights may be empty
             window, at = divmod(self.cursor, self.order.window)
             uses_N2 = self.order.uses(self.epoch, window)
-            for (use, sample), lengths in zip(uses_N2[at:].tolist(), self._lengths_of(uses_N2[at:, 1]).tolist()):
+            for (use, sample), lengths in zip(uses_N2[at:].tolist(), self.lengths_of(uses_N2[at:, 1]).tolist()):
                 self.cursor += 1
                 yield PackItem(use, sample, *lengths)
 
@@ -162,7 +165,7 @@ class Lane:
         """Continue from a state; only for an unused lane."""
         self.epoch = state["epoch"]
         self.cursor = state["cursor"]
-        lengths = self._lengths_of(np.array([sample for _, sample in state["waiting"]], np.int64)).tolist()
+        lengths = self.lengths_of(np.array([sample for _, sample in state["waiting"]], np.int64)).tolist()
         self.packer.waiting = [PackItem(epoch, i, *each) for (epoch, i), each in zip(state["waiting"], lengths)]
 
 
@@ -329,6 +332,7 @@ class PackOrder:
         return grown
 
 
+@dataclass(eq=False)
 class StepOrder:
     """Which packs make a step.
 
@@ -343,10 +347,11 @@ class StepOrder:
     counts : samples and tokens given out so far.
     """
 
-    def __init__(self, packs: PackOrder, packs_per_step: int, window: int = 1):
-        self.packs = packs
-        self.packs_per_step = packs_per_step
-        self.window = window
+    packs: PackOrder
+    packs_per_step: int
+    window: int
+
+    def __post_init__(self) -> None:
         self.counts = {"samples": 0, "tokens": 0}
         self._end_window()
 

@@ -15,7 +15,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property, partial
@@ -32,7 +32,7 @@ from dfm_nb.base import plugins, version
 from dfm_nb.base.argv import LAUNCHER, NPROC, USER_ERRORS, ArgumentParser, from_launcher
 from dfm_nb.base.files import Json, read_json
 from dfm_nb.base.log import log, silent, tqdm
-from dfm_nb.base.options import fields, option
+from dfm_nb.base.options import Count, Values, fields, option
 from dfm_nb.base.records import Clip, SampleError, Source, TextEncoder, Tokenizer
 from dfm_nb.base.torchrun import group_of_this_machine
 from dfm_nb.base.verb import Report, Verb
@@ -113,25 +113,23 @@ class PrepareConfig(Verb):
         "crop", "to sides that are multiples of 16: crop (the middle, or from which edge to keep) or pad", plan=True
     )
     upscale: bool = option(False, "also enlarge smaller pictures to --short-side, as NeMo DFM does", plan=True)
-    limit: int | None = option(None, "only the first N items", ge=1, plan=True)
+    limit: Count | None = option(None, "only the first N items", plan=True)
     val_fraction: float | None = option(
         None, "share of the items, by a hash of their keys; default 0.05, for few items 0.125", ge=0, lt=1, plan=True
     )
     test_fraction: float = option(0.0, "likewise", ge=0, lt=1, plan=True)
-    shard_size: int = option(250, "items per shard: the unit of work and of resuming", ge=1, plan=True)
-    max_text_tokens: int = option(512, "longer captions are cut", ge=1, plan=True)
-    pad_text_tokens: int | None = option(
-        None, "pad embeddings to this length, for readers that need it", ge=1, plan=True
-    )
-    tag_captions: int | None = option(None, "further captions to build from each sample's tags", ge=1, plan=True)
+    shard_size: Count = option(250, "items per shard: the unit of work and of resuming", plan=True)
+    max_text_tokens: Count = option(512, "longer captions are cut", plan=True)
+    pad_text_tokens: Count | None = option(None, "pad embeddings to this length, for readers that need it", plan=True)
+    tag_captions: Count | None = option(None, "further captions to build from each sample's tags", plan=True)
     flip: bool = option(False, "also encode mirrored training samples, unless a caption says left or right", plan=True)
-    workers: int | None = option(None, "threads that read and resize; default: the cores, 2 to 16 a process", ge=1)
+    workers: Count | None = option(None, "threads that read and resize; default: the cores, 2 to 16 a process")
     device: str | None = option(None, "default: each process its own cuda device where there are any, else cpu")
     resume: bool = option(False, "continue an unfinished output folder")
     overwrite: bool = option(False, "delete the preparation in the output folder")
     reuse: str | None = option(None, "finished folder whose latents are used where files have the same content")
     texts_only: bool = option(False, "encode only changed captions, also from edits.jsonl, and keep all latents")
-    options: dict[str, Any] = option({}, "values of the plug-ins' own flags by name", python_only=True)
+    options: Values = option({}, "values of the plug-ins' own flags by name", python_only=True)
     table: Any = option(None, "a DataFrame for the source `table`", python_only=True)
 
     def __init__(self, /, **values: Any):
@@ -180,7 +178,7 @@ class PrepareConfig(Verb):
     def report(self, result: Json) -> Report:
         return Report(prepared_folder.summary(self.output_dir, result))
 
-    def words(self, usual: Mapping[str, Any] | None = None) -> list[str]:
+    def words(self, usual: Values | None = None) -> list[str]:
         """Those of the plug-ins among them."""
         return [*super().words(usual), *plugins.all_flags()(**self.options).words()]
 
@@ -195,7 +193,7 @@ class PrepareConfig(Verb):
         """`tokenizer`; by default that of the folder if one was begun, else the source's, else `general`."""
         if self.tokenizer:
             return self.tokenizer
-        held = {} if self.overwrite else PreparedFolder(self.output_dir).held_plan() or {}
+        held = {} if self.overwrite else PreparedFolder(self.output_dir).held_plan()
         kept = held.get("tokenizer")
         if kept in plugins.names("tokenizers"):  # never a module's name, whose code would run
             return str(kept)
@@ -309,7 +307,7 @@ def prepare(config: PrepareConfig) -> Json:
         if done and ranks.rank == 0:
             log.info("%s is already complete", folder.path)
         # read on rank 0 alone: another node may see a new file of a shared folder only later
-        return ranks.first(lambda: json.loads(folder.manifest.read_text()))
+        return ranks.first(lambda: read_json(folder.manifest))
 
 
 class Preparation:
@@ -359,16 +357,6 @@ class Preparation:
         ------
         ValueError, OSError : the source cannot be used, or the folder must not be written into.
         """
-        self._check_unique()
-        config = self.config
-        plan = self._settled()
-        finished = self.folder.check(plan, config.resume, config.overwrite, config.texts_only)
-        made = read_json(self.folder.manifest).get("arguments", {})
-        same = all(getattr(config, path) == made.get(path) for path in ("tokenizer_path", "text_encoder_path"))
-        return None if finished and same else plan
-
-    def _check_unique(self) -> None:
-        """ValueError if two items have the same key."""
         hashes = np.sort(np.fromiter(map(hash, self.keys), np.int64))
         if (hashes[1:] == hashes[:-1]).any():  # or different keys with one hash
             key, times = Counter(self.keys).most_common(1)[0]
@@ -376,11 +364,17 @@ class Preparation:
                 raise ValueError(
                     f"the source names two items {key!r}; keys must be unique: rename or remove one of them"
                 )
+        config = self.config
+        plan = self._settled()
+        finished = self.folder.check(plan, config.resume, config.overwrite, config.texts_only)
+        made = read_json(self.folder.manifest).get("arguments", {})
+        same = all(getattr(config, path) == made.get(path) for path in ("tokenizer_path", "text_encoder_path"))
+        return None if finished and same else plan
 
     def _settled(self) -> Json:
         """The settings that must be equal for a folder to belong to this preparation."""
         config = self.config
-        held = {} if config.overwrite else self.folder.held_plan() or {}
+        held = {} if config.overwrite else self.folder.held_plan()
         # the shards depend on the number of processes that started; any number may continue
         began = held.get("ranks")
         if type(began) is not int or not 0 < began <= MOST_RANKS:
@@ -439,8 +433,6 @@ class Preparation:
         if not self.carried:
             with torch.no_grad():
                 self.tokenizer.encode(torch.zeros(1, 3, 1, 64, 64))
-        elif config.tokenizer_path:
-            config.tokenizer_module.build(config.tokenizer_path)
 
     def _build(self, kind: str, name: str, path: str | Path | None, **more: Any) -> Any:
         options = plugins.options_of(kind, name, self.config.options)
@@ -452,22 +444,20 @@ class Preparation:
         path = self.folder.path if self.carried else self.config.tokenizer_path
         return self._build("tokenizers", self.config.tokenizer_name, path)
 
-    def _planned(self) -> ShardPlans | GrownPlans:
+    def run(self) -> None:
         layout = self.ranks.first(self.folder.layout)
         if layout:
-            return GrownPlans(self.keys, layout)
-        return ShardPlans(
-            self.keys,
-            self.plan["val_fraction"],
-            self.config.test_fraction,
-            self.plan["ranks"],
-            self.config.shard_size,
-            self.source.item_split,
-            self.plan.get("copies", ()),
-        )
-
-    def run(self) -> None:
-        self.plans = self._planned()
+            self.plans = GrownPlans(self.keys, layout)
+        else:
+            self.plans = ShardPlans(
+                self.keys,
+                self.plan["val_fraction"],
+                self.config.test_fraction,
+                self.plan["ranks"],
+                self.config.shard_size,
+                self.source.item_split,
+                self.plan.get("copies", ()),
+            )
         if self.ranks.rank == 0 and self.config.val_fraction is None:
             said = "%d of %d items are held out for validation; --val-fraction %g is the default"
             log.info(said, len(self.plans.items_of("val")), self.plans.num_items, self.plan["val_fraction"])
@@ -476,7 +466,7 @@ class Preparation:
         stocks = [Path(self.config.reuse).expanduser()] if self.config.reuse else []
         for stock in stocks:
             prepared_folder.check_reuse(PreparedFolder(stock), self.plan, self.identities())
-        if isinstance(self.plans, GrownPlans):
+        if layout:
             stocks.append(self.folder.path)
             self.ranks.first(self._tell_captions)
         # the samples of an item with --flip depend on its split
@@ -600,10 +590,11 @@ class Preparation:
         write_indexes(self.folder.path, totals.names)
         shards.write_energon_metadata(self.folder.path, totals.names)
         arguments = self.config.model_dump(exclude={"options", "table", "as_json"}, exclude_none=True)
+        arguments |= {"tokenizer": self.config.tokenizer_name, **self.config.options}
         own = {"short_side": self.config.side_px, "ranks": self.plan["ranks"], "plan": self.plan}
-        own["arguments"] = arguments | {"tokenizer": self.config.tokenizer_name} | self.config.options
-        about = {"source": self.plan["source"], "captions_from": list(self.source.captions_from.values())}
-        about |= self.identities()
+        own["arguments"] = arguments
+        captions_from = list(self.source.captions_from.values())
+        about = {"source": self.plan["source"], "captions_from": captions_from, **self.identities()}
         # a run's statistics stay, and so do the tokenizer and what it was measured on
         if isinstance(self.plans, GrownPlans) or self.config.texts_only:
             before = read_json(self.folder.manifest)

@@ -206,11 +206,11 @@ class PreparedFolder:
         self.manifest = self.path / "manifest.json"
         self.tokenizer = self.path / TOKENIZER
 
-    def held_plan(self) -> Json | None:
-        """The plan of the folder's preparation, finished or not."""
+    def held_plan(self) -> Json:
+        """The plan of the folder's preparation, finished or not; {} if there is none."""
         held = read_json(self.plan_file)
         held.pop("layout", None)
-        return held or read_json(self.manifest).get("plan")
+        return held or read_json(self.manifest).get("plan", {})
 
     def layout(self) -> Layout | None:
         """The shards of a folder that grew."""
@@ -224,7 +224,7 @@ class PreparedFolder:
         """Whether the source of the finished preparation has other items, and all else is equal."""
         held = self.held_plan()
         # not the checksums, which are removed before a kill may come
-        if held is None or read_json(self.manifest).get("plan") != held:
+        if not held or read_json(self.manifest).get("plan") != held:
             return False
         equal = _without(held, OF_ITEMS, LISTED) == _without(plan, OF_ITEMS, LISTED)
         return equal and _without(held, OF_ITEMS, SOURCE_CAPTIONS) != _without(plan, OF_ITEMS, SOURCE_CAPTIONS)
@@ -237,7 +237,7 @@ class PreparedFolder:
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"--output-dir {self.path} is a file; choose a folder")
         held = self.held_plan()
-        if held is None:
+        if not held:
             if texts_only:
                 raise ValueError(f"--texts-only needs a preparation, and {self.path} has none; omit it")
             # A notebook's launcher may log into the folder. With --overwrite any other file is

@@ -15,6 +15,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,18 +134,18 @@ def write_index(path: Path, table: pa.Table, shards: list[Shard], dropped: list[
 # ---- reading -------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Sizes:
     """Latent sizes of samples. columns : `t`, `h` and `w` of each. shards : that the samples are in."""
 
-    def __init__(self, columns: dict[str, np.ndarray], shards: list[Shard]):
-        self._columns = columns
-        self.shards = shards
+    columns: dict[str, np.ndarray]
+    shards: list[Shard]
 
     def __len__(self) -> int:
-        return len(self._columns["t"])
+        return len(self.columns["t"])
 
     def _column(self, name: str, samples: np.ndarray | slice) -> np.ndarray:
-        return self._columns[name][samples].astype(np.int64)
+        return self.columns[name][samples].astype(np.int64)
 
     def voxels(self, samples: np.ndarray | slice) -> np.ndarray:
         """T * H * W of the latents and of what is given beside them, int64."""
@@ -154,19 +155,19 @@ class Sizes:
     def text_tokens(self, samples: np.ndarray | slice) -> np.ndarray:
         """Of each sample's longest caption, int64; 0 if unknown."""
         tokens = self._column("text_tokens", samples)
-        return np.maximum(tokens, self._column("more_text", samples)) if "more_text" in self._columns else tokens
+        return np.maximum(tokens, self._column("more_text", samples)) if "more_text" in self.columns else tokens
 
     @property
     def any_given(self) -> bool:
         """Whether pictures or clips are given beside some sample."""
-        return "given" in self._columns
+        return "given" in self.columns
 
     def weights(self, clip_weight: float) -> np.ndarray | None:
         """How often an epoch uses each sample, float64; None: once. clip_weight : of clips, on top of their own."""
         # the usual case, which takes no memory
-        if "weight" not in self._columns and clip_weight == 1:
+        if "weight" not in self.columns and clip_weight == 1:
             return None
-        return self._columns.get("weight", 1.0) * np.where(self._columns["t"] > 1, clip_weight, 1.0)
+        return self.columns.get("weight", 1.0) * np.where(self.columns["t"] > 1, clip_weight, 1.0)
 
     def larger_than(self, voxels: int) -> np.ndarray:
         """Samples of more voxels, with what is given beside them, the largest first."""
@@ -178,20 +179,20 @@ class Sizes:
 
     def most_frames(self) -> int:
         """T of the longest latent."""
-        return int(self._columns["t"].max(initial=1))
+        return int(self.columns["t"].max(initial=1))
 
     def of_kind(self, still: bool) -> np.ndarray:
         """All stills, or all clips; int64."""
-        return np.flatnonzero((self._columns["t"] == 1) == still)
+        return np.flatnonzero((self.columns["t"] == 1) == still)
 
-    def sizes(self, samples: np.ndarray | slice = slice(None)) -> dict[tuple[int, int, int], int]:
+    def sizes(self, samples: np.ndarray | slice = slice(None)) -> dict[geometry.Size, int]:
         """Number of samples by frames, height and width in px, the smallest first."""
-        grids = Counter(zip(*(self._columns[side][samples].tolist() for side in "thw")))
+        grids = Counter(zip(*(self.columns[side][samples].tolist() for side in "thw")))
         return {geometry.pixel_size(*grid): count for grid, count in sorted(grids.items())}
 
-    def grid(self, index: int) -> tuple[int, int, int]:
+    def grid(self, index: int) -> geometry.Size:
         """Latent T, H, W."""
-        t, h, w = (int(self._columns[side][index]) for side in "thw")
+        t, h, w = (int(self.columns[side][index]) for side in "thw")
         return t, h, w
 
 
@@ -211,8 +212,8 @@ class SampleIndex(Sizes):
     ValueError : the index or a shard's size does not match the folder's checksums, or it names a shard without one.
     """
 
-    def __init__(self, folder: str | Path, split: str, here: bool = True):
-        self.folder = Path(folder)
+    def __init__(self, folder: Path, split: str, here: bool = True):
+        self.folder = folder
         self.split = split
         self._listed = prepared_folder.read_checksums(self.folder)
         path = index_path(folder, split)
@@ -234,9 +235,10 @@ class SampleIndex(Sizes):
                 raise ValueError(f"weights must be from {LEAST_WEIGHT} to {MOST_WEIGHT}")
             super().__init__(columns, shards)
             self.dropped = [(str(reason), str(detail)) for reason, detail in files.parsed(about[b"dropped"])]
-            if self._columns["shard"].max(initial=0) >= max(1, len(self.shards)):
+            if self.columns["shard"].max(initial=0) >= max(1, len(self.shards)):
                 raise ValueError("it has samples of a shard that it does not list")
-        except Exception as error:  # of what others may have written
+        # what others may have written decodes to something else
+        except (ArithmeticError, LookupError, OSError, TypeError, ValueError, pa.ArrowException) as error:
             raise ValueError(f"{path} is damaged ({' '.join(str(error).split())[:200]}); {fix}") from None
         for shard in self.shards:
             tar = self.folder / shard.name
@@ -263,9 +265,9 @@ class SampleIndex(Sizes):
 
     def entry(self, index: int) -> SampleEntry:
         """Position of a sample."""
-        shard, offset, size = (int(self._columns[name][index]) for name in ("shard", "offset", "size"))
+        shard, offset, size = (int(self.columns[name][index]) for name in ("shard", "offset", "size"))
         return SampleEntry(self._keys[index].as_py(), self.folder / self.shards[shard].name, offset, size)
 
 
-def index_path(folder: str | Path, split: str) -> Path:
-    return Path(folder) / f"{split}{prepared_folder.INDEX}"
+def index_path(folder: Path, split: str) -> Path:
+    return folder / f"{split}{prepared_folder.INDEX}"

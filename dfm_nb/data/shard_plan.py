@@ -127,9 +127,7 @@ class ShardPlans:
         self._world = world
         self._shard_size = shard_size
         self._ranges = balanced_ranges(len(codes), world)
-        sizes = [np.bincount(self._codes[start:stop], minlength=len(SPLITS)) for start, stop in self._ranges]
         self.num_items = len(codes)
-        self.num_shards = int((-(-np.array(sizes) // shard_size)).sum())
 
     def items_of(self, split: str) -> np.ndarray:
         """Indices of the items of a split."""
@@ -154,7 +152,9 @@ class ShardPlans:
         """The shards that rank `rank` of `world` makes: its own, or an equal part of all if another world started."""
         if world == self._world:
             return list(self.of_rank(rank))
-        return list(itertools.islice(self.all(), *balanced_ranges(self.num_shards, world)[rank]))
+        plans = list(self.all())
+        start, stop = balanced_ranges(len(plans), world)[rank]
+        return plans[start:stop]
 
 
 def evenly(items: Sequence[int] | np.ndarray, count: int) -> list[int]:
@@ -244,7 +244,7 @@ def grow(folder: Path, source: Source, keys: Iterable[str], plan: Json) -> Layou
                 record = held[key]
                 split = record.split
                 if content and before:
-                    unchanged = content.same(before)
+                    unchanged = content.sample == before.sample
                 else:
                     unchanged = content is before and key in dropped
                 if unchanged:
@@ -315,11 +315,11 @@ class Stock:
                 dropped = {drop["key"] for drop in record.drops}
                 for key, content in record.contents.items():
                     if content and key not in dropped:
-                        self._places[content[::2]] = folder / record.name, key
+                        self._places[content.sample] = folder / record.name, key
 
     def samples(self, content: Content | None) -> list[tuple[str, EncodedClip]]:
         """Of an item with this content: what follows the item's key in the key of each sample, and the sample."""
-        tar, item = self._places.get(content and content[::2], (None, ""))
+        tar, item = self._places.get(content and content.sample, (None, ""))
         try:
             return [(e.key.removeprefix(item), e.read()) for e in _items_of(tar)[item]] if tar else []
         except (KeyError, ValueError, OSError):  # the shard was just rewritten, or is damaged: the item is read again

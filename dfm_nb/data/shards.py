@@ -13,8 +13,6 @@ A tar gets its final name when it is complete and on disk. Equal samples give eq
 file: unknown names in a pickle are refused and reported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools
@@ -34,6 +32,7 @@ import pydantic
 import torch
 import yaml
 from pydantic_core import from_json
+from torch import Tensor
 
 from dfm_nb.base.argv import imported_without
 from dfm_nb.base.files import (
@@ -49,6 +48,7 @@ from dfm_nb.base.files import (
     temporary_of,
     write_atomically,
 )
+from dfm_nb.base.geometry import Size
 from dfm_nb.base.limits import MOST_SHARDS, MOST_TEXT
 from dfm_nb.base.records import Content, EncodedClip, SampleError
 from dfm_nb.data import tensor_bytes
@@ -103,7 +103,7 @@ class _TensorPickler(_PurePickler):
         self.memoize(obj)
 
 
-def _pickled(tensor: torch.Tensor) -> bytes:
+def _pickled(tensor: Tensor) -> bytes:
     buffer = io.BytesIO()
     _TensorPickler(buffer, protocol=4).dump(tensor.bfloat16().contiguous().clone())
     return buffer.getvalue()
@@ -133,7 +133,7 @@ def _crc32(parts: dict[str, bytes], meta: dict) -> int:
     return zlib.crc32(said.encode("utf-8", "surrogatepass"), crc)
 
 
-def decode_tensor(part: str, data: bytes | None, key: str = "?") -> torch.Tensor:
+def decode_tensor(part: str, data: bytes | None, key: str = "?") -> Tensor:
     """Tensor of a `.pth` or `.pickle` part; SampleError if it is missing or not a tensor of floats."""
     if not data:
         raise SampleError("missing_part", f"sample {key} has no .{part}")
@@ -142,9 +142,18 @@ def decode_tensor(part: str, data: bytes | None, key: str = "?") -> torch.Tensor
     except Exception as error:  # damaged bytes can raise anything
         why = str(error).split("\n")[0][:200] or type(error).__name__
         raise SampleError("unsafe_or_damaged_part", f"sample {key}: its .{part} was refused: {why}") from None
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         raise SampleError("not_a_tensor", f"sample {key}: its .{part} holds {type(value).__name__}, not a tensor")
     return value
+
+
+class Fits(NamedTuple):
+    """Required sizes of a sample. latent: channels, grid (T, H, W); text: width; given: voxels. None: unknown."""
+
+    channels: int | None = None
+    text_width: int | None = None
+    grid: Size | None = None
+    given: int | None = None
 
 
 def decode_sample(parts: dict[str, bytes], key: str, fits: Fits | None = None) -> EncodedClip:
@@ -238,15 +247,6 @@ class Meta(Form):
     crc32: int | None = None
 
 
-class Fits(NamedTuple):
-    """Required sizes of a sample. latent: channels, grid (T, H, W); text: width; given: voxels. None: unknown."""
-
-    channels: int | None = None
-    text_width: int | None = None
-    grid: tuple[int, int, int] | None = None
-    given: int | None = None
-
-
 def decode_meta(data: bytes | None, key: str) -> dict:
     """A .json part, {} if there is none; SampleError if it is not an object, or a value in use has another type."""
     data = data or b"{}"
@@ -286,7 +286,7 @@ def _check(clip: EncodedClip, fits: Fits) -> None:
         _check_numbers(text, TEXT_LIMIT, f"sample {key} holds NaN or Inf in its text")
 
 
-def _check_numbers(tensor: torch.Tensor, limit: float, fault: str) -> None:
+def _check_numbers(tensor: Tensor, limit: float, fault: str) -> None:
     low, high = torch.aminmax(tensor)
     if not (-limit <= low.item() and high.item() <= limit):  # NaN compares as False
         raise SampleError("not_finite", f"{fault}, or numbers beyond {limit:g}")

@@ -1,22 +1,20 @@
 """Random access to samples: of a prepared folder (`ShardStore`), or random ones (`MockStore`)."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from dfm_nb.base import geometry, seeds
+from dfm_nb.base.files import Json
 from dfm_nb.base.log import log
 from dfm_nb.base.records import UNKNOWN_FPS, EncodedClip, SampleError
-from dfm_nb.config.samples import SETTINGS, Anchors, Captions, Kind, TrainingSamples, simhash
+from dfm_nb.config.samples import SETTINGS, Anchors, Captions, Form, Kind, TrainingSamples, simhash
 from dfm_nb.data.captioning import EDITS, LEFT_OUT, MIRRORED, captions_of, read_edits
 from dfm_nb.data.prepared_folder import read_checksums, read_empty_text, read_manifest
 from dfm_nb.data.remote import RemoteFolder
@@ -32,7 +30,7 @@ READ_OF_SERVER = 16  # of a server: each may fetch a shard before training start
 
 def has_split(path: str | Path, split: str) -> bool:
     """Whether the split has samples."""
-    return index_path(path, split).name in read_checksums(Path(path))
+    return index_path(Path(path), split).name in read_checksums(Path(path))
 
 
 class ShardStore(SampleIndex):
@@ -54,6 +52,7 @@ class ShardStore(SampleIndex):
     def __init__(
         self, path: str | Path, split: str = "train", progress: bool = False, remote: RemoteFolder | None = None
     ):
+        path = Path(path)
         if not has_split(path, split):
             raise ValueError(f"{path} has no {split!r} samples; prepare it with --{split}-fraction above 0")
         super().__init__(path, split, here=remote is None)
@@ -115,7 +114,7 @@ class ShardStore(SampleIndex):
                 raise
         return self._read(index)  # another process has evicted the shard meanwhile
 
-    def meta(self, index: int) -> dict[str, Any]:
+    def meta(self, index: int) -> Json:
         """A sample's .json, without its tensors unless a server has them; SampleError if it cannot be used."""
         return self.read(index).meta if self._remote else self._usable(index).read_meta()
 
@@ -158,7 +157,7 @@ class MockStore(Sizes):
         self.dropped: list[tuple[str, str]] = []
         self.most_looked_at = MOST_LOOKED_AT
 
-    def meta(self, index: int) -> dict[str, Any]:
+    def meta(self, index: int) -> Json:
         return {"fps": 24}
 
     def read(self, index: int) -> EncodedClip:
@@ -168,7 +167,12 @@ class MockStore(Sizes):
         return EncodedClip(f"mock{index:06d}", latent, text, {"fps": 24})
 
 
-def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None = None) -> TrainingSamples:
+SampleStore = ShardStore | MockStore
+"""Random access to the samples of a split: `len`, `grid(i)` (latent T, H, W), `meta(i)`, `read(i)`, statistics and
+empty text."""
+
+
+def training_samples(store: SampleStore, recommended: Json) -> TrainingSamples:
     """What the samples of a store have: of each kind, stills and clips, the most frequent size and its usual rate.
 
     Captions of up to 4,096 samples a kind are kept with the form of their samples, if there are several forms; what
@@ -179,9 +183,8 @@ def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None =
     """
     kinds = []
     looked_at = 0
-    set_by_user = recommended or {}
-    told: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)
-    asked = set_by_user.get("num_video_frames")
+    told = defaultdict[tuple[Form, bool], list[str]](list)
+    asked = recommended.get("num_video_frames")
     for still in (True, False):
         samples = store.of_kind(still)
         sides = Counter[str]()
@@ -198,8 +201,8 @@ def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None =
                 fps = float(meta.get("fps") or UNKNOWN_FPS)
                 rates[size][fps] += 1
                 if size in usable and (asked is None or (asked == 1) == still):
-                    form = {**dict(zip(SETTINGS, (*size, fps))), **set_by_user}
-                    told[*form.values(), bool(meta.get("given_shapes"))] += filter(None, captions_of(meta))
+                    form = Form.model_validate({**dict(zip(SETTINGS, (*size, fps))), **recommended})
+                    told[form, bool(meta.get("given_shapes"))] += filter(None, captions_of(meta))
                     looked_at += 1
         for (_, height, width), n in counts.items():
             sides[f"{width}x{height}"] += n
@@ -209,12 +212,11 @@ def training_samples(store: SampleStore, recommended: Mapping[str, Any] | None =
         kinds.append((len(samples), Kind.model_validate(kind)))
     kinds.sort(key=lambda kind: (asked is not None and kind[1].still != (asked == 1), -kind[0]))
     captions = []
-    if len(told) > 1 or any(given for *_, given in told):
+    if len(told) > 1 or any(given for _, given in told):
         _report_untold(told, len(store) - looked_at)
-        for form_of, texts in sorted(told.items(), key=lambda item: -len(item[1])):
+        for (form, given), texts in sorted(told.items(), key=lambda item: -len(item[1])):
             if texts:
-                about = {**dict(zip((*SETTINGS, "given"), form_of)), "simhash": simhash(texts)}
-                captions.append(Captions.model_validate(about))
+                captions.append(Captions(**dict(form), given=given, simhash=simhash(texts)))
     return TrainingSamples(kinds=[kind for _, kind in kinds], captions=captions, given=store.any_given)
 
 
@@ -236,13 +238,12 @@ def anchors(store: SampleStore) -> Anchors | None:
     return Anchors.of(means) if means else None
 
 
-def _report_untold(told: Mapping[tuple[Any, ...], list[str]], others: int) -> None:
+def _report_untold(told: Mapping[tuple[Form, bool], list[str]], others: int) -> None:
     """Say how many samples are not what their caption alone is answered with. others : samples without a record."""
-    shared = defaultdict[str, Counter[tuple[Any, ...]]](Counter)
-    for form, captions in told.items():
+    shared = defaultdict[str, Counter[Form]](Counter)
+    for (form, _), captions in told.items():  # whether pictures are given does not matter here
         for caption in captions:
-            # whether pictures are given does not matter here
-            shared[simhash([caption])][form[:-1]] += 1
+            shared[simhash([caption])][form] += 1
     outvoted = sum(uses.total() - max(uses.values()) for uses in shared.values())
     if outvoted or others:
         log.info(
@@ -251,8 +252,3 @@ def _report_untold(told: Mapping[tuple[Any, ...], list[str]], others: int) -> No
             outvoted,
             others,
         )
-
-
-SampleStore = ShardStore | MockStore
-"""Random access to the samples of a split: `len`, `grid(i)` (latent T, H, W), `meta(i)`, `read(i)`, statistics and
-empty text."""

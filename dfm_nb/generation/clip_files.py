@@ -3,8 +3,6 @@
 A clip is NAME.mp4 or NAME.png, with NAME.mp4.json next to it. The sidecar is written last: a clip with one is finished.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -21,7 +19,7 @@ from safetensors.torch import load, save
 
 from dfm_nb import parallel
 from dfm_nb.base import plugins, video
-from dfm_nb.base.files import check_free, local, plain, read_json, sha256, write_atomically, write_json
+from dfm_nb.base.files import StrPath, check_free, local, plain, read_json, sha256, write_atomically, write_json
 from dfm_nb.data.sources._media import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from dfm_nb.generation.request import Request, read_prompts
 
@@ -44,7 +42,7 @@ class Generated:
     made_by: Mapping[str, Any] = field(default_factory=dict)
     elapsed_s: float = 0.0
 
-    def save(self, path: str | os.PathLike, latent: bool = False, overwrite: bool = False) -> Path:
+    def save(self, path: StrPath, latent: bool = False, overwrite: bool = False) -> Path:
         """Write the clip as .mp4 (one frame as .png), and a sidecar that reproduces it. path : see `output_name`.
 
         The sidecar NAME.mp4.json is a `--prompts-file` of `dfm generate`. It is written last: a clip with one is
@@ -108,7 +106,7 @@ class Clips(list):
         """uint8 [N, T, H, W, 3]; the sizes must agree."""
         return np.stack(self.frames)
 
-    def save(self, folder: str | os.PathLike) -> list[Path]:
+    def save(self, folder: StrPath) -> list[Path]:
         """`Generated.save` into a folder as 0.mp4, 1.mp4, ...; returns the paths."""
         digits = len(str(len(self) - 1))
         return [clip.save(Path(folder, f"{i:0{digits}}.mp4")) for i, clip in enumerate(self)]
@@ -124,7 +122,7 @@ class Clips(list):
         return _display().sheet_png([(clip.frames, clip.request.prompt) for clip in self])
 
 
-def output_name(path: str | os.PathLike) -> Path:
+def output_name(path: StrPath) -> Path:
     """The path that was asked for, without .mp4 or .png: `a.mp4` and `a` give `a`; `a.v2` stays; a folder `a/` gives
     `a/out`.
 

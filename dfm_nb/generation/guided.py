@@ -4,8 +4,6 @@ Each sample is a separate segment, so it does not depend on its neighbours. Wher
 is not computed. What is given (--init-image, --last-image, --given) does not change and has its own noise level.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,9 +1,6 @@
 """Prompts to clips in one or many processes."""
 
-from __future__ import annotations
-
 import functools
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +16,7 @@ from dfm_nb import config as cfg
 from dfm_nb import parallel
 from dfm_nb.base import geometry, plugins, pretrained, video
 from dfm_nb.base.argv import quietly
+from dfm_nb.base.files import StrPath
 from dfm_nb.base.log import log, tqdm
 from dfm_nb.base.machine import GIB, available_bytes, fast_bf16
 from dfm_nb.base.options import Options, option
@@ -48,7 +46,7 @@ StepCallback = Callable[[int, int, "Clips"], None]
 class Preview:
     """An unfinished clip: the denoised estimate after a step, a latent [C, T, H, W]."""
 
-    pipe: Pipeline
+    pipe: "Pipeline"
     request: Request
     latent: Tensor
 
@@ -81,13 +79,14 @@ class ModelOptions(Options):
             return None
         return "auto" if self.ema == "auto" else float(self.ema)
 
-    def open(self, path: str | os.PathLike | loading.Weights, layout: Layout | None = None) -> Pipeline:
+    def open(self, path: StrPath | loading.Weights, layout: Layout | None = None) -> "Pipeline":
         """The pipeline of these weights."""
         return Pipeline.from_checkpoint(
             path, self.average, layout, self.tokenizer_path, self.text_encoder_path, self.mixed_precision
         )
 
 
+@dataclass(eq=False, repr=False)
 class Pipeline:
     """A trained DiT with its tokenizer and text encoder, ready to generate.
 
@@ -96,56 +95,48 @@ class Pipeline:
     >>> clips.save("clips")                                           # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        config: cfg.Config,
-        chunks: Sequence[torch.nn.Module],
-        folder: Path,
-        tokenizer_path: str | None = None,
-        text_encoder_path: str | None = None,
-        source: loading.Weights | None = None,
-        ema: float | str | None = None,
-        statistics: LatentStatistics | None = None,
-    ):
-        self.source = source
-        self.ema = ema
-        self.config = config
-        self.chunks = chunks
-        self.folder = folder
-        m = config.model
+    config: cfg.Config
+    chunks: Sequence[torch.nn.Module]
+    folder: Path
+    tokenizer_path: str | None = None
+    text_encoder_path: str | None = None
+    source: loading.Weights | None = None
+    ema: float | str | None = None
+    statistics: LatentStatistics | None = None
+    memory_check: bool = True
+
+    def __post_init__(self) -> None:
+        m = self.config.model
         assert m.in_channels and m.text_dim and m.sigma_data, "the configuration of a trained model has all three"
         self.channels = m.in_channels
         self.sigma_data = m.sigma_data
         self.device = parallel.device()
-        self.manifest = folders.read_manifest(folder)
+        self.manifest = folders.read_manifest(self.folder)
         # pictures to start from are read as those of training were
         ground = folders.source_of(self.manifest).get("background", video.WHITE)
         try:
             self.reading = MediaOptions(background=f"#{bytes([*ground]).hex()}")
         except (TypeError, ValueError):
             raise folders.CheckpointError(
-                f"{folder / folders.MANIFEST} is damaged (source.background); use another checkpoint"
+                f"{self.folder / folders.MANIFEST} is damaged (source.background); use another checkpoint"
             ) from None
         self._texts: dict[str, Tensor] = {}
-        if (folder / EMPTY_TEXT).is_file() or not m.network.encodes_empty_caption:
-            self._texts[""] = read_empty_text(folder, m.text_dim)
-        self.statistics = statistics or folders.read_statistics(folder).used_by(m.network)
-        self._tokenizer_path = tokenizer_path
-        self._text_encoder_path = text_encoder_path
+        if (self.folder / EMPTY_TEXT).is_file() or not m.network.encodes_empty_caption:
+            self._texts[""] = read_empty_text(self.folder, m.text_dim)
+        self.scale = self.statistics or folders.read_statistics(self.folder).used_by(m.network)
         self.finished = Clips()
-        self.memory_check = True
 
     @classmethod
     @quietly()
     def from_checkpoint(
         cls,
-        path: str | os.PathLike | loading.Weights,
+        path: StrPath | loading.Weights,
         ema: float | str | None = "auto",
         layout: Layout | None = None,
         tokenizer_path: str | None = None,
         text_encoder_path: str | None = None,
         mixed_precision: Literal["fp32", "bf16"] | None = None,
-    ) -> Pipeline:
+    ) -> "Pipeline":
         """Load a run folder (newest checkpoint), an `iter_*` folder or an exported `.safetensors` / `.pth` file.
 
         Parameters
@@ -172,7 +163,7 @@ class Pipeline:
         return cls(config, chunks, source.folder, tokenizer_path, text_encoder_path, source, ema)
 
     @classmethod
-    def from_pretrained(cls, name: str | os.PathLike = pretrained.DEFAULT, **settings: Any) -> Pipeline:
+    def from_pretrained(cls, name: StrPath = pretrained.DEFAULT, **settings: Any) -> "Pipeline":
         """Load a packaged model, or anything that `from_checkpoint` loads, with its keywords.
 
         Raises
@@ -208,14 +199,14 @@ class Pipeline:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the training data, loaded when first needed."""
         name = self.manifest["tokenizer"]["name"]
-        return self._load("tokenizer", self._tokenizer_path or plugins.carried(name, self.folder))
+        return self._load("tokenizer", self.tokenizer_path or plugins.carried(name, self.folder))
 
     @functools.cached_property
     def text_encoder(self) -> TextEncoder:
         """The text encoder of the training data, loaded when first needed."""
         # a prompt is truncated at the length of training captions
         cut = {k: v for k, v in self.manifest["text_encoder"].items() if k == "max_tokens"}
-        return self._load("text_encoder", self._text_encoder_path, **cut)
+        return self._load("text_encoder", self.text_encoder_path, **cut)
 
     def _load(self, kind: str, path: str | Path | None, **settings: Any) -> Any:
         """The manifest's "tokenizer" or "text_encoder" from `path`; ValueError if `path` has another one."""
@@ -332,8 +323,8 @@ class Pipeline:
         self.finished = Clips()
         _ = self.tokenizer  # a missing or wrong one is reported now, not after minutes of sampling
         if any(r.tokenizer_window for r in requests):
-            own = plugins.is_module_name(self._tokenizer_path)
-            name = str(self._tokenizer_path if own else self.manifest["tokenizer"]["name"])
+            own = plugins.is_module_name(self.tokenizer_path)
+            name = str(self.tokenizer_path if own else self.manifest["tokenizer"]["name"])
             plugins.options_of("tokenizers", name, {"tokenizer_window": ...})
         for batch in batches:
             self.check_memory([requests[i] for i in batch])
@@ -489,7 +480,7 @@ class Pipeline:
             raise ValueError(f"{request.init_video} has {len(frames)} frames; --num-video-frames needs {wanted}")
         free = self._mask(request.mask, request, frames) if request.mask else None
         frames = video.resize(frames[:wanted], request.height, request.width)
-        return self.encode_pixels(frames, request.tokenizer_window), free
+        return self.encode_pixels(frames), free
 
     @staticmethod
     def _mask(path: str, request: Request, frames: np.ndarray) -> Tensor:
@@ -520,16 +511,14 @@ class Pipeline:
 
     # ---- pixels and latents -----------------------------------------------------------------------------------
 
-    def encode_pixels(self, frames: np.ndarray, window: int | None = None) -> Tensor:
-        """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]. window : `Request.tokenizer_window`."""
-        pixels = to_pixels(frames)[None].to(self.device)
-        windows = {"window": window} if window else {}
-        latent = self.tokenizer.encode(pixels, **windows)[0].cpu()
-        return self.statistics.to_model(latent, self.sigma_data).double()
+    def encode_pixels(self, frames: np.ndarray) -> Tensor:
+        """uint8 [T, H, W, 3] -> normalised latent float64 [C, T', H/8, W/8]."""
+        latent = self.tokenizer.encode(to_pixels(frames)[None].to(self.device))[0].cpu()
+        return self.scale.to_model(latent, self.sigma_data).double()
 
     def decode(self, latent: Tensor, window: int | None = None) -> np.ndarray:
         """Normalised latent [C, T, H, W] -> uint8 [1 + 4 (T - 1), 8 H, 8 W, 3]. window : `Request.tokenizer_window`."""
-        return self.decode_stored(self.statistics.from_model(latent.cpu(), self.sigma_data), window)
+        return self.decode_stored(self.scale.from_model(latent.cpu(), self.sigma_data), window)
 
     def round_trip(self, frames: np.ndarray) -> np.ndarray:
         """A clip through the tokenizer, uint8 [T, H, W, 3]."""

@@ -4,8 +4,6 @@ A field of `Request` defines a setting once: default, help text and limits. The 
 `dfm evaluate`, keywords of `pipe(...)`, lines of a `.jsonl` file and the Studio are derived from it.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections import Counter, defaultdict
@@ -152,7 +150,7 @@ def of_size(size: str) -> dict[str, int]:
     return dict(zip(("width", "height"), map(int, size.split("x"))))
 
 
-def described(sizes: Iterable[Request | Kind]) -> str:
+def described(sizes: "Iterable[Request | Kind]") -> str:
     """`stills of 96x64, 64x64 px at 1 fps and clips of 17 frames of 96x64 px at 25 fps`: WIDTHxHEIGHT as `--size`."""
     counts: dict[tuple, Counter] = defaultdict(Counter)
     for each in sizes:
@@ -251,7 +249,7 @@ class Request(Sampling):
         Options.__init__(self, prompt=prompt, index=index, **settings)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Request:
+    def _fits_together(self) -> "Request":
         if self.init_video and sum(self.ends):
             raise ValueError("--init-video has its own first and last frame; leave --init-image and --last-image out")
         if self.given_guidance != 1 and not self.given:
@@ -274,7 +272,7 @@ class Request(Sampling):
                 flags[path] = fields(Request)[name].flag
         return flags
 
-    def completed(self, config: cfg.Config) -> Request:
+    def completed(self, config: cfg.Config) -> "Request":
         """With what the checkpoint of this configuration recommends (`usual`) for all settings that were not given.
 
         ValueError if it is beyond the checkpoint's training.
@@ -304,7 +302,7 @@ class Request(Sampling):
             raise ValueError(f"all of --num-video-frames {request.num_video_frames} are given; raise it")
         return request
 
-    def variants(self, count: int) -> list[Request]:
+    def variants(self, count: int) -> "list[Request]":
         """Itself, and with the seeds that follow its own."""
         if count < 1:
             raise ValueError(f"num_images must be 1 or more; got {count}")
@@ -343,7 +341,7 @@ class Request(Sampling):
         return "; ".join(sentences)
 
     @property
-    def latent_grid(self) -> tuple[int, int, int]:
+    def latent_grid(self) -> geometry.Size:
         """Latent T, H, W."""
         return geometry.latent_size(self.num_video_frames, self.height, self.width)
 
@@ -353,7 +351,7 @@ class Request(Sampling):
         return int(bool(self.init_image)), int(bool(self.last_image))
 
     @property
-    def grids(self) -> list[tuple[int, int, int]]:
+    def grids(self) -> list[geometry.Size]:
         """Latent T, H, W of the clip and of each of `given`, for estimates of memory and time."""
         given = self.read_given(min(self.height, self.width))
         return [self.latent_grid, *(geometry.latent_size(*frames.shape[:3]) for frames in given)]

@@ -61,7 +61,7 @@ def test_samples_of_all_lanes_are_seen_equally_often():
 def test_packs_of_one_shape_stay_within_it_on_every_device():
     """Captions differ in length, so some packs end before their tokens are full; a run goes on as it began."""
     order = pack_order()
-    order.store._columns["text_tokens"] = np.resize([3, 20, 1, 7, 50], len(order.store))
+    order.store.columns["text_tokens"] = np.resize([3, 20, 1, 7, 50], len(order.store))
     free = saved(order.state())
     order.restore(free | {"one_shape": True})
     shape = order.settings.shape

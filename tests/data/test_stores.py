@@ -39,14 +39,14 @@ def test_few_clips_among_many_stills_are_found_and_a_recommended_length_puts_its
     alone, asked = OfTwoRates([(1, 8, 8)]), [(store, 1, [stills, clips]), (store, 9, [clips, stills])]
     single = stills.model_copy(update={"sizes": ["64x64"]})
     for of, frames, kinds in ((store, None, [stills, clips]), *asked, (alone, 9, [single])):
-        assert training_samples(of, frames and {"num_video_frames": frames}).kinds == kinds
-    assert not training_samples(MockStore([(1, 7, 8)])).kinds, "no such size can be generated"
+        assert training_samples(of, {"num_video_frames": frames} if frames else {}).kinds == kinds
+    assert not training_samples(MockStore([(1, 7, 8)]), {}).kinds, "no such size can be generated"
 
 
 @pytest.mark.parametrize("length", [70, 40_000])
 def test_a_prompt_gets_the_size_of_the_captions_most_like_it(length):
     store = Captioned([(1, 8, 8)] * 5 + [(1, 10, 8), (1, 8, 12)] + [(2, 8, 8), (2, 8, 10)], length=length)
-    config = cfg.resolve("demo").config.with_samples(training_samples(store))
+    config = cfg.resolve("demo").config.with_samples(training_samples(store, {}))
 
     def size(prompt, **given):
         request = Request(prompt, **given).completed(config)
@@ -60,7 +60,7 @@ def test_a_prompt_gets_the_size_of_the_captions_most_like_it(length):
     assert size("pixel art of dragons", height=32, width=48) == (1, 32, 48)
     known = sum(len(each.simhash) for each in config.samples.captions)
     assert known <= 2 * 4_096 * 16 * 4 / 3 + 200, "base64 of 16 bytes each"
-    assert not training_samples(Captioned([(1, 8, 8)])).captions
+    assert not training_samples(Captioned([(1, 8, 8)]), {}).captions
 
 
 def test_the_nearest_caption_is_found_by_mean_states_and_its_own_is_none():

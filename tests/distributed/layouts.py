@@ -52,7 +52,7 @@ def with_given(store):
 
     read, beside = store.read, np.arange(len(store)) % 2 * 8
     voxels = store.voxels(slice(None)) + beside
-    store._columns["given"] = beside
+    store.columns["given"] = beside
     store.shards = [Shard("mock", len(store), int(voxels.sum()), int(voxels.max()))]
 
     def read_pair(index):

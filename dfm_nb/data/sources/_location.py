@@ -25,7 +25,7 @@ import fsspec
 import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from dfm_nb.base.files import lies_inside, sha256
+from dfm_nb.base.files import Json, lies_inside, sha256
 from dfm_nb.base.limits import MOST_GIVEN, MOST_TEXT
 from dfm_nb.base.log import log
 from dfm_nb.base.records import Clip, Content, Said, SampleError, Source
@@ -137,8 +137,8 @@ class Location:
 
     def __post_init__(self) -> None:
         self.folder = Path(self.spec).expanduser()
-        self.infos = dict[str, dict[str, Any]]()
-        self.hashes = dict[str, str]()  # of small files, and of those that were fetched
+        self.infos = dict[str, Json]()
+        self.hashes = dict[str, object]()  # of small files, and of those that were fetched
         self.server: Any = None
         if uses_fsspec(self.spec) and not self.folder.is_dir():
             self.server, self.root = filesystem(self.spec)
@@ -168,13 +168,13 @@ class Location:
                 self.infos[name] = info
         return list(self.infos)
 
-    def size(self, name: str) -> int | None:
-        """Bytes of a file that is listed, where they are known."""
+    def size(self, name: str | Path) -> int | None:
+        """Bytes of a file, where they are known."""
         if self.server:
-            return self.infos.get(name, {}).get("size")
+            return self.infos.get(str(name), {}).get("size")
         # a name of a list may be one that no file can have
         with contextlib.suppress(OSError, ValueError):
-            path = self.folder / name
+            path = self.found(name)
             return path.stat().st_size if path.is_file() else None
         return None
 
@@ -188,15 +188,11 @@ class Location:
 
         def state(numbered: tuple[int, Any]) -> object:
             number, media = numbered
-            if not isinstance(media, (str, Path)) or self.server:
+            is_file = isinstance(media, (str, Path)) and self.server is None and number < COMPARED_FILES
+            if not is_file or (self.size(media) or 0) > COMPARED_BYTES:
                 return self.stamp(media)
-            with contextlib.suppress(OSError, ValueError):
-                path = self.found(media)
-                # a pipe might never end
-                if path.stat().st_size <= COMPARED_BYTES and number < COMPARED_FILES and path.is_file():
-                    self.hashes[str(media)] = sha256(path)
-                    return self.hashes[str(media)]
-            return self.stamp(media)
+            self.hashes[str(media)] = self.hash(media, hashed=False)
+            return self.hashes[str(media)] or self.stamp(media)
 
         with ThreadPool() as pool:
             yield from pool.imap(state, enumerate(media), 64)
@@ -214,11 +210,6 @@ class Location:
             return about.st_size, about.st_mtime_ns
         return None
 
-    def is_dated(self, media: Any) -> bool:
-        """Whether its state tells a change: a web server's listing says neither time nor version."""
-        info = self.infos.get(str(media), {}) if self.server else {"mtime": 0}
-        return any(value is not None for name, value in info.items() if name not in ("name", "type", "size"))
-
     def hash(self, media: Any, hashed: bool) -> object:
         """Of a file's or picture's content; of a file on a server, and with `hashed`, if it was hashed before."""
         if not isinstance(media, (str, Path)):
@@ -227,7 +218,7 @@ class Location:
             return self.hashes.get(str(media))
         with contextlib.suppress(OSError, ValueError):
             path = self.found(media)
-            return sha256(path) if path.is_file() else None
+            return sha256(path) if path.is_file() else None  # a pipe might never end
         return None
 
     def found(self, name: str | Path) -> Path:
@@ -281,20 +272,14 @@ class RowSource(Source, Protocol):
     location: Location
     splits: Sequence[str | None] = ()
 
-    def media(self, index: int) -> Any:
-        """The row's picture or clip, as `Location.media` opens it; SampleError if it names none."""
-
-    def given_with(self, index: int) -> list[Any]:
-        """What is given with it, likewise."""
+    def media(self, index: int) -> list[Any]:
+        """The row's picture or clip and what is given with it, as `Location.media` opens them; SampleError for none."""
 
     def weight(self, index: int) -> Any:
         """How often an epoch uses it; None: once."""
 
     def said(self, index: int) -> Said:
-        """What is written of it; SampleError if what should hold it does not."""
-
-    def unsaid(self, index: int) -> str:
-        """Its caption where neither caption nor tags are written; SampleError if it has none."""
+        """Its captions and tags; SampleError if it has neither, or what should hold them does not."""
 
     def captions(self, index: int) -> Said:
         texts, tags = self.said(index)
@@ -303,19 +288,20 @@ class RowSource(Source, Protocol):
             key = self.item_key(index)
             said = f"{key} must have at most {MOST_TEXT} characters of captions; it has {size}; shorten them"
             raise SampleError("too_large", said)
-        return texts or [", ".join(tags) or self.unsaid(index)], tags
+        return texts or [", ".join(tags)], tags
 
     def item_split(self, index: int) -> str | None:
         return self.splits[index] if self.splits else None
 
     def content(self, index: int, held: Content | None = None, hashed: bool = False) -> Content | None:
         try:
-            media = [self.media(index), *self.given_with(index)]
+            media = self.media(index)
         except SampleError:  # `read` reports it
             return None
         location = self.location
         weight = str(self.weight(index))
-        stamps = [location.stamp(one) if location.is_dated(one) else None for one in media]
+        # a web server's listing says neither time nor version
+        stamps = [None if location.http else location.stamp(one) for one in media]
         same = held is not None and held.stamp == repr(stamps) and None not in stamps
         hashes = [location.hash(one, hashed or same) for one in media]
         if None not in hashes:
@@ -326,7 +312,7 @@ class RowSource(Source, Protocol):
         (caption, *more), tags = self.captions(index)
         key = self.item_key(index)
         reading = self.location.reading
-        media = [self.media(index), *self.given_with(index)]
+        media = self.media(index)
         if len(media) > 1 + MOST_GIVEN:
             said = f"{key} has {len(media) - 1} given pictures or clips; {MOST_GIVEN} are the most: remove some"
             raise SampleError("too_many_given", said)

@@ -21,7 +21,7 @@ from pydantic import model_validator
 
 from dfm_nb.base import geometry, video
 from dfm_nb.base.limits import MAX_BYTES
-from dfm_nb.base.options import Options, option
+from dfm_nb.base.options import Count, Options, option
 from dfm_nb.base.records import SampleError
 
 IMAGE_SUFFIXES = frozenset(".png .apng .jpg .jpeg .jfif .webp .gif .avif .heic .heif .jp2 .bmp .tif .tiff".split())
@@ -34,7 +34,7 @@ UNREAD = {
     "ffmpeg -i IN OUT.mp4": ".rm .rmvb .mxf .dv .divx .f4v .y4m .h264 .264 .hevc .265".split(),
 }
 """Pictures and videos that are not read, by the command that converts them."""
-HEIF_BRANDS = (b"avif", b"avis", b"mif1", b"mif2", b"msf1", b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx")
+HEIF_BRANDS = b"avif avis mif1 mif2 msf1 heic heix heim heis hevc hevx".split()
 STILL_FPS = 1.0  # of every still, also of one that is a frame of a video
 Clips = Iterator[tuple[str, np.ndarray, float, video.Lost]]
 """For each clip: key, frames uint8 [T, H, W, 3], frames per second, and what is lost of its file."""
@@ -49,12 +49,10 @@ class MediaOptions(Options):
     """
 
     background: str = option("white", "colour behind transparent images and videos: a name or #rrggbb")
-    clip_frames: int | None = option(
-        None, "videos: frames per clip, 1 + 4k; default: one clip of the whole video", ge=1
-    )
+    clip_frames: Count | None = option(None, "videos: frames per clip, 1 + 4k; default: one clip of the whole video")
     fps: float | None = option(None, "videos: frames per second to sample; default: every frame", gt=0)
-    stride: int | None = option(
-        None, "videos: frames from one clip's start to the next; default: --clip-frames, no overlap", ge=1
+    stride: Count | None = option(
+        None, "videos: frames from one clip's start to the next; default: --clip-frames, no overlap"
     )
     allow_outside: bool = option(False, "also read files outside the folder, by a link or captions.csv")
 

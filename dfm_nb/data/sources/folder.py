@@ -264,17 +264,14 @@ class Folder(RowSource):
     def item_key(self, index: int) -> str:
         return key_of(self.files[index])
 
-    def media(self, index: int) -> str:
+    def media(self, index: int) -> list[str]:
         name = self.files[index]
         if _suffix(name) not in MEDIA_SUFFIXES:
             said = f"{self.location.spec}/{name}, listed with a caption, is neither an image nor a video"
             raise SampleError("unknown_type", said)
         if name in self.orphans:
             raise SampleError("no_target", f"{name} is given for a file that does not exist; add or remove one")
-        return name
-
-    def given_with(self, index: int) -> list[str]:
-        return self.rows[self.files[index]].given
+        return [name, *self.rows[name].given]
 
     def weight(self, index: int) -> Any:
         """What its list says, else the name of its folder."""
@@ -291,7 +288,9 @@ class Folder(RowSource):
         by_folder = (name for name in self.files if self.rows[name].origin == OF_FOLDERS)
         of_folders = ((name, self._words(name)[1]) for name in by_folder)
         weights = [*map(self.weight, range(len(self)))]
-        given = self._given_states()
+        given = []
+        for file in sorted(self.rows):
+            given += [(file, name) for name in self.rows[file].given]
         about = {
             "name": self.name,
             "folder": self.location.name,
@@ -303,16 +302,10 @@ class Folder(RowSource):
             "splits": sorted({*filter(None, self.splits)}),
             "splits_sha256": any(row.split for row in self.rows.values()) and listing_sha256(self.splits),
             "weights_sha256": any(weights) and listing_sha256(weights),
-            "given_sha256": given and listing_sha256(given),
+            "given_sha256": given and listing_sha256([*given, *self.location.states(name for _, name in given)]),
         }
         own = self.flags.identity() | {"allow_outside": self.flags.allow_outside}
         return {name: value for name, value in about.items() if value} | own
-
-    def _given_states(self) -> list[object]:
-        pairs = []
-        for file in sorted(self.rows):
-            pairs += [(file, name) for name in self.rows[file].given]
-        return [*pairs, *self.location.states(name for _, name in pairs)]
 
     def _row(self, name: str) -> Row:
         return self.rows.get(name) or Row()
@@ -361,19 +354,16 @@ class Folder(RowSource):
         return OF_FILES, _spaced(path.stem)
 
     def said(self, index: int) -> Said:
-        row = self.rows[self.files[index]]
+        name = self.files[index]
+        row = self.rows[name]
         if row.file and not row.texts:
             with self.location.local(row.file) as file:
                 return self._text_captions(file), row.tags
-        return row.texts, row.tags
-
-    def unsaid(self, index: int) -> str:
-        name = self.files[index]
         words = self._words(name)[1]
-        if not words:
+        if not (row.texts or row.tags or words):
             stem = PurePosixPath(name).stem
             raise SampleError("no_caption", f"{name} has no caption and no usable name; add {stem}.txt")
-        return words
+        return row.texts or ([] if row.tags else [words]), row.tags
 
     def _text_captions(self, path: Path) -> list[str]:
         """The captions in a .txt, with single spaces: all of it in one line, or each of its lines."""

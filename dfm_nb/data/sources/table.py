@@ -17,8 +17,6 @@ A text file is UTF-8, UTF-16 with its mark, or else Windows-1252, as Excel write
 comma, semicolon and tab it has.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import csv
@@ -323,6 +321,34 @@ def _json_records(text: str) -> list[dict]:
 # ---- the source ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table or list that are used, and what a row has in them. media : in order of preference."""
+
+    rows: Rows
+    media: list[str]
+    caption: str | None
+    tags: str | None
+    weight: str | None
+    given: list[str]
+
+    def said(self, row: int, where: object) -> Said:
+        """`where` names its caption in a SampleError."""
+        tags = tags_of(self.rows[self.tags][row]) if self.tags else []
+        if self.caption in (None, self.tags):
+            return [], tags
+        return texts_of(self.rows[self.caption][row], where), tags
+
+    def weight_in(self, row: int) -> Any:
+        return self.rows[self.weight][row] if self.weight else None
+
+    def given_in(self, row: int) -> list[Any]:
+        given = []
+        for name in self.given:
+            given += pictures_of(self.rows[name][row])
+        return given
+
+
 @dataclass
 class Table(RowSource):
     """Items are rows.
@@ -387,7 +413,7 @@ class Table(RowSource):
     def read(self, index: int) -> Iterator[Clip]:
         where = f"row {index + 1} of {self.label}"
         with contextlib.suppress(SampleError):
-            value = self.media(index)
+            value, *_ = self.media(index)
             where += f" ({value})" if isinstance(value, str) else ""
         try:
             yield from super().read(index)
@@ -395,25 +421,22 @@ class Table(RowSource):
             raise SampleError(error.reason, f"{where}: {error.detail}") from None
 
     def said(self, index: int) -> Said:
-        return self.columns.said(index, repr(self.columns.caption))
+        caption = repr(self.columns.caption)
+        texts, tags = self.columns.said(index, caption)
+        if not (texts or tags):
+            raise SampleError("no_caption", f"{caption} must be text; it is empty; write a caption there")
+        return texts, tags
 
-    def unsaid(self, index: int) -> str:
-        said = f"{self.columns.caption!r} must be text; it is empty; write a caption there"
-        raise SampleError("no_caption", said)
-
-    def media(self, index: int) -> Any:
+    def media(self, index: int) -> list[Any]:
         for column in self.columns.media:
             value = next(iter(pictures_of(self.columns.rows[column][index])), None)
             if isinstance(value, (str, bytes, Image.Image, np.ndarray)):
-                return _reference(value)
+                return list(map(_reference, (value, *self.columns.given_in(index))))
             if value is not None:
                 kind = type(value).__name__
                 raise SampleError("no_media", f"{column!r} must hold a picture, a path or a URL; it holds a {kind}")
         said = f"it has neither bytes, a path nor a URL in {' or '.join(self.columns.media)}"
         raise SampleError("no_media", said)
-
-    def given_with(self, index: int) -> list[Any]:
-        return list(map(_reference, self.columns.given_in(index)))
 
     def weight(self, index: int) -> Any:
         return self.columns.weight_in(index)
@@ -455,34 +478,6 @@ def pictures_of(value: Any) -> list[Any]:
     several = isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.dtype == object)
     pictures = map(_picture, value if several else [value])
     return [picture for picture in pictures if picture is not None]
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns of a table or list that are used, and what a row has in them. media : in order of preference."""
-
-    rows: Rows
-    media: list[str]
-    caption: str | None
-    tags: str | None
-    weight: str | None
-    given: list[str]
-
-    def said(self, row: int, where: object) -> Said:
-        """`where` names its caption in a SampleError."""
-        tags = tags_of(self.rows[self.tags][row]) if self.tags else []
-        if self.caption in (None, self.tags):
-            return [], tags
-        return texts_of(self.rows[self.caption][row], where), tags
-
-    def weight_in(self, row: int) -> Any:
-        return self.rows[self.weight][row] if self.weight else None
-
-    def given_in(self, row: int) -> list[Any]:
-        given = []
-        for name in self.given:
-            given += pictures_of(self.rows[name][row])
-        return given
 
 
 def columns_of(
@@ -636,7 +631,7 @@ def _open_all(location: Location) -> tuple[Rows, list[str | None]]:
     return read_rows(Path(location.spec), files), splits
 
 
-def build(spec: str | pd.DataFrame | None = None, **options: Any) -> Table:
+def build(spec: "str | pd.DataFrame | None" = None, **options: Any) -> Table:
     """The source of `table:FILE`.
 
     Parameters

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import AfterValidator
+from torch import Tensor
 
 from dfm_nb.base import geometry, hub
 from dfm_nb.base.files import sha256
@@ -92,7 +93,7 @@ class CosmosCV:
         self.window = tokenizer_window
         self._halves: dict[str, Half] = {}
         # clips of one size are coded alike
-        self._fits: dict[tuple[str, tuple[int, int, int]], bool] = {}
+        self._fits: dict[tuple[str, geometry.Size], bool] = {}
 
     def _file(self, name: str) -> Path:
         """encoder.jit or decoder.jit: in the folder `path`, else from the hub, with `path` as the cache folder."""
@@ -126,13 +127,13 @@ class CosmosCV:
         return self._halves[name]
 
     @torch.no_grad()
-    def _run(self, half: Half, x: torch.Tensor) -> torch.Tensor:
+    def _run(self, half: Half, x: Tensor) -> Tensor:
         """What a half makes of x, float32."""
         module, dtype = half
         out = module(x.to(self.device, dtype))
-        return (out if isinstance(out, torch.Tensor) else out[0]).float()
+        return (out if isinstance(out, Tensor) else out[0]).float()
 
-    def encode(self, video: torch.Tensor) -> torch.Tensor:
+    def encode(self, video: Tensor) -> Tensor:
         """[B, 3, 1 + 4k, H, W] in [-1, 1] -> float32 [B, 16, 1 + k, H/8, W/8]."""
         parts = []
         for start, stop, drop in self._windows("encoder", geometry.latent_size(*video.shape[2:])):
@@ -140,18 +141,18 @@ class CosmosCV:
             parts.append(self._run(self._half("encoder"), frames)[:, :, drop:])
         return torch.cat(parts, 2)
 
-    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+    def decode(self, latents: Tensor) -> Tensor:
         """[B, 16, 1 + k, h, w] -> float32 [B, 3, 1 + 4k, 8h, 8w]."""
         return torch.cat(list(self.decode_windows(latents)), 2)
 
-    def decode_windows(self, latents: torch.Tensor, window: int | None = None) -> Iterator[torch.Tensor]:
+    def decode_windows(self, latents: Tensor, window: int | None = None) -> Iterator[Tensor]:
         """`decode` in pieces along time, one window's frames each. window : as `tokenizer_window`."""
         t, h, w = latents.shape[2:]
         for start, stop, drop in self._windows("decoder", (t, h, w), window):
             frames = self._run(self._half("decoder"), latents[:, :, start:stop])
             yield frames[:, :, TEMPORAL * (drop - 1) + 1 if drop else 0 :]
 
-    def _windows(self, name: str, size: tuple[int, int, int], window: int | None = None) -> list[tuple[int, int, int]]:
+    def _windows(self, name: str, size: geometry.Size, window: int | None = None) -> list[tuple[int, int, int]]:
         """(start, stop, how many leading latent frames to drop) of each window of a clip whose latents are [t, h, w].
 
         Of 10 latent frames in windows of 5 that overlap by 3: (0, 5, 0), (2, 7, 3), (4, 9, 3), (6, 10, 3).
@@ -165,7 +166,7 @@ class CosmosCV:
         starts = range(0, max(1, count - OVERLAP_LATENTS), max(1, latents - OVERLAP_LATENTS))
         return [(start, min(start + latents, count), OVERLAP_LATENTS if start else 0) for start in starts]
 
-    def _fits_whole(self, name: str, size: tuple[int, int, int]) -> bool:
+    def _fits_whole(self, name: str, size: geometry.Size) -> bool:
         """Whether free memory holds a clip of this size; decided once for each size, with a warning if it does not."""
         if (name, size) not in self._fits:
             t, h, w = size

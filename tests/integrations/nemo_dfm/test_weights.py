@@ -82,7 +82,7 @@ def test_imported_file_alone_generates(theirs, tmp_path, form):
     assert config.model.num_layers == 2 and config.model.num_attention_heads == 4 and config.model.variant == "dfm"
     pipe = Pipeline.from_checkpoint(file, mixed_precision="fp32")
     assert pipe.recommended["fps"] == 30, "whatever the clip, as it was trained"
-    assert torch.equal(pipe.statistics.mean, torch.zeros(16)) and torch.equal(pipe.statistics.std, torch.ones(16))
+    assert torch.equal(pipe.scale.mean, torch.zeros(16)) and torch.equal(pipe.scale.std, torch.ones(16))
     assert not pipe.encode_text([""])[0].any()
     want = theirs["decoder.layers.1.mlp.linear_fc2.weight"].bfloat16().float()
     assert torch.equal(pipe.chunks[0].decoder.layers[1].mlp.linear_fc2.weight, want)
