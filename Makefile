@@ -56,8 +56,8 @@ browser: setup
 	$(BIN)/python -m pytest -q --durations=25 tests/browser
 
 docs: setup
-	$(BIN)/python scripts/api_reference.py build/docs/api
-	$(BIN)/python scripts/executed_notebooks.py --output build/docs/notebooks
+	$(BIN)/python scripts/api_reference.py
+	$(BIN)/python scripts/executed_notebooks.py
 
 parallel-check: setup
 	$(BIN)/python benchmarks/parallel_check.py

@@ -5,7 +5,6 @@ errors.
 """
 
 import pkgutil
-import sys
 import warnings
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import dfm_nb
 import workbench
 
 PACKAGES = (dfm_nb, workbench)
+FOLDER = Path(__file__).parents[1] / "build/docs/api"
 ENTRY_POINTS = ("__main__", "supervisor")  # run as files, without an API
 
 
@@ -31,10 +31,9 @@ def is_public(name: str) -> bool:
     return not any(p.startswith("_") for p in parts) and parts[-1] not in ENTRY_POINTS
 
 
-def main(argv: list[str]) -> int:
+def main() -> None:
     import pdoc
 
-    folder = Path(argv[0] if argv else "build/docs/api")
     pdoc.render.configure(docformat="numpy", footer_text=f"dfm_nb {dfm_nb.__version__}", show_source=False)
     names = all_modules()
     hidden = ["!" + name.replace(".", r"\.") + "$" for name in names if not is_public(name)]
@@ -44,10 +43,9 @@ def main(argv: list[str]) -> int:
         warnings.filterwarnings("error", module="pdoc")
         # pdoc reads a package's modules from its __all__ if there is one; these two list functions and classes
         top = [name for name in names if name.count(".") < 2 and is_public(name)]
-        pdoc.pdoc(*top, *hidden, output_directory=folder)
-    print(f"{len(names) - len(hidden)} modules: {folder / 'index.html'}")
-    return 0
+        pdoc.pdoc(*top, *hidden, output_directory=FOLDER)
+    print(f"{len(names) - len(hidden)} modules: {FOLDER / 'index.html'}")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    main()

@@ -1,15 +1,13 @@
 """The executed notebooks: HTML pages for the docs, and copies in docs/notebooks that GitHub and VS Code show.
 
-    python scripts/executed_notebooks.py [--output build/docs/notebooks] [--copies docs/notebooks]
+    python scripts/executed_notebooks.py
 
 They run headless with their defaults, in order, in one folder, like a reader would run them: about 12 minutes on two
 cores. The times are printed and listed in index.html. In the copies an output of HTML is a PNG, taken in Chromium,
 because GitHub shows neither pictures nor styles of HTML; nothing has a path of this machine.
 """
 
-import argparse
 import base64
-import html
 import io
 import subprocess
 import sys
@@ -27,6 +25,8 @@ sys.path.insert(0, str(ROOT))
 from tests.browser.lab_page import FLAGS, find_browser  # noqa: E402
 
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+PAGES = ROOT / "build/docs/notebooks"
+COPIES = ROOT / "docs/notebooks"
 PROJECT = "~/butterflies"
 IMAGES = "../../notebooks/images"
 WIDTH = 880  # px, about that of a notebook on GitHub
@@ -106,12 +106,7 @@ def without_places(page: str, folder: Path) -> str:
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--output", type=Path, default=ROOT / "build" / "docs" / "notebooks")
-    p.add_argument("--copies", type=Path, default=ROOT / "docs" / "notebooks")
-    args = p.parse_args()
-    for pages in (args.output, args.copies):
-        pages.mkdir(parents=True, exist_ok=True)
+    PAGES.mkdir(parents=True, exist_ok=True)
     rows = []
     with Screen() as screen, tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "butterflies"
@@ -122,13 +117,13 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", "dfm_nb", *words, "--quiet"], cwd=folder, check=True)
             took = time.monotonic() - began
             page = without_places(Path(place, f"{name}.html").read_text(encoding="utf-8"), folder)
-            (args.output / f"{name}.html").write_text(page, encoding="utf-8")
+            (PAGES / f"{name}.html").write_text(page, encoding="utf-8")
             copy = nbformat.writes(for_readers(nbformat.read(f"{place}/{name}.ipynb", as_version=4), screen))
-            (args.copies / f"{name}.ipynb").write_text(without_places(copy, folder), encoding="utf-8")
-            rows.append(f'<li><a href="{name}.html">{html.escape(name)}</a>, {took:.0f} s</li>')
+            (COPIES / f"{name}.ipynb").write_text(without_places(copy, folder), encoding="utf-8")
+            rows.append(f'<li><a href="{name}.html">{name}</a>, {took:.0f} s</li>')
             print(f"{name}: {took:.0f} s, {len(page) / 1e6:.1f} MB", flush=True)
     head = '<!doctype html><meta charset="utf-8"><title>Notebooks</title><h1>The notebooks after a run</h1>'
-    (args.output / "index.html").write_text(f"{head}<ul>{''.join(rows)}</ul>", encoding="utf-8")
+    (PAGES / "index.html").write_text(f"{head}<ul>{''.join(rows)}</ul>", encoding="utf-8")
 
 
 if __name__ == "__main__":

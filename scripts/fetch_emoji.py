@@ -16,7 +16,6 @@ are those of npm's emojilib (MIT). Those two need `pip install resvg-py`.
 Then: dfm prepare --source folder:data/fluent --output-dir data/fluent-latents
 """
 
-import argparse
 import csv
 import json
 import re
@@ -25,7 +24,7 @@ import tempfile
 import unicodedata
 from pathlib import Path
 
-from fetch_text import fetched
+from fetch_text import fetched, parser_of
 
 KEYWORDS = "emojilib@4.0.3"
 SETS = {
@@ -80,8 +79,7 @@ def draw_icons(icons: dict, emojilib: dict[str, list[str]], folder: Path) -> lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="output folder; created if missing")
+    parser = parser_of(__doc__)
     parser.add_argument("--set", choices=SETS, default="fluent", help="whose emoji")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -103,9 +101,7 @@ def main() -> None:
                 (args.folder / path.name).write_bytes(tar.extractfile(member).read())
                 rows.append((path.name, caption, keywords_of(path.stem, emojilib)))
     with (args.folder / "captions.csv").open("w", encoding="utf-8", newline="") as f:
-        writer = csv.writer(f)
-        writer.writerow(("file", "caption", "keywords"))
-        writer.writerows(sorted(rows))
+        csv.writer(f).writerows([("file", "caption", "keywords"), *sorted(rows)])
     print(f"{len(rows)} pictures in {args.folder}")
 
 

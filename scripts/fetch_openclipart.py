@@ -11,7 +11,6 @@ used. Icon themes, buttons, flags, playing cards and series drawn by a program (
 Then: dfm prepare --source folder:data/openclipart --output-dir data/openclipart-latents
 """
 
-import argparse
 import csv
 import hashlib
 import html
@@ -23,7 +22,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fetch_text import debian_files
+from fetch_text import debian_files, parser_of
 from PIL import Image, ImageOps
 
 SIZE_PX = 256
@@ -186,9 +185,7 @@ def write(svg: Path, png: Path, folder: Path) -> tuple[int, Counter[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="output folder; created if missing")
-    args = parser.parse_args()
+    args = parser_of(__doc__).parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         svg, png = (

@@ -50,6 +50,13 @@ def debian_files(package: str, folder: Path) -> Path:
     return folder
 
 
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """The arguments of a script that fetches: its docstring, and the folder to write to."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="output folder; created if missing")
+    return parser
+
+
 def wordnet(folder: Path) -> Iterator[tuple[str, str]]:
     """Each gloss of WordNet: the text after the bar in data.noun, data.verb, data.adj, data.adv."""
     for path in sorted(debian_files("wordnet-base", folder / "wordnet").rglob("data.*")):
@@ -118,8 +125,7 @@ def write(path: Path, rows: Iterator[tuple[str, str]], limit: float) -> tuple[in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="output folder; created if missing")
+    parser = parser_of(__doc__)
     parser.add_argument("--only", nargs="+", choices=list(SOURCES), default=list(SOURCES), help="texts to write")
     parser.add_argument("--max-megabytes", type=float, default=float("inf"), help="maximum size of each")
     args = parser.parse_args()

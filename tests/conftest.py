@@ -85,6 +85,17 @@ def one_rank():
 
 
 @pytest.fixture
+def wrong_use(capsys) -> Callable[..., str]:
+    """`wrong_use(run, *given)`: what a command that is used wrongly says."""
+
+    def said(run, *given, **more) -> str:
+        assert run(*given, **more) == 2
+        return capsys.readouterr().err
+
+    return said
+
+
+@pytest.fixture
 def given_away(monkeypatch) -> Callable[..., None]:
     """`given_away(*paths)` makes them another user's, as `os.lstat` tells it: only root could `chown` them."""
     away, lstat = set(), os.lstat

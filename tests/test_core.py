@@ -35,7 +35,7 @@ except FileNotFoundError as error:
 """
 HIDDEN = "for lib in /lib/*/libEGL.so.1 /lib/*/libGL.so.1 /usr/lib/*/lib{EGL,GL}.so.1; do "
 HIDDEN += '[ ! -e "$lib" ] || mount --bind /dev/null "$lib" || exit 9; done; '
-LOADED = ("sources", "tokenizers", "text_encoders", "networks", "pretrained", "loggers", "plots", "displays")
+LOADED = "sources tokenizers text_encoders networks pretrained loggers plots displays".split()
 """Kinds of plug-ins that these verbs load; `exams`, `dials` and other verbs they leave alone."""
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-WRITERS = {
-    *("write_text", "write_bytes", "copyfile", "copyfileobj", "copy2", "copytree", "move"),
-    *("save_file", "savefig", "imsave", "tofile", "savez", "savez_compressed", "to_parquet"),
-}
+WRITERS = (
+    "write_text write_bytes copyfile copyfileobj copy2 copytree move save_file savefig imsave tofile savez".split()
+)
+WRITERS += ["savez_compressed", "to_parquet"]
 """Functions and methods that write a file; also `open` for writing and `save` of what is not ours."""
 OURS = re.compile(r"plots|parts|self|writer|clip|video|result|tokenizer|encoders\[|canvas|super\(|made\[")
 """What has a `save` of its own, or one that writes no file."""

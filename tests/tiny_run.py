@@ -38,6 +38,12 @@ def checkpoint_of(variant: str, make_once, data: Path) -> Path:
     return make_once(f"tiny-{variant}", lambda run: train(data, run, *VARIANTS[variant], *off))
 
 
+def losses(run: Path) -> list[float]:
+    from dfm_nb.base.metrics import read_metrics
+
+    return [record["loss"] for record in read_metrics(run / "metrics.jsonl") if "loss" in record]
+
+
 def _train(argv: list[str]) -> int:
     from dfm_nb.train import main
 

@@ -105,7 +105,7 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([tensor, tensor], -1)
 
 
-PTH: dict[str, Change] = {
+UNUSABLE: dict[str, Change] = {
     "no pth": lambda p: p.pop("pth"),
     "cut pth": lambda p: p.update(pth=p["pth"][:-40]),
     "code pth": raw("pth", pickle.dumps(EVIL)),
@@ -119,8 +119,6 @@ PTH: dict[str, Change] = {
     "stride 0": latent(lambda t: torch.zeros(1, 1, 1, 1, 1).expand(1, 16, 100, 1000, 1000)),
     "too many numbers": lambda p: p.update(pth=big_numel(p["pth"])),
     "zip bomb": raw("pth", zip_bomb(64)),
-}
-PICKLE: dict[str, Change] = {
     "no pickle": lambda p: p.pop("pickle"),
     "cut pickle": lambda p: p.update(pickle=p["pickle"][:-9]),
     "code pickle": raw("pickle", pickle.dumps(EVIL)),
@@ -132,8 +130,6 @@ PICKLE: dict[str, Change] = {
     "NaN text": text(at(float("nan"))),
     "no tokens": text(lambda t: t[:, :0].clone()),
     "wide text": text(wide),
-}
-JSON: dict[str, Change] = {
     "null json": raw("json", b"null"),
     "binary json": raw("json", b"\xff\xfe\x00"),
     "large json": raw("json", b'{"a":[' + b"[]," * (1 << 20) + b"1]}"),
@@ -144,7 +140,6 @@ JSON: dict[str, Change] = {
     "lone surrogate": meta(caption="\ud83d x"),
     "tokens beyond": meta(text_tokens=10**6),
 }
-UNUSABLE = PTH | PICKLE | JSON
 
 CONTROLS: dict[str, Change] = {
     "as it was": lambda p: None,

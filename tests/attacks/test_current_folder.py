@@ -4,27 +4,25 @@ import os
 import subprocess
 import sys
 
-import nbformat
 import pytest
 
 from dfm_nb.base.torchrun import torchrun_argv
+from tests.installed import install
+from tests.notebook_files import write_notebook
 from workbench.notebook_run import execute
 
 pytestmark = pytest.mark.slow
 
-EVIL = ("psutil", "tqdm", "pickle", "multiprocessing", "ipykernel_launcher", "moths")
+EVIL = "psutil tqdm pickle multiprocessing ipykernel_launcher moths".split()
 PROGRAM = "import helper, os, pathlib, multiprocessing; pathlib.Path(os.environ['TO']).write_text(str(helper.X))"
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     place = tmp_path / "foreign"
-    about = place / "moths-1.dist-info"
-    about.mkdir(parents=True)
+    install(place, "moths", "[dfm_nb.sources]\nmoths = moths\n[dfm_nb.verbs]\nmoths = moths:VERBS\n")
     for name in EVIL:
         (place / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w'); raise SystemExit(7)")
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: moths\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[dfm_nb.sources]\nmoths = moths\n[dfm_nb.verbs]\nmoths = moths:VERBS\n")
     monkeypatch.chdir(place)
     yield place
     assert not (tmp_path / "ran").exists()
@@ -48,7 +46,6 @@ def test_a_notebook_imports_the_file_next_to_it_and_shadows_nothing(folder, tmp_
     (folder / "helper.py").write_text("X = 5")
     code = "import os, helper, psutil, workbench; from dfm_nb.base.plugins import names\n"
     code += "workbench.publish(x=helper.X, safe=os.environ.get('PYTHONSAFEPATH'), moths='moths' in names('sources'))"
-    about = {"kernelspec": {"name": "python3", "display_name": "", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)], metadata=about), "a.ipynb")
+    write_notebook("a.ipynb", code)
     done = execute("a.ipynb", tmp_path / "b.ipynb", {}, report=False, cwd=os.getcwd())
     assert done.error == "" and done.results == {"x": 5, "safe": None, "moths": False}

@@ -33,8 +33,7 @@ FORMS = {
 WORDS = [op.code.encode("latin-1") for op in pickletools.opcodes]
 WORDS += [b"cos\nsystem\n", b"\x8c\x02os\x8c\x06system\x93", b"\x8c\x06whoami\x85R", b"cbuiltins\neval\n"]
 WORDS += [b"\xff" * 4, b"PK\x01\x02"]
-WATCHED = ("os.", "subprocess.", "exec", "compile", "import", "open", "socket.", "ctypes.", "shutil.")
-WATCHED += ("pickle.find_class",)
+WATCHED = tuple("os. subprocess. exec compile import open socket. ctypes. shutil. pickle.find_class".split())
 ran: list[str] | None = None
 
 

@@ -1,6 +1,5 @@
 """Sources that somebody else wrote: what cannot be used is dropped, counted and named; nothing hangs or ends a run."""
 
-import json
 import os
 import socket
 import zipfile
@@ -14,9 +13,11 @@ from PIL import Image
 from dfm_nb import prepare
 from dfm_nb.base.argv import guard
 from dfm_nb.data.sources import folder, table
-from tests.data.sources.test_folder import fault, picture, pictures
-from tests.json_files import read_json, write_lines
+from tests.data.sources.test_folder import fault
+from tests.frames import picture, pictures
+from tests.json_files import read_json, write_json, write_lines
 from tests.processes import commands
+from tests.refusals import refused
 
 LONE = "\ud83d x"  # half of a pair: JSON can hold it, UTF-8 cannot
 
@@ -43,7 +44,7 @@ def photos(tmp_path):
 def test_captions_that_utf8_cannot_encode_are_dropped_and_named(photos, tmp_path):
     picture(photos / os.fsdecode(b"caf\xe9.png"))  # a name in latin-1 is the caption
     picture(photos / "json.png")
-    (photos / "metadata.jsonl").write_text(json.dumps({"file_name": "json.png", "text": LONE}))
+    write_json(photos / "metadata.jsonl", {"file_name": "json.png", "text": LONE})
     manifest = prepared(f"folder:{photos}", tmp_path / "d")
     assert manifest["counts"]["samples"] == 2 and manifest["counts"]["dropped_by_reason"] == {"caption_not_utf8": 2}
     assert all("caf" in d["key"] + d["detail"] or "json" in d["key"] for d in manifest["drops"])
@@ -90,8 +91,7 @@ def test_paths_that_leave_a_folder_are_refused_unless_asked(photos, tmp_path):
     assert asked["plan"]["source"] != manifest["plan"]["source"]
     (photos / "captions.csv").rename(tmp_path / "elsewhere.csv")
     (photos / "captions.csv").symlink_to(tmp_path / "elsewhere.csv")
-    with pytest.raises(ValueError, match="--allow-outside"):
-        folder.build(str(photos))
+    refused("--allow-outside", folder.build, str(photos))
 
 
 def test_a_table_that_the_user_names_may_hold_any_path_and_a_fetched_one_may_not(photos, tmp_path, monkeypatch):
@@ -144,8 +144,7 @@ def test_a_name_in_a_zip_or_on_a_server_that_could_be_elsewhere_is_left_out_and_
             archive.write(tmp_path / "a.png", name)
     assert folder.build(str(tmp_path / "p.zip")).files == ["a.png"]
     assert "../b.png" in caplog.text and "c.png::" in caplog.text
-    with pytest.raises(ValueError, match="reference"):
-        folder.build(f"reference://::{tmp_path}/index.json")
+    refused("reference", folder.build, f"reference://::{tmp_path}/index.json")
 
 
 # ---- sizes --------------------------------------------------------------------------------------------------------

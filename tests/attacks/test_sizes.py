@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
 from pydantic import ValidationError
 
 from dfm_nb.base import files, limits, video
@@ -26,9 +25,11 @@ from dfm_nb.data import shards
 from dfm_nb.data.sources import _media, folder, table
 from dfm_nb.data.sources._media import MediaOptions
 from dfm_nb.generation.request import Request
-from tests.base.test_video import refused
+from tests.base.test_video import reason_of
 from tests.data.sources.test_folder import fault
+from tests.frames import black, picture
 from tests.json_files import write_lines
+from tests.refusals import refused
 
 # ---- tables -------------------------------------------------------------------------------------------------------
 
@@ -37,8 +38,7 @@ def test_cells_that_nobody_wrote_are_bounded(tmp_path):
     (tmp_path / "a.csv").write_text(",".join(f"c{i}" for i in range(50_000)) + "\n" + "1,2\n" * 20_000)
     (tmp_path / "a.jsonl").write_text("".join(f'{{"k{i}": 1}}\n' for i in range(20_000)))
     for path in sorted(tmp_path.iterdir()):
-        with pytest.raises(ValueError, match="cells"):
-            table.read_rows(path)
+        refused("cells", table.read_rows, path)
 
 
 def test_rows_that_a_footer_makes_up_are_refused(tmp_path):
@@ -64,8 +64,7 @@ def test_headers_of_a_tar_are_its_own_fault(kind, size, times, tmp_path):
     header.type, header.size = kind.encode(), size
     block = header.tobuf(tarfile.GNU_FORMAT) + bytes(512)
     (tmp_path / "a.tar").write_bytes(block * times + bytes(1024))
-    with pytest.raises(ValueError, match=r"a\.tar is not a readable"):
-        shards.samples_of(tmp_path / "a.tar")
+    refused(r"a\.tar is not a readable", shards.samples_of, tmp_path / "a.tar")
 
 
 # ---- videos -------------------------------------------------------------------------------------------------------
@@ -85,8 +84,7 @@ def test_an_mp4_names_no_more_samples_than_it_has_bytes(movflags, name, at, tmp_
     data[at : at + 4] = (85_000_000).to_bytes(4)
     (tmp_path / "b.mp4").write_bytes(data)
     for source in (bytes(data), tmp_path / "b.mp4"):
-        with pytest.raises(SampleError, match="85000000"):
-            video.read_video(source)
+        refused("85000000", video.read_video, source, error=SampleError)
 
 
 # ---- steps, JSON --------------------------------------------------------------------------------------------------
@@ -114,8 +112,7 @@ def test_depth_of_json_is_bounded(inner):
 
     assert files.parsed(nested(limits.MOST_DEPTH - 1)) == json.loads(nested(limits.MOST_DEPTH - 1))
     for depth in (limits.MOST_DEPTH + 1, 900, 100_000):
-        with pytest.raises(ValueError, match="levels"):
-            files.parsed(nested(depth))
+        refused("levels", files.parsed, nested(depth))
 
 
 # ---- pixels -------------------------------------------------------------------------------------------------------
@@ -123,7 +120,7 @@ def test_depth_of_json_is_bounded(inner):
 
 def video_of_pixels(path, aspect: Fraction) -> None:
     """An mp4 whose header shows it this much wider."""
-    video.write_mp4(path, np.zeros((17, 64, 64, 3), np.uint8), 24)
+    video.write_mp4(path, black(17, 64, 64), 24)
     content = bytearray(path.read_bytes())
     matrix = content.index(b"tkhd") + 44
     content[matrix : matrix + 4] = int(aspect * 65536).to_bytes(4, "big")
@@ -138,46 +135,44 @@ def clips_of(folder, clip_frames) -> list:
 @pytest.mark.parametrize("clip_frames", [None, 17])
 def test_pixels_of_an_absurd_aspect_are_refused(aspect, clip_frames, tmp_path):
     video_of_pixels(tmp_path / "a.mp4", aspect)
-    assert refused(clips_of, tmp_path, clip_frames, name=r"a\.mp4") == "too_large"
+    assert reason_of(clips_of, tmp_path, clip_frames, name=r"a\.mp4") == "too_large"
     video_of_pixels(tmp_path / "a.mp4", Fraction(2))
     ((_, frames, *_),) = clips_of(tmp_path, clip_frames)
     assert frames.shape == (17, 64, 128, 3)
 
 
 def test_a_clip_and_a_frame_are_bounded_as_a_video_is(tmp_path, monkeypatch):
-    video.write_mp4(tmp_path / "a.mp4", np.zeros((25, 64, 64, 3), np.uint8), 24)
+    video.write_mp4(tmp_path / "a.mp4", black(25, 64, 64), 24)
     for frames, fits, most in ((25, 5, 9), (1, 0, 0.5)):
         monkeypatch.setattr(video, "MAX_BYTES", int(most * 64 * 64 * 3))
         for clip_frames in (None, frames):
-            assert refused(clips_of, tmp_path, clip_frames) in ("too_long", "too_large")
+            assert reason_of(clips_of, tmp_path, clip_frames) in ("too_long", "too_large")
         if fits:
             assert len(clips_of(tmp_path, fits)) == 5
 
 
 def test_given_pictures_are_bounded_in_number_and_in_all(tmp_path, monkeypatch):
     for name in ("a", "b", "s"):
-        Image.new("RGB", (64, 64)).save(tmp_path / f"{name}.png")
+        picture(tmp_path / f"{name}.png", size=(64, 64))
     rows = [{"file_name": f"{n}.png", "text": n, "source_image": ["s.png"] * m} for n, m in (("a", 16), ("b", 17))]
     write_lines(tmp_path / "metadata.jsonl", rows)
     source = folder.build(str(tmp_path))
     assert [len(clip.given) for clip in source.read(0)] == [16]
     assert fault(source, 1).reason == "too_many_given"
-    with pytest.raises(ValueError, match="--given"):
-        Request("a", given=["s.png"] * 17)
+    refused("--given", Request, "a", given=["s.png"] * 17)
     monkeypatch.setattr(_media, "MAX_BYTES", 15 * 64 * 64 * 3)
     assert fault(source).reason == "too_large"
 
 
 def test_of_given_videos_one_clip_is_in_memory(tmp_path):
-    video.write_mp4(tmp_path / "a.mp4", np.zeros((81, 128, 128, 3), np.uint8), 24)
+    video.write_mp4(tmp_path / "a.mp4", black(81, 128, 128), 24)
     options = MediaOptions(clip_frames=17, stride=1)
     tracemalloc.start()
     beside = options.beside([tmp_path / "a.mp4"] * 2, "a")
     assert all(len(beside(24.0)[0]) == 2 for _ in range(65))
     assert tracemalloc.get_traced_memory()[1] < 10 * 17 * 128 * 128 * 3
     tracemalloc.stop()
-    with pytest.raises(SampleError, match="more clips"):
-        beside(24.0)
+    refused("more clips", beside, 24.0, error=SampleError)
 
 
 # ---- names --------------------------------------------------------------------------------------------------------
@@ -187,7 +182,7 @@ NAMES = ["a" * 300 + ".png", "a" * 5000 + ".png", "a/" * 3000 + "a.png", "\ud800
 
 @pytest.mark.parametrize("name", [*NAMES, "/" + "b" * 300 + "/c.png"], ids=range(7))
 def test_a_name_that_no_file_can_have_is_dropped(name, tmp_path):
-    Image.new("RGB", (64, 64)).save(tmp_path / "good.png")
+    picture(tmp_path / "good.png")
     rows = [{"file_name": n, "text": "a cat"} for n in ("good.png", name)]
     write_lines(tmp_path / "metadata.jsonl", rows)
     source = folder.build(str(tmp_path))
@@ -217,30 +212,31 @@ SPLIT = "exclude: {}\nsplit_parts:\n  train: {}\n"
 MANY = ["a{0..9999999}", "a{00000001000000..5}", "{a,b}" * 28, "{{0..9}{0..9}}", "{0..999999}{0..999999}"]
 
 
+@pytest.fixture
+def split(tmp_path):
+    (tmp_path / ".nv-meta").mkdir()
+    return tmp_path / ".nv-meta/split.yaml"
+
+
 @pytest.mark.parametrize("pattern", MANY)
-def test_what_patterns_of_shards_stand_for_is_bounded(pattern, tmp_path, monkeypatch):
+def test_what_patterns_of_shards_stand_for_is_bounded(pattern, split, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "MOST_SHARDS", 1000)
-    (tmp_path / ".nv-meta").mkdir()
     for excluded, listed in (("[]", f"['{pattern}']"), (f"['{pattern}']", "[]")):
-        (tmp_path / ".nv-meta/split.yaml").write_text(SPLIT.format(excluded, listed))
-        with pytest.raises(ValueError, match="names"):
-            shards.splits_of(tmp_path)
+        split.write_text(SPLIT.format(excluded, listed))
+        refused("names", shards.splits_of, tmp_path)
 
 
-def test_patterns_of_shards_are_expanded(tmp_path):
-    (tmp_path / ".nv-meta").mkdir()
+def test_patterns_of_shards_are_expanded(split, tmp_path):
     text = SPLIT.format("['b-20241231.tar', 'a-{09..10}.tar']", "['a-{08..11}.tar', 'b-{20241230,20241231}.tar']")
-    (tmp_path / ".nv-meta/split.yaml").write_text(text)
+    split.write_text(text)
     names = ["a-08.tar", "a-11.tar", "b-20241230.tar"]
     assert shards.splits_of(tmp_path) == {"train": names, "val": [], "test": []}
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "zero"])
-def test_a_list_of_shards_that_is_no_file_is_not_read(make, tmp_path):
-    (tmp_path / ".nv-meta").mkdir()
-    make(tmp_path / ".nv-meta/split.yaml")
-    with pytest.raises(ValueError, match=r"\.nv-meta"):
-        shards.splits_of(tmp_path)
+def test_a_list_of_shards_that_is_no_file_is_not_read(make, split, tmp_path):
+    make(split)
+    refused(r"\.nv-meta", shards.splits_of, tmp_path)
 
 
 # ---- more pickles -------------------------------------------------------------------------------------------------
@@ -274,15 +270,13 @@ ODD = {
 @pytest.mark.parametrize("tensor", ODD.values(), ids=ODD)
 def test_only_plain_tensors_are_read_from_a_pth(tensor, tmp_path):
     torch.save({"w": tensor}, tmp_path / "a.pth")
-    with pytest.raises(CheckpointError, match=r"a\.pth"):
-        exported.read_saved(tmp_path / "a.pth")
+    refused(r"a\.pth", exported.read_saved, tmp_path / "a.pth", error=CheckpointError)
 
 
 def test_one_storage_under_many_names_is_refused(tmp_path):
     numbers = torch.zeros(1 << 12)
     torch.save({str(i): numbers for i in range(20)}, tmp_path / "a.pth")
-    with pytest.raises(CheckpointError, match="views"):
-        exported.read_saved(tmp_path / "a.pth")
+    refused("views", exported.read_saved, tmp_path / "a.pth", error=CheckpointError)
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
@@ -291,8 +285,7 @@ def test_a_pth_with_a_key_that_is_hashed_for_ever_is_refused(compression, tmp_pa
     with zipfile.ZipFile(tmp_path / "a.pth") as good, zipfile.ZipFile(tmp_path / "b.pth", "w", compression) as bad:
         for name in good.namelist():
             bad.writestr(name, pairs(60) if name.endswith("data.pkl") else good.read(name))
-    with pytest.raises(CheckpointError, match=r"b\.pth"):
-        exported.read_saved(tmp_path / "b.pth")
+    refused(r"b\.pth", exported.read_saved, tmp_path / "b.pth", error=CheckpointError)
 
 
 def test_weights_of_a_module_are_read_from_a_pth(tmp_path):

@@ -1,6 +1,5 @@
 """TorchScript that lies in a folder of data or a checkpoint is not run; the one that the user names is."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,8 @@ from dfm_nb.data.adoption import index_dataset
 from dfm_nb.generation.pipeline import Pipeline
 from tests.attacks.checkpoint_files import copy_run, reseal
 from tests.attacks.sample_files import seal_as_it_is
-from tests.json_files import read_json
+from tests.json_files import read_json, write_json
+from tests.refusals import refused
 
 
 class WritesAFile(torch.nn.Module):
@@ -33,7 +33,7 @@ def poison(folder: Path, mark: Path) -> None:
     """The folder names cosmos_cv and brings it."""
     manifest = read_json(folder / "manifest.json")
     manifest["tokenizer"] = {"name": "cosmos_cv"}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    write_json(folder / "manifest.json", manifest)
     save_program(folder, mark)
 
 
@@ -56,7 +56,7 @@ def data(data, mark):
 
 
 @pytest.mark.parametrize("missing", [None, "manifest.json", "tokenizer.safetensors"])
-def test_inspect_runs_no_program_of_the_data(data, mark, capsys, monkeypatch, missing):
+def test_inspect_runs_no_program_of_the_data(data, mark, wrong_use, monkeypatch, missing):
     """Whether the manifest or the user names the tokenizer, and not where a name of the Hub is looked for."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(data)
@@ -64,8 +64,7 @@ def test_inspect_runs_no_program_of_the_data(data, mark, capsys, monkeypatch, mi
         (data / missing).unlink()
         seal_as_it_is(data)
     named = ["--tokenizer", "cosmos_cv"] if missing == "manifest.json" else []
-    assert guard(inspect.main, [str(data), *named]) == 2
-    error = capsys.readouterr().err
+    error = wrong_use(guard, inspect.main, [str(data), *named])
     named = "decoder.jit" if missing == "tokenizer.safetensors" else "--tokenizer-path"
     assert error.count("\n") == 1 and named in error
     assert not mark.exists()
@@ -76,8 +75,7 @@ def test_pipeline_runs_no_program_of_the_checkpoint(one_rank, tmp_path, mark):
     poison(folder, mark)
     reseal(folder)
     pipe = Pipeline.from_checkpoint(tmp_path / "run")
-    with pytest.raises(ValueError, match="--tokenizer-path"):
-        pipe(["a"], height=32, width=32, num_video_frames=1, num_steps=2)
+    refused("--tokenizer-path", pipe, ["a"], height=32, width=32, num_video_frames=1, num_steps=2)
     assert not mark.exists()
 
 

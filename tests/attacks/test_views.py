@@ -8,7 +8,6 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import dfm_nb
@@ -16,7 +15,8 @@ import workbench
 from dfm_nb.base.video import write_png
 from dfm_nb.experiments.runs import run_page
 from tests.attacks.checkpoint_files import copy_run
-from tests.json_files import read_json
+from tests.frames import black
+from tests.json_files import read_json, write_json
 from workbench import Gallery, Launcher, Monitor, Runs
 from workbench.launcher_panel import Panel
 
@@ -51,10 +51,10 @@ def foreign(tmp_path, monkeypatch):
     copy_run(run := tmp_path / "all" / "run")
     (tmp_path / "secret").write_text(SECRET)
     (place := run / "samples" / "iter_0000003").mkdir(parents=True, exist_ok=True)
-    write_png(place / "a.png", np.zeros((8, 8, 3), "uint8"))
-    (place / "a.png.json").write_text(json.dumps({"prompt": "p", "seed": 1}))
+    write_png(place / "a.png", black(8, 8))
+    write_json(place / "a.png.json", {"prompt": "p", "seed": 1})
     told = {"argv": [], "nproc": 1, "program": "dfm_nb.train", "exit_code": 1, "log_offset_bytes": 0}
-    (run / "launch.json").write_text(json.dumps(told))
+    write_json(run / "launch.json", told)
     (run / "launch.log").write_text("error: it failed\n")
     return run
 
@@ -101,7 +101,7 @@ RECORDS += [("run.pid", "pid", 10**30), ("notes.json", "note", {}), ("verdict.js
 def test_odd_values_in_records_end_no_view(foreign, file, key, value, monkeypatch):
     path = foreign / file
     told = read_json(path) if path.exists() else {"phase": "training", "host": "x", "started_s": 1.0}
-    path.write_text(json.dumps({**told, key: value}))
+    write_json(path, {**told, key: value})
     monkeypatch.setattr("workbench.monitor.Watched.state", "running")
     (foreign / "config.yaml").write_text(f"train:\n  train_iters: 1{'0' * 400}\n")
     for view in VIEWS.values():
@@ -116,7 +116,7 @@ FIELDS = "prompt name seed guidance num_steps sampler iteration fps caption_of".
 @pytest.mark.parametrize("value", [TAG, [TAG], {TAG: TAG}], ids=["text", "list", "object"])
 def test_a_clips_settings_are_no_html(foreign, field, value):
     told = {"prompt": "p", "seed": 1, field: value}
-    (foreign / "samples/iter_0000003/a.png.json").write_text(json.dumps(told))
+    write_json(foreign / "samples/iter_0000003/a.png.json", told)
     for view in VIEWS.values():
         assert "<img src=x" not in seen(view, foreign)
     assert "<figure" in Gallery(foreign).html()
@@ -125,7 +125,7 @@ def test_a_clips_settings_are_no_html(foreign, field, value):
 @pytest.mark.parametrize("file", ["launch.log", "notes.json", "verdict.json", "run.pid", "launch.json"])
 def test_other_files_of_a_run_are_no_html(foreign, file):
     told = {"argv": [TAG], "exit_code": 1, "phase": TAG, "since_s": time.time(), "note": TAG, "tags": TAG}
-    (foreign / file).write_text(json.dumps(told | {"verdict": {"sentence": TAG}}))
+    write_json(foreign / file, told | {"verdict": {"sentence": TAG}})
     run = foreign.rename(foreign.parent / TAG.replace("/", ""))
     for view in VIEWS.values():
         assert "<img src=x" not in seen(view, run)

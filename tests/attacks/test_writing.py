@@ -1,6 +1,5 @@
 """Nothing of others is replaced, and nothing is written through a link below a folder that somebody named."""
 
-import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +17,9 @@ from dfm_nb.text import mixture
 from dfm_nb.text.check import sound
 from dfm_nb.text.indexed import Index
 from dfm_nb.text.parts import Parts
+from tests.frames import black
+from tests.json_files import write_json
+from tests.refusals import refused
 from workbench import lab, notebook_run
 from workbench.studio import Studio
 
@@ -51,12 +53,10 @@ def test_nothing_is_appended_through_a_link(theirs, tmp_path, name):
     for target in (theirs, tmp_path / "dangling"):
         link = tmp_path / f"{target.name}.link"
         link.symlink_to(target)
-        with pytest.raises(ValueError, match=link.name):
-            LINKS[name](link)
+        refused(link.name, LINKS[name], link)
     assert not (tmp_path / "dangling").exists()
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="pipe"):
-        files.appending(tmp_path / "pipe")
+    refused("pipe", files.appending, tmp_path / "pipe")
 
 
 def test_a_link_in_a_files_place_is_replaced_and_its_target_stays(theirs, tmp_path):
@@ -72,8 +72,7 @@ def test_a_name_that_was_free_is_taken_once(tmp_path):
     files.check_free(tmp_path / "c", True)  # --overwrite
     for name in ("a", "c"):
         (tmp_path / name).write_text("the other's")
-    with pytest.raises(FileExistsError, match="a exists"):
-        files.write_atomically(tmp_path / "a", b"ours")
+    refused("a exists", files.write_atomically, tmp_path / "a", b"ours", error=FileExistsError)
     files.write_atomically(tmp_path / "b", b"ours")
     files.write_atomically(tmp_path / "b", b"again")
     files.write_atomically(tmp_path / "c", b"ours")
@@ -86,8 +85,7 @@ def test_a_folder_below_ours_is_no_link_and_one_above_may_be(tmp_path):
     assert files.subfolder(tmp_path / "runs", "a", "b").is_dir()
     for name, target in (("c", "disk"), ("d", "nowhere")):
         (tmp_path / name).symlink_to(target)
-        with pytest.raises(ValueError, match=name):
-            files.subfolder(tmp_path, name, "b")
+        refused(name, files.subfolder, tmp_path, name, "b")
     assert {p.name for p in (tmp_path / "disk").iterdir()} == {"a"} and not (tmp_path / "nowhere").exists()
 
 
@@ -104,8 +102,7 @@ def test_a_corpus_keeps_what_lies_beside_it(tmp_path):
         (tmp_path / name).write_text("theirs")
     for text in ("theirs", '{"file": "theirs"}'):  # as ours begin
         (tmp_path / "c.skipped.jsonl").write_text(text)
-        with pytest.raises(FileExistsError, match="skipped"):
-            corpus(tmp_path)
+        refused("skipped", corpus, tmp_path, error=FileExistsError)
     (tmp_path / "c.skipped.jsonl").unlink()
     for _ in range(2):
         corpus(tmp_path)
@@ -125,8 +122,7 @@ def test_a_corpus_replaces_no_file_of_others(tmp_path, name):
     if not name.endswith("json"):
         (tmp_path / "c_text_document.meta.json").write_text("{}")
     (tmp_path / "c.progress.json").write_text('{"signature": {}, "progress": {}}')
-    with pytest.raises(FileExistsError, match="c[._]"):
-        corpus(tmp_path)
+    refused("c[._]", corpus, tmp_path, error=FileExistsError)
     assert place.read_text() == "theirs"
 
 
@@ -144,26 +140,22 @@ def test_links_within_a_corpus_are_followed_and_none_out_of_it(tmp_path, end):
     if end == "meta.json":
         assert files.read_json(link) == {}
     else:
-        with pytest.raises(ValueError, match=link.name):
-            sound(tmp_path / "here/c_text_document")
+        refused(link.name, sound, tmp_path / "here/c_text_document")
     (tmp_path / "typed").symlink_to("away")
     assert sound(tmp_path / "typed/c_text_document").num_tokens == 3
 
 
 def test_a_corpus_is_not_written_through_links(theirs, tmp_path):
     (tmp_path / "c.skipped.jsonl").symlink_to(theirs)
-    with pytest.raises(FileExistsError, match="skipped"):
-        corpus(tmp_path)
+    refused("skipped", corpus, tmp_path, error=FileExistsError)
     with pytest.raises(KeyboardInterrupt), Parts.open(f"{tmp_path}/e", {}, {}) as parts:
         parts.save()
         raise KeyboardInterrupt
     (tmp_path / "e.unfinished/e_text_document.bin").symlink_to(theirs)
-    with pytest.raises(ValueError, match=r"e_text_document\.bin"):
-        corpus(tmp_path, "e")
+    refused(r"e_text_document\.bin", corpus, tmp_path, "e")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "l.unfinished").symlink_to("elsewhere")
-    with pytest.raises(ValueError, match=r"l\.unfinished"):
-        corpus(tmp_path, "l")
+    refused(r"l\.unfinished", corpus, tmp_path, "l")
     corpus(tmp_path, "d")
     assert not any((tmp_path / "elsewhere").iterdir())
     (tmp_path / "d_text_document.bin").rename(tmp_path / "moved.bin")  # to a larger disk
@@ -184,8 +176,7 @@ def test_lab_follows_no_link_and_keeps_what_is_there(theirs, tmp_path, name):
     (place / name).parent.mkdir(exist_ok=True)
     (place / name).symlink_to(tmp_path / "created" if name == "images" else theirs)
     if name == "images":
-        with pytest.raises(ValueError, match="images"):
-            lab.provide(place)
+        refused("images", lab.provide, place)
         assert not (tmp_path / "created").exists()
     else:
         lab.provide(place)
@@ -212,8 +203,7 @@ def test_an_upload_replaces_no_file_and_follows_no_link(theirs, tmp_path, monkey
     studio = SimpleNamespace(folder=None, controls={}, open=lambda path: said.append(path.read_text()), _say=str)
     Studio._on_upload(studio, files_of)
     studio.folder = tmp_path
-    with pytest.raises(ValueError, match="opened"):
-        Studio._on_upload(studio, files_of)
+    refused("opened", Studio._on_upload, studio, files_of)
     assert said == ["x"] and (tmp_path / "pictures/a.png").read_text() == "mine"
 
 
@@ -227,7 +217,7 @@ def page(path: Path) -> None:
 
 
 VIEWS = {
-    "sheet.png": lambda path: video.write_png(path, np.zeros((8, 8, 3), np.uint8)),
+    "sheet.png": lambda path: video.write_png(path, black(8, 8)),
     "page.html": page,
     "blend.yaml": lambda path: mixture.write_yaml(mixture.parse_list(["1.0", "a"]), path),
 }
@@ -246,18 +236,15 @@ def test_a_view_is_replaced_where_it_has_our_mark(theirs, tmp_path, name):
     files.check_free(own, False, mark=files.MARK)
     files.check_free(tmp_path / "absent", False)
     for taken in (own, other, tmp_path):
-        with pytest.raises(FileExistsError, match=taken.name):
-            files.check_free(taken, False)
+        refused(taken.name, files.check_free, taken, False, error=FileExistsError)
         files.check_free(taken, True)
 
 
 def test_import_replaces_a_file_where_it_is_told(tmp_path):
     file = tmp_path / "a.safetensors"
     file.write_text("theirs")
-    with pytest.raises(FileExistsError, match=file.name):
-        import_weights(tmp_path, file)
-    with pytest.raises(ValueError, match="no weights"):
-        import_weights(tmp_path, file, overwrite=True)
+    refused(file.name, import_weights, tmp_path, file, error=FileExistsError)
+    refused("no weights", import_weights, tmp_path, file, overwrite=True)
     assert file.read_text() == "theirs"
 
 
@@ -266,20 +253,18 @@ def test_a_notebook_replaces_what_it_wrote_before_alone(theirs, tmp_path, monkey
     nbformat.write(nbformat.v4.new_notebook(), "a.ipynb")
     for name in ("o.ipynb", "o.html"):
         Path(name).symlink_to(theirs)
-        with pytest.raises(FileExistsError, match=name):
-            notebook_run.execute("a.ipynb", "o.ipynb", {}, progress=False)
+        refused(name, notebook_run.execute, "a.ipynb", "o.ipynb", {}, progress=False, error=FileExistsError)
         if name == "o.ipynb":
             Path(name).unlink()
     Path("o.html").unlink()
     Path("o.ipynb").write_bytes(Path("a.ipynb").read_bytes())
-    with pytest.raises(FileExistsError, match="o.ipynb"):
-        notebook_run.execute("a.ipynb", "o.ipynb", {}, progress=False)
+    refused("o.ipynb", notebook_run.execute, "a.ipynb", "o.ipynb", {}, progress=False, error=FileExistsError)
 
 
 @pytest.mark.parametrize("progress", [{}, [1], {"at": [0] * 9}, {"sizes": {"text.bin": -1}}, {"counts": 1}], ids=str)
 def test_the_progress_of_others_is_not_believed(tmp_path, progress):
     (tmp_path / "c.unfinished").mkdir()
     told = {"signature": {"of": "test"}, "progress": progress}
-    (tmp_path / "c.unfinished/progress.json").write_text(json.dumps(told))
+    write_json(tmp_path / "c.unfinished/progress.json", told)
     corpus(tmp_path)
     assert Index.open(tmp_path / "c_text_document").num_tokens == 3

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from dfm_nb.base import plugins
+from tests.installed import install
+from tests.refusals import refused
 
 MOTHS = """
 import numpy as np
@@ -45,10 +47,7 @@ def mine(tmp_path, monkeypatch):
 def moths(tmp_path, monkeypatch):
     """A package that pip has installed, by what it leaves on the path."""
     (tmp_path / "their_moths.py").write_text(MOTHS)
-    about = tmp_path / "their_moths-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: their-moths\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[dfm_nb.sources]\nmoths = their_moths\nfolder = their_moths\n")
+    install(tmp_path, "their_moths", "[dfm_nb.sources]\nmoths = their_moths\nfolder = their_moths\n")
     monkeypatch.syspath_prepend(tmp_path)
     for cached in (plugins._found, plugins._joined):
         cached.cache_clear()
@@ -64,8 +63,7 @@ def test_no_package_replaces_a_plugin_of_this_one(moths):
 
 @pytest.mark.parametrize("name", ["their_moths", "moth", "os", "../moths"])
 def test_a_module_that_is_no_plugin_is_not_imported(moths, name):
-    with pytest.raises(ValueError, match=rf"no '{name}' .*moths"):
-        plugins.load("sources", name)
+    refused(rf"no '{name}' .*moths", plugins.load, "sources", name)
 
 
 def test_a_user_may_name_a_function_of_a_module(mine):
@@ -77,15 +75,13 @@ def test_a_user_may_name_a_function_of_a_module(mine):
 
 @pytest.mark.parametrize("name", ["my_moths:none", "no_module:build", "my_moths:np"])
 def test_a_module_that_lacks_the_name_is_said(mine, name):
-    with pytest.raises(ValueError, match=name):
-        plugins.load("sources", name)
+    refused(name, plugins.load, "sources", name)
 
 
 def test_a_carried_file_of_a_module_is_not_read(mine, monkeypatch, tmp_path):
     monkeypatch.setattr(plugins, "_typed", set())
     (tmp_path / "tokenizer.safetensors").touch()
-    with pytest.raises(ValueError, match="--tokenizer-path my_moths:build"):
-        plugins.carried("my_moths:build", tmp_path)
+    refused("--tokenizer-path my_moths:build", plugins.carried, "my_moths:build", tmp_path)
     assert "my_moths" not in sys.modules
     assert plugins.load_saved("sources", "any", "my_moths:build")[0].build() and "my_moths" in sys.modules
 
@@ -102,8 +98,7 @@ def test_a_carried_file_of_a_module_is_not_read(mine, monkeypatch, tmp_path):
 def test_a_parameter_that_a_build_lacks_is_named(moths, monkeypatch, kind, build, name):
     kind, plugin = kind.split(".")
     monkeypatch.setattr(plugins.load(kind, plugin), "build", build)
-    with pytest.raises(ValueError, match=f"{plugin} .*{name}"):
-        plugins.load(kind, plugin)
+    refused(f"{plugin} .*{name}", plugins.load, kind, plugin)
     assert plugin in plugins.load_all(kind), "the others can be used"
 
 

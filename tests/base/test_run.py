@@ -17,12 +17,17 @@ import pytest
 
 from dfm_nb.base.log import start_logging, stop_logging
 from dfm_nb.base.metrics import Metrics, read_metrics
-from dfm_nb.base.run import Run, iteration_name
-from tests.json_files import read_json
+from dfm_nb.base.run import Run
+from tests.json_files import read_json, write_json
+from tests.refusals import refused
 
 
 def record(i, **more):
     return {"iteration": i, "loss": 1 / 3 + i, **more}
+
+
+def iterations(path) -> list[int]:
+    return [r["iteration"] for r in read_metrics(path)]
 
 
 # ---- folder
@@ -30,20 +35,17 @@ def record(i, **more):
 
 def test_create_refuses_files_and_data_sets(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(NotADirectoryError, match=str(tmp_path / "file")):
-        Run.create(tmp_path / "file")
+    refused(str(tmp_path / "file"), Run.create, tmp_path / "file", error=NotADirectoryError)
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "manifest.json").write_text("{}")
-    with pytest.raises(FileExistsError, match=str(tmp_path / "shards")):
-        Run.create(tmp_path / "shards")
+    refused(str(tmp_path / "shards"), Run.create, tmp_path / "shards", error=FileExistsError)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/iter_0000099.tmp/thesis.txt", "loss.png"])
 def test_a_folder_that_was_never_a_run_is_refused_and_stays(tmp_path, name):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("mine")
-    with pytest.raises(FileExistsError, match=name.partition("/")[0]):
-        Run.create(tmp_path)
+    refused(name.partition("/")[0], Run.create, tmp_path, error=FileExistsError)
     assert [p.name for p in tmp_path.iterdir()] == [name.partition("/")[0]] and (tmp_path / name).read_text() == "mine"
 
 
@@ -54,8 +56,7 @@ def test_the_run_of_another_user_is_refused(tmp_path, given_away, name):
     run.release()
     Run.create(tmp_path)
     given_away(tmp_path / name)
-    with pytest.raises(PermissionError, match=f"checkpoint.pretrained={tmp_path}"):
-        Run.create(tmp_path)
+    refused(f"checkpoint.pretrained={tmp_path}", Run.create, tmp_path, error=PermissionError)
 
 
 @pytest.mark.parametrize("name", ["log.txt", ".run.lock", "samples", "samples/iter_0000001", "checkpoints/a"])
@@ -67,12 +68,7 @@ def test_a_link_in_a_run_folder_is_refused(tmp_path, name):
     link.unlink(missing_ok=True)
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(tmp_path)
-    with pytest.raises(ValueError, match=name):
-        Run.create(run.path)
-
-
-def test_names_of_iterations_sort_as_text():
-    assert iteration_name(100) == "iter_0000100"
+    refused(name, Run.create, run.path)
 
 
 # ---- owner
@@ -87,7 +83,7 @@ def test_owner_tells_a_reused_pid_apart(tmp_path, monkeypatch):
         patched.setattr(psutil._pslinux, "boot_time", lambda: boot_s + 3600)
         patched.setattr(psutil, "boot_time", lambda: boot_s + 3600)
         assert run.owner().pid == os.getpid()
-    run.pid_file.write_text(json.dumps({**claim, "since_boot_s": claim["since_boot_s"] - 100}))
+    write_json(run.pid_file, {**claim, "since_boot_s": claim["since_boot_s"] - 100})
     assert run.owner() is None
     run.pid_file.write_text("not json")
     assert run.owner() is None
@@ -109,8 +105,7 @@ def test_of_many_processes_at_the_same_moment_one_gets_the_folder(tmp_path):
     said = [child.stdout.readline() for child in children]
     owner = run.owner().pid
     assert said.count("mine\n") == 1 and sum(line.startswith("error") for line in said) == 3, said
-    with pytest.raises(FileExistsError, match=f"process {owner} "):
-        run.claim()
+    refused(f"process {owner} ", run.claim, error=FileExistsError)
     (run.path / ".loss.png.00000000.tmp").touch()
     for child in children:
         child.kill()
@@ -125,9 +120,8 @@ def test_of_many_processes_at_the_same_moment_one_gets_the_folder(tmp_path):
 
 def test_a_claim_of_another_host_counts_while_its_owner_shows_life(tmp_path, monkeypatch):
     run = Run.create(tmp_path)
-    run.pid_file.write_text(json.dumps({"pid": 7, "host": "node-7", "started_s": 1.0}))
-    with pytest.raises(FileExistsError, match="process 7 of node-7"):
-        run.claim()
+    write_json(run.pid_file, {"pid": 7, "host": "node-7", "started_s": 1.0})
+    refused("process 7 of node-7", run.claim, error=FileExistsError)
     assert run.owner() is None  # not a process of this host
     long_ago = time.time() - 100
     os.utime(run.pid_file, (long_ago, long_ago))
@@ -160,8 +154,7 @@ def test_checkpoints_of_another_run_are_refused_by_its_name_and_a_moved_run_keep
     first.own(first.checkpoints)
     first.own(outside.path)
     for root in (first.checkpoints, outside.path, old.path):
-        with pytest.raises(FileExistsError, match=str(root)):
-            other.own(root)
+        refused(str(root), other.own, root, error=FileExistsError)
     first.release()
     moved = Run(first.path.rename(tmp_path / "moved"))
     assert not moved.doubt() and "copied" in Run(shutil.copytree(moved.path, tmp_path / "copied")).doubt()
@@ -211,7 +204,7 @@ def test_truncate_keeps_exactly_the_records_up_to_an_iteration(tmp_path):
         assert read_metrics(path) == clean
         for i in range(7, 11):
             metrics.write(record(i))
-    assert [r["iteration"] for r in read_metrics(path)] == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10]
+    assert iterations(path) == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10]
 
 
 def test_torn_last_line_is_ignored_by_readers_and_removed_by_the_next_writer(tmp_path):
@@ -220,7 +213,7 @@ def test_torn_last_line_is_ignored_by_readers_and_removed_by_the_next_writer(tmp
     assert read_metrics(path) == [{"iteration": 1, "loss": 2.0}]
     with closing(Metrics(path)) as metrics:
         metrics.write(record(2))
-    assert [r["iteration"] for r in read_metrics(path)] == [1, 2]
+    assert iterations(path) == [1, 2]
 
 
 def test_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
@@ -233,7 +226,7 @@ def test_full_disk_leaves_no_half_line(tmp_path, monkeypatch):
         monkeypatch.undo()
         assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"\n")
         metrics.write(record(2))
-    assert [r["iteration"] for r in read_metrics(tmp_path)] == [1, 2]
+    assert iterations(tmp_path) == [1, 2]
 
 
 # ---- log
@@ -266,8 +259,7 @@ def test_a_name_cannot_control_the_terminal(logger, tmp_path, capsys):
 @pytest.mark.parametrize("line", ["nothing", '{"iteration": true}'])
 def test_a_damaged_metrics_line_is_named(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text('{"iteration": 1, "loss": 0.5}\n' + line + "\n")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2"):
-        read_metrics(tmp_path)
+    refused(r"metrics\.jsonl, line 2", read_metrics, tmp_path)
 
 
 @pytest.mark.parametrize("instead", ["nothing", "folder", "run"])
@@ -280,8 +272,7 @@ def test_the_writer_of_a_folder_that_was_moved_stops_and_touches_no_other(tmp_pa
         run.path.mkdir()
     if instead == "run":
         run.pid_file.write_text("{}")
-    with pytest.raises(FileNotFoundError, match=str(run.path)):
-        run.tell("saving")
+    refused(str(run.path), run.tell, "saving", error=FileNotFoundError)
     run.release()
     assert run.pid_file.exists() == (instead == "run")
     moved = Run.create(tmp_path / "moved")

@@ -5,6 +5,7 @@ import io
 import struct
 import zlib
 from fractions import Fraction
+from itertools import starmap
 
 import av
 import numpy as np
@@ -15,13 +16,8 @@ from PIL import Image, ImageCms
 
 from dfm_nb.base import video
 from dfm_nb.base.records import SampleError
-
-
-def gradient(t=9, h=48, w=64):
-    """A smooth moving picture, cheap to compress well."""
-    y, x, k = np.mgrid[0:h, 0:w][0], np.mgrid[0:h, 0:w][1], np.arange(t)[:, None, None]
-    planes = [128 + 100 * np.sin(x / 15 + k / 3), 255 * y / h + 0 * k, 60 + 20 * k + 0 * x]
-    return np.stack([np.broadcast_to(p, (t, h, w)) for p in planes], -1).clip(0, 255).astype(np.uint8)
+from tests.frames import animate, black, counting_clip, gradient, off
+from tests.refusals import refused
 
 
 def png(image: Image.Image, **options) -> bytes:
@@ -37,12 +33,9 @@ def read_all(data) -> tuple[np.ndarray, list[float], set[str]]:
     return frames, durations_s, {*lost}
 
 
-def refused(read, *given, name="") -> str:
+def reason_of(read, *given, name="") -> str:
     """Why it is not read."""
-    with pytest.raises(SampleError, match=name) as caught:
-        read(*given)
-    assert "\n" not in caught.value.detail
-    return caught.value.reason
+    return refused(name, read, *given, error=SampleError).reason
 
 
 # ---- images -------------------------------------------------------------------------------------------------------
@@ -55,7 +48,7 @@ def test_read_image_gives_rgb(mode, tmp_path):
     source.save(path)
     image = video.read_image(path)
     assert image.dtype == np.uint8 and image.shape == (1, 48, 64, 3)
-    assert np.abs(image[0].astype(int) - np.asarray(source.convert("RGB"))).max() <= 1
+    assert off(image[0], np.asarray(source.convert("RGB"))) <= 1
 
 
 def test_read_image_composites_on_the_background():
@@ -99,9 +92,13 @@ def test_a_colour_profile_is_converted_to_srgb(mode):
     """Apple's Display P3, by a matrix of its specification: 95 157 75 there is 70 160 60."""
     picture = Image.new("RGB", (16, 16), (95, 157, 75)).convert(mode, palette=Image.Palette.ADAPTIVE)
     shown = video.read_image(png(picture, icc_profile=P3))[0, 8, 8]
-    assert np.abs(shown.astype(int) - (70, 160, 60)).max() <= 3
+    assert off(shown, (70, 160, 60)) <= 3
     ignored, _, lost = read_all(png(picture, icc_profile=b"no profile"))
     assert np.array_equal(ignored[0], picture.convert("RGB")) and lost == {"colour_profile"}
+
+
+def png_chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
 def described(pixel, *chunks, size=(16, 16), **options) -> bytes:
@@ -110,8 +107,7 @@ def described(pixel, *chunks, size=(16, 16), **options) -> bytes:
     if data[:4] != b"\x89PNG":
         at = data.index(b"colrnclx") + 8
         return data[:at] + chunks[0][1] + data[at + 4 :]
-    added = (struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in chunks)
-    return data[:33] + b"".join(added) + data[33:]
+    return data[:33] + b"".join(starmap(png_chunk, chunks)) + data[33:]
 
 
 CHRM = b"cHRM", struct.pack(">8I", 31270, 32900, 68000, 32000, 26500, 69000, 15000, 6000)
@@ -129,7 +125,7 @@ DESCRIBED = [
 @pytest.mark.parametrize("pixel, options, chunks", [(pixel, options, chunks) for pixel, options, *chunks in DESCRIBED])
 def test_colours_that_no_icc_profile_describes_are_those_of_a_browser(pixel, options, chunks):
     out, _, lost = read_all(described(pixel, *chunks, **options))
-    assert np.abs(out[0, 8, 8].astype(int) - (70, 160, 60)).max() <= 4 and not lost
+    assert off(out[0, 8, 8], (70, 160, 60)) <= 4 and not lost
 
 
 def test_colours_that_cannot_be_converted_are_reported():
@@ -170,7 +166,7 @@ UNREADABLE = [
 def test_what_is_unreadable_is_named(tmp_path, read, name, content, reason):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    assert refused(read, tmp_path / name, name=name) == reason
+    assert reason_of(read, tmp_path / name, name=name) == reason
 
 
 # ---- moving pictures ----------------------------------------------------------------------------------------------
@@ -178,10 +174,10 @@ def test_what_is_unreadable_is_named(tmp_path, read, name, content, reason):
 
 def test_animation_keeps_frames_and_rate(tmp_path):
     colours = [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0)]
-    frames = [Image.new("RGB", (20, 20), c) for c in colours]
     for name in ("a.gif", "a.webp"):
         options = {"lossless": True} if name.endswith("webp") else {}
-        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:], duration=50, loop=0, **options)
+        frames = [np.full((20, 20, 3), c, np.uint8) for c in colours]
+        animate(tmp_path / name, frames, duration=50, loop=0, **options)
         out, durations_s, _ = read_all(tmp_path / name)
         assert out.shape == (4, 20, 20, 3) and durations_s == [0.05] * 4
         assert [tuple(f[0, 0].tolist()) for f in out] == colours
@@ -233,24 +229,22 @@ def test_colours_do_not_shift_where_they_are_written_or_shown(tmp_path, colour):
     for name in ("a.mp4", "b.mp4"):
         out, fps = video.read_video(tmp_path / name)
         assert out.shape == (2, 32, 34, 3) and fps == pytest.approx(12.5)  # odd sides are padded
-        assert np.abs(out[:, :31, :33].astype(int) - clip).max() <= 3
+        assert off(out[:, :31, :33], clip) <= 3
 
 
 @pytest.mark.parametrize("fps, frames", [(None, 8), (2, 2), (16, 16), (6, 6)])
 def test_read_video_resamples_in_time(fps, frames, tmp_path):
-    levels = np.arange(8) * 30
-    clip = np.broadcast_to(levels[:, None, None, None].astype(np.uint8), (8, 32, 32, 3))
-    video.write_mp4(tmp_path / "a.mp4", clip, 8, crf=4)
+    video.write_mp4(tmp_path / "a.mp4", counting_clip(8, 30), 8, crf=4)
     out, rate = video.read_video(tmp_path / "a.mp4", fps=fps)
     assert rate == (fps or 8) and len(out) == frames
     shown = (np.arange(frames) * 8 / rate + 1e-6).astype(int)
-    assert np.abs(out[:, 16, 16, 0].astype(int) - levels[shown]).max() <= 3
+    assert off(out[:, 16, 16, 0], 30 * shown) <= 3
 
 
 def test_a_playlist_called_a_video_opens_nothing_else(tmp_path):
     video.write_mp4(tmp_path / "secret.mp4", gradient(), 8)
     (tmp_path / "list.mp4").write_text("ffconcat version 1.0\nfile secret.mp4\n")
-    assert refused(video.read_video, tmp_path / "list.mp4", name="list.mp4") == "unreadable_video"
+    assert reason_of(video.read_video, tmp_path / "list.mp4", name="list.mp4") == "unreadable_video"
 
 
 def test_a_frame_that_stays_for_a_week_is_not_resampled_without_end():
@@ -321,7 +315,7 @@ SHOWN = [  # as BT.2100 and BT.709 define them
 def test_colours_are_those_that_players_show(how, yuv, colour, tmp_path):
     write_flat(tmp_path / "a.mp4", yuv, **how)
     out, _ = video.read_video(tmp_path / "a.mp4")
-    assert np.abs(out[0, 32, 32].astype(int) - colour).max() <= (9 if "bits" in how else 4)
+    assert off(out[0, 32, 32], colour) <= (9 if "bits" in how else 4)
 
 
 def write_packets(path, *parts, start_s=0, **tags):
@@ -359,7 +353,7 @@ def test_a_file_that_was_copied_in_part_says_so(suffix, start_s, tmp_path):
     write_packets(whole, noise(49), start_s=start_s)
     assert len(video.read_video(whole)[0]) == 49 and len(video.read_video(whole, fps=20)[0]) == 98
     whole.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    assert refused(video.read_video, whole) == "unreadable_video"
+    assert reason_of(video.read_video, whole) == "unreadable_video"
 
 
 def read_up_to_a_fault(path):
@@ -380,7 +374,7 @@ def test_a_damaged_video_is_read_up_to_the_damage(tmp_path):
 
 
 def test_frames_of_another_aspect_end_a_video_and_smaller_ones_are_scaled(tmp_path):
-    wide = np.zeros((6, 64, 128, 3), np.uint8)
+    wide = black(6, 64, 128)
     wide[:, 16:48, 16:48] = 255
     write_packets(tmp_path / "a.webm", wide, wide.swapaxes(1, 2).copy())
     assert len(read_up_to_a_fault(tmp_path / "a.webm")) == 6
@@ -409,8 +403,7 @@ def test_transparent_pixels_of_a_video_show_the_background(codec, kind, suffix, 
 
 @pytest.mark.parametrize("suffix", ["avi", "ts", "flv"])
 def test_frames_are_shown_once_and_in_order_whatever_times_a_container_has(suffix, tmp_path):
-    clip = np.broadcast_to((np.arange(25) * 10).astype(np.uint8)[:, None, None, None], (25, 64, 64, 3))
-    frames = [av.VideoFrame.from_ndarray(frame.copy(), format="rgb24") for frame in clip]
+    frames = [av.VideoFrame.from_ndarray(frame.copy(), format="rgb24") for frame in counting_clip(25, 10, 64)]
     write_frames(tmp_path / f"a.{suffix}", frames, max_b_frames=3)
     out, _ = video.read_video(tmp_path / f"a.{suffix}", fps=25)
     assert np.round(out[:, 32, 32, 0] / 10).tolist() == list(range(25))
@@ -419,19 +412,16 @@ def test_frames_are_shown_once_and_in_order_whatever_times_a_container_has(suffi
 def test_what_decodes_to_too_much_is_refused(tmp_path, monkeypatch):
     clip = gradient(9)
     video.write_mp4(tmp_path / "a.mp4", clip, 8)
-    stills = [Image.fromarray(f) for f in clip]
-    stills[0].save(tmp_path / "a.gif", save_all=True, append_images=stills[1:], duration=50)
+    animate(tmp_path / "a.gif", clip, duration=50)
     monkeypatch.setattr(video, "MAX_BYTES", 5 * clip[0].nbytes)
     for name in ("a.mp4", "a.gif"):
-        assert refused(video.read_video, tmp_path / name, name=name) == "too_long"
+        assert reason_of(video.read_video, tmp_path / name, name=name) == "too_long"
 
 
 def test_a_picture_that_unpacks_to_gigabytes_is_refused():
-    header = b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    pixels = b"IDAT" + zlib.compress(bytes(999))
-    chunks = (struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in (header, pixels))
-    bomb = b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-    assert refused(video.read_image, bomb) == "too_large"
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))
+    bomb = b"\x89PNG\r\n\x1a\n" + header + png_chunk(b"IDAT", zlib.compress(bytes(999)))
+    assert reason_of(video.read_image, bomb) == "too_large"
 
 
 # ---- sizes --------------------------------------------------------------------------------------------------------
@@ -452,7 +442,7 @@ def test_fit_size_is_the_nearest_multiple_and_crops_little(h, w, short, upscale)
 
 
 def test_resize_keeps_the_centre_and_the_aspect():
-    frame = np.zeros((1, 64, 128, 3), np.uint8)
+    frame = black(1, 64, 128)
     frame[:, :, 32:96] = 200  # the centred square
     out = video.resize(frame, 32, 32)
     assert out.shape == (1, 32, 32, 3) and (out[:, :, 2:-2] >= 198).all()
@@ -460,7 +450,7 @@ def test_resize_keeps_the_centre_and_the_aspect():
 
 
 def test_resize_keeps_the_edge_that_is_asked_for_or_pads_with_the_pictures_own():
-    frame = np.zeros((1, 32, 64, 3), np.uint8)
+    frame = black(1, 32, 64)
     frame[:, :, :32] = 200
     kept = {fit: video.resize(frame, 32, 32, fit)[0, 16, :, 0].mean() for fit in ("crop-left", "crop", "crop-right")}
     assert kept["crop-left"] > 190 > kept["crop"] > 90 > 10 > kept["crop-right"]

@@ -5,17 +5,15 @@ The server is `dfm lab` with its own configuration folders; the browser is Debia
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
-import nbformat
-
+from tests.json_files import write_json
+from tests.processes import wait_until
 from workbench import lab
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -40,8 +38,8 @@ class LabServer:
         config, settings = self.private / "config", self.private / "settings"
         for folder in (config, settings):
             folder.mkdir(parents=True)
-        (config / "jupyter_server_config.json").write_text(json.dumps(LAB))
-        (config / "jupyter_lab_config.json").write_text(json.dumps(LAB))
+        write_json(config / "jupyter_server_config.json", LAB)
+        write_json(config / "jupyter_lab_config.json", LAB)
         env = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "DFM_HEADLESS"))}
         env |= {
             "JUPYTER_CONFIG_DIR": str(config),
@@ -56,14 +54,15 @@ class LabServer:
         command += ["--dir", str(self.project)]
         self.log = (self.private / "lab.log").open("wb")
         self.process = subprocess.Popen(command, env=env, stdout=self.log, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + 90
-        while True:
-            try:
-                urllib.request.urlopen(self.url("api/status"), timeout=2)
-                return self
-            except OSError:
-                assert self.process.poll() is None and time.monotonic() < deadline, self.said()
-                time.sleep(0.25)
+        wait_until(self.answers, "the server", timeout_s=90, pause_s=0.25)
+        return self
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, self.said()
+        try:
+            return bool(urllib.request.urlopen(self.url("api/status"), timeout=2))
+        except OSError:
+            return False
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}/{path}?token={self.token}"
@@ -78,13 +77,6 @@ class LabServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
         self.log.close()
-
-
-def write_notebook(path: Path, *cells: str) -> None:
-    """A notebook of these code cells."""
-    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c.strip()) for c in cells])
-    nb.metadata.update(kernelspec={"name": "python3", "display_name": "Python 3", "language": "python"})
-    nbformat.write(nb, path)
 
 
 class NotebookPage:

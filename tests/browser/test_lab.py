@@ -14,7 +14,8 @@ import papermill.iorw
 import pytest
 from papermill.parameterize import parameterize_notebook
 
-from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser, write_notebook
+from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser
+from tests.notebook_files import write_notebook
 from tests.notebooks.test_notebooks import FOLDER, IN_BROWSER, SMALL
 from workbench.job import Job
 
@@ -107,7 +108,7 @@ def test_notebook_runs_in_lab_from_first_cell_to_last(lab, name):
             if start.inner_text().strip() == "Start":
                 start.click()
         page.evaluate(SCROLL)  # cells out of sight are not on the page, and one of them may wait for Start
-        page.wait_for_timeout(250)
+        page.wait_for_timeout(500)
     shot(page, f"notebook_{name}")
     assert notebook.errors() == [] and thrown == [] and (pictured or page.locator(PICTURE).count())
     page.close()

@@ -7,6 +7,8 @@ from dfm_nb.butterflies import captions, synthetic, wordings
 from dfm_nb.butterflies.exam import MEASURED, is_pair, score, share, shares, unseen_attributes
 from dfm_nb.butterflies.judge import HEADS
 from dfm_nb.measure.distance import share_estimate
+from tests.frames import black
+from tests.refusals import refused
 
 
 def test_wilson_interval_is_the_published_one():
@@ -25,8 +27,7 @@ def test_prompts_are_combinations_that_training_never_showed(part):
         assert tuple(sorted((k, d[k]) for k in ("colour", "pattern", "background"))) not in seen
     assert [is_pair(d) for d in drawn] == [True, False] * 200
     assert all({d[k] for d in drawn} == set(values) for k, values in HEADS.items() if k in ("species", "posture"))
-    with pytest.raises(ValueError, match="--num-prompts"):
-        unseen_attributes(9999, "still", part)
+    refused("--num-prompts", unseen_attributes, 9999, "still", part)
 
 
 class Judge:
@@ -59,7 +60,7 @@ def exactly(value):
 def test_score_counts_what_is_found_and_what_is_found_surely():
     wanted = unseen_attributes(4, "still")
     judge = Judge(wanted, [{"pattern": 0.9}, {"pattern": 0.6}, {"pattern": 0.2}, {"species": 0.1}])
-    out = score([np.zeros((1, 16, 16, 3), np.uint8)] * 4, wanted, judge, exactly(0.8))
+    out = score([black(1, 16, 16)] * 4, wanted, judge, exactly(0.8))
     assert out["pattern"]["argmax"]["share"] == 0.75 and out["pattern"]["sure"]["share"] == 0.5
     half = share_estimate(2, 4)
     assert (out["pattern"]["sure"]["low"], out["pattern"]["sure"]["high"]) == pytest.approx((half["low"], half["high"]))
@@ -75,7 +76,7 @@ def test_of_edits_the_change_and_the_rest_are_counted_apart():
     changed = ("pattern", "pattern", "colour", "colour")
     wanted = [w | {"changed": name} for w, name in zip(unseen_attributes(4, "flapping"), changed)]
     judge = Judge(wanted, [{"pattern": 0.1}, {"colour": 0.1}, {"colour": 0.7}, {}])
-    out = score([np.zeros((5, 16, 16, 3), np.uint8)] * 4, wanted, judge, exactly(0.8))
+    out = score([black(5, 16, 16)] * 4, wanted, judge, exactly(0.8))
     found = {name: (out[name]["argmax"]["share"], out[name]["sure"]["share"]) for name in out if "change" in name}
     assert found == {"change": (0.75, 0.5), "change and rest": (0.5, 0.25)} and out["rest"]["sure"]["share"] == 0.75
     assert out["change"]["chance"] == (1 / 4 + 1 / 8) / 2 and "all five" not in out

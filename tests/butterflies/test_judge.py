@@ -6,6 +6,7 @@ import pytest
 from dfm_nb.butterflies import judge as attributes
 from dfm_nb.butterflies import synthetic
 from scripts import train_classifier as script
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -38,5 +39,4 @@ def test_wing_motion_separates_clips_from_stills():
 
 def test_a_judge_of_other_drawings_is_refused(monkeypatch):
     monkeypatch.setattr(synthetic, "DRAWING", synthetic.DRAWING + 1)
-    with pytest.raises(ValueError, match="train_classifier"):
-        attributes.AttributeClassifier.load()
+    refused("train_classifier", attributes.AttributeClassifier.load)

@@ -18,6 +18,7 @@ from dfm_nb.base.files import temporary_of
 from dfm_nb.checkpoints import folders, loading, saving
 from tests.conftest import run_ranks
 from tests.distributed.layouts import make_trainer
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow  # every test forks a writer or saves whole optimizers
 
@@ -96,8 +97,7 @@ def test_removal_that_is_cut_off_leaves_no_half_checkpoint(trainer, tmp_path, mo
             os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(saving.shutil, "rmtree", half)
-    with pytest.raises(ValueError):
-        save(writer, trainer, 2)
+    refused("", save, writer, trainer, 2)
     assert not (tmp_path / "iter_0000001").exists()
     monkeypatch.undo()
     folders.verify(tmp_path / "iter_0000002")
@@ -145,8 +145,7 @@ def test_an_older_checkpoint_that_cannot_be_removed_is_no_fault_of_the_new_one(t
     writer = writer_to(tmp_path, keep_last=1)
     save(writer, trainer, 1)
     monkeypatch.setattr(Path, "rename", Mock(side_effect=OSError(errno.EIO, "at fault")))
-    with pytest.raises(ValueError, match="iter_0000002.* is whole.*at fault"):
-        save(writer, trainer, 2)
+    refused("iter_0000002.* is whole.*at fault", save, writer, trainer, 2)
     assert folders.usable(tmp_path) == tmp_path / "iter_0000002"
 
 

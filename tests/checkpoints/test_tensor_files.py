@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 
 from dfm_nb.checkpoints import tensor_files
 from dfm_nb.checkpoints.tensor_files import CheckpointError, TensorIndex
+from tests.json_files import write_json
+from tests.refusals import refused
 
 WHOLE = torch.arange(6 * 4, dtype=torch.float32).view(6, 4)
 
@@ -38,7 +40,7 @@ def store(folder, layout, ends, change=lambda index: None):
             pieces.append({"file": file, "offset": offset, "shape": shape, "elements": [first, last]})
     index = {"w": {"dtype": "F32", "shape": list(WHOLE.shape), "pieces": pieces}}
     change(index["w"])
-    (folder / "index.json").write_text(json.dumps(index))
+    write_json(folder / "index.json", index)
     return TensorIndex(folder)
 
 
@@ -83,16 +85,13 @@ FAULTS = {
 
 @pytest.mark.parametrize("change", FAULTS.values(), ids=FAULTS)
 def test_odd_index_is_refused_when_it_is_opened(tmp_path, change):
-    with pytest.raises(CheckpointError, match=r"index\.json") as error:
-        store(tmp_path, (0, 1), (), change)
-    assert "\n" not in str(error.value)
+    refused(r"index\.json", store, tmp_path, (0, 1), (), change, error=CheckpointError)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"w": null}'])
 def test_index_of_other_json_is_refused(tmp_path, text):
     (tmp_path / "index.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"index\.json"):
-        TensorIndex(tmp_path)
+    refused(r"index\.json", TensorIndex, tmp_path, error=CheckpointError)
 
 
 LARGE = {"offset": [0], "shape": [1 << 40], "elements": [0, 1 << 40]}
@@ -116,8 +115,7 @@ def test_tensor_that_is_not_all_there_is_refused(tmp_path, change, whole):
 def test_name_or_shape_of_another_model_is_refused(tmp_path):
     index = store(tmp_path, (0, 1), ())
     for name, shape in (("v", None), ("w", [4, 6])):
-        with pytest.raises(CheckpointError, match=name):
-            index.entry(name, shape)
+        refused(name, index.entry, name, shape, error=CheckpointError)
 
 
 HEADERS = ["[]", "{", '{"w": 1}', '{"w": {"dtype": "F32", "shape": [2]}}', "[" * 100_000]
@@ -131,6 +129,4 @@ HEADERS += [
 def test_odd_header_is_one_sentence(tmp_path, header):
     file = tmp_path / "x.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(8))
-    with pytest.raises(CheckpointError, match="x.safetensors") as error:
-        tensor_files.open_safetensors(file)
-    assert "\n" not in str(error.value)
+    refused("x.safetensors", tensor_files.open_safetensors, file, error=CheckpointError)

@@ -5,6 +5,7 @@ import pytest
 from dfm_nb.base.records import SampleError
 from dfm_nb.data.captioning import EDITS, Edit, read_edits, write_edit
 from dfm_nb.data.stores import ShardStore
+from tests.refusals import refused
 
 
 def test_an_edit_replaces_the_one_before_it_and_an_empty_one_takes_it_away(tmp_path):
@@ -24,8 +25,7 @@ def test_an_edit_replaces_the_one_before_it_and_an_empty_one_takes_it_away(tmp_p
 )
 def test_a_line_that_is_no_edit_is_named(tmp_path, line):
     (tmp_path / EDITS).write_bytes(b'{"key": "a", "left_out": true}\n' + line.encode("latin-1") + b"\n")
-    with pytest.raises(ValueError, match="line 2"):
-        read_edits(tmp_path)
+    refused("line 2", read_edits, tmp_path)
 
 
 def test_training_leaves_out_at_once(data):
@@ -34,5 +34,4 @@ def test_training_leaves_out_at_once(data):
     write_edit(data, Edit(key=keys[3], left_out=True))
     store = ShardStore(data)
     assert store.keys == keys and store.read(4).key == keys[4], "all have their places"
-    with pytest.raises(SampleError, match="set aside"):
-        store.read(3)
+    refused("set aside", store.read, 3, error=SampleError)

@@ -13,6 +13,7 @@ from dfm_nb.base.records import Clip, SampleError
 from dfm_nb.data import encoding, shards
 from dfm_nb.data.captioning import Edit, tag_captions
 from dfm_nb.data.shard_plan import ShardPlan
+from tests.frames import black
 
 
 class Source(records.Source):
@@ -280,14 +281,14 @@ def test_a_clip_is_resized_once_and_cut_to_whole_latents(monkeypatch):
     calls = []
     resize = lambda v, h, w, fit: (calls.append((h, w)), np.zeros((len(v), h, w, 3), np.uint8))[1]  # noqa: E731
     monkeypatch.setattr(encoding.video, "resize", resize)
-    fitted = encoding.Reading(Source([]), 64, True).fitted(Clip("k", np.zeros((7, 40, 48, 3), np.uint8), "c", 1.0, "s"))
+    fitted = encoding.Reading(Source([]), 64, True).fitted(Clip("k", black(7, 40, 48), "c", 1.0, "s"))
     assert fitted.video.shape == (5, 64, 80, 3) and calls == [(64, 80)] and fitted.original_size == (40, 48)
-    whole = Clip("k", np.zeros((1, 64, 96, 3), np.uint8), "c", 1.0, "s")
+    whole = Clip("k", black(1, 64, 96), "c", 1.0, "s")
     assert encoding.Reading(Source([]), None, False).fitted(whole).video.shape == (1, 64, 96, 3)
 
 
 @pytest.mark.parametrize("fit, lost", [("crop", ["cropped_over_5%"]), ("pad", [])])
 def test_a_picture_that_loses_much_is_named(fit, lost):
     for width, found in ((104, lost), (96, []), (100, [])):  # 64 x 112, 96 and 96
-        clip = Clip("k", np.zeros((1, 64, width, 3), np.uint8), "c", 1.0, "s")
+        clip = Clip("k", black(1, 64, width), "c", 1.0, "s")
         assert list(encoding.Reading(Source([]), fit=fit).fitted(clip).lost) == found

@@ -16,7 +16,7 @@ from dfm_nb.data.encoding import LatentEncoder
 from dfm_nb.data.sample_index import SampleIndex
 from dfm_nb.data.shard_plan import ShardPlans
 from dfm_nb.inspect import inspect_dataset
-from tests.data.sources.test_folder import picture
+from tests.frames import picture
 
 pytestmark = pytest.mark.slow  # whole preparations
 

@@ -13,6 +13,7 @@ from dfm_nb.data.stores import MockStore
 from dfm_nb.packs.packer import PackShape
 from dfm_nb.packs.packs import CLEAN_SIGMA, LatentStatistics, PackSettings, caption_of, draw_sample, pack_draws
 from dfm_nb.packs.patches import unpatchify
+from tests.refusals import refused
 
 SIZES = [(1, 8, 8), (3, 4, 8), (1, 6, 4), (2, 8, 4)]
 STATISTICS, EMPTY = LatentStatistics(torch.zeros(1), torch.ones(1)), torch.zeros(2, 6)
@@ -190,8 +191,7 @@ def test_restored_loader_goes_on_bit_for_bit(workers):
 
 
 def test_packs_smaller_than_a_sample_are_refused():
-    with pytest.raises(ValueError, match="task_encoder_seq_length=64"):
-        PackOrder(MockStore([(1, 16, 16)], channels=4, text_dim=6), SETTINGS, 63, 4)
+    refused("task_encoder_seq_length=64", PackOrder, MockStore([(1, 16, 16)], channels=4, text_dim=6), SETTINGS, 63, 4)
 
 
 def test_latent_statistics_invert_and_give_sigma_data():

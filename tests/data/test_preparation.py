@@ -5,7 +5,8 @@ import pytest
 from dfm_nb.data.preparation import Preparation, PrepareConfig, Ranks
 from dfm_nb.data.prepared_folder import PreparedFolder
 from dfm_nb.offline import residual
-from tests.data.sources.test_folder import picture
+from tests.frames import picture
+from tests.refusals import refused
 
 
 def check(config):
@@ -56,8 +57,7 @@ def test_what_was_begun_with_other_captions_or_pictures_is_not_resumed(name, con
     assert check(config)
     path = tmp_path / "source" / name
     path.write_bytes(content or path.read_bytes().replace(b"\xff", b"\xfe"))
-    with pytest.raises(FileExistsError, match=key):
-        check(config)
+    refused(key, check, config, error=FileExistsError)
 
 
 def test_drawn_pictures_are_not_fitted():
@@ -68,8 +68,7 @@ def test_the_default_share_that_a_folder_was_begun_with_stays(config):
     with (folder := PreparedFolder(config.output_dir)).turn():
         folder.claim(check(config) | {"val_fraction": 0.125}, True, False)
     assert check(config)["val_fraction"] == 0.125
-    with pytest.raises(FileExistsError, match="val_fraction"):
-        check(config.replace(val_fraction=0.05))
+    refused("val_fraction", check, config.replace(val_fraction=0.05), error=FileExistsError)
 
 
 def test_the_default_tokenizer_is_that_of_the_folder_or_the_source(config):

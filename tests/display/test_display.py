@@ -11,7 +11,7 @@ from PIL import Image
 from dfm_nb import display
 from dfm_nb.base import video
 from dfm_nb.base.run import Run
-from tests.base.test_video import gradient
+from tests.frames import gradient
 
 
 def test_contact_sheet_shows_every_picture_and_keeps_a_caption_under_it():

@@ -6,6 +6,7 @@ import tomllib
 import pytest
 
 from tests.docs.docs_pages import Page, desk
+from tests.installed import install
 from tests.json_files import read_json
 
 PAGE = Page("docs/extending.md")
@@ -16,14 +17,12 @@ def test_the_package_of_the_page_is_found_and_used(tmp_path):
     toml, commands = ("\n".join(c for kind, c in PAGE.fences if kind == name) for name in ("toml", "bash"))
     modules = re.findall(r"^`(\w+\.py)`:\n\n```python\n(.*?)^```$", PAGE.text, re.M | re.S)
     place = tmp_path / "site"
-    about = place / "moths-1.0.dist-info"
-    about.mkdir(parents=True)
+    place.mkdir()
     for name, code in modules:
         (place / name).write_text(code)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: moths\nVersion: 1.0\n")
     groups = tomllib.loads(toml)["project"]["entry-points"]
     lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in groups.items()]
-    (about / "entry_points.txt").write_text("\n".join(lines))
+    install(place, "moths", "\n".join(lines))
     # the server of forks has read the entry points without the package
     anew = "[sys.modules.pop(name) for name in list(sys.modules) if re.match('dfm_nb(?!.parallel)', name)]"
     dfm = f"import re, sys; sys.path.insert(1, '{place}'); {anew}; from dfm_nb.cli import entry; entry()"

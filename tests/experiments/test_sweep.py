@@ -1,20 +1,20 @@
 """`dfm sweep`, `sweep` and `compare`: one folder a combination, and a second call does only what is left."""
 
 import sys
-from contextlib import closing
 
 import pytest
 
 from dfm_nb import compare, sweep
 from dfm_nb.base.argv import guard
-from dfm_nb.base.metrics import Metrics
 from dfm_nb.base.run import Run
 from dfm_nb.cli import main
 from dfm_nb.config import ConfigError
 from dfm_nb.experiments.runs import run_page
 from dfm_nb.experiments.sweep import SweepOptions, run_all
 from tests import tiny_run
+from tests.json_files import write_metrics
 from tests.processes import commands
+from tests.refusals import refused
 
 TINY = ["--mock", "--recipe", "demo", *tiny_run.SIZE, "validation.samples=false", "train.eval_interval=2"]
 
@@ -22,10 +22,9 @@ TINY = ["--mock", "--recipe", "demo", *tiny_run.SIZE, "validation.samples=false"
 def run_of(folder, lr, losses):
     run = Run.create(folder)
     run.config_file.write_text(f"train:\n  train_iters: 3\noptimizer:\n  lr: {lr}\n")
-    with closing(Metrics(run.metrics_file)) as metrics:
-        for i, (loss, val_loss) in enumerate(losses, 1):
-            metrics.write({"iteration": i, "loss": loss, "elapsed_s": 2.0 * i})
-            metrics.write({"iteration": i, "val_loss": val_loss})
+    for i, (loss, val_loss) in enumerate(losses, 1):
+        step = {"iteration": i, "loss": loss, "elapsed_s": 2.0 * i}
+        write_metrics(folder, step, {"iteration": i, "val_loss": val_loss})
 
 
 def test_compare_says_how_far_how_well_and_what_differs(tmp_path):
@@ -39,8 +38,7 @@ def test_compare_says_how_far_how_well_and_what_differs(tmp_path):
     assert compare([tmp_path / "b"]).shape == (1, 7)
     page = run_page(tmp_path / "a")
     assert "optimizer.lr" in page and "data:image/png" in page and "http" not in page
-    with pytest.raises(FileNotFoundError, match="none"):
-        compare(tmp_path / "none")
+    refused("none", compare, tmp_path / "none", error=FileNotFoundError)
 
 
 def test_a_combination_has_one_folder_however_its_values_are_written(tmp_path):
@@ -80,6 +78,5 @@ def test_a_second_sweep_does_what_is_left_and_a_failed_run_is_a_row(tmp_path, ca
 
 def test_tables_of_somebody_else_are_kept(tmp_path):
     (tmp_path / "a.log").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"a\.log"):
-        run_all({"a": ["false"]}, tmp_path, 1, lambda ended: None)
+    refused(r"a\.log", run_all, {"a": ["false"]}, tmp_path, 1, lambda ended: None, error=FileExistsError)
     assert (tmp_path / "a.log").read_text() == "mine"

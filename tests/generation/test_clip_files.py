@@ -16,12 +16,14 @@ from dfm_nb.base.video import read_image, read_video, write_mp4
 from dfm_nb.generate import GenerateOptions, main
 from dfm_nb.generation import clip_files
 from dfm_nb.generation.request import Request
+from tests.frames import black
 from tests.json_files import read_json
 from tests.processes import commands, wait_until
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
-SMALL = ["--height", "32", "--width", "48", "--num-steps", "3", "--guidance", "2"]
+SMALL = "--height 32 --width 48 --num-steps 3 --guidance 2".split()
 
 
 def generate(checkpoint, out, *flags) -> int:
@@ -80,7 +82,7 @@ def test_sidecar_draws_the_same_bits_again(tiny_checkpoint, tmp_path, capsys):
 def test_sidecar_knows_what_it_started_from(tiny_checkpoint, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     start, out = tmp_path / "start.mp4", tmp_path / "a.mp4"
-    write_mp4(start, np.zeros((5, 32, 48, 3), np.uint8), 12)
+    write_mp4(start, black(5, 32, 48), 12)
     flags = ["--prompt", "a moth", "--num-video-frames", 5, "--init-video", "start.mp4"]
     assert generate(tiny_checkpoint, out, *flags) == 0
     (tmp_path / "elsewhere").mkdir()
@@ -126,7 +128,7 @@ def test_existing_files_are_kept_unless_asked(tiny_checkpoint, tmp_path, capsys)
 
 def test_skip_existing_draws_what_is_missing(tiny_checkpoint, tmp_path, capsys):
     """Brackets in a name are no pattern."""
-    prompts = ["--prompt", "a", "--prompt", "b", "--prompt", "c"]
+    prompts = "--prompt a --prompt b --prompt c".split()
     assert generate(tiny_checkpoint, tmp_path / "o[1].mp4", *prompts) == 0
     first, second, kept = (tmp_path / f"idx={i}_rank=0_o[1].png" for i in range(3))
     for end in ("", ".json"):
@@ -188,8 +190,9 @@ def test_out_of_memory_says_what_to_change_and_other_faults_stay(tiny_pipe, monk
     full_cpu = RuntimeError("DefaultCPUAllocator: can't allocate memory")
     for error in (torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), full_cpu):
         monkeypatch.setattr(network, "forward", Mock(side_effect=error))
-        with pytest.raises(ValueError, match="--batch-size"):
-            tiny_pipe(["a", "b"], height=64, width=64, num_video_frames=49, num_steps=2, guidance=3.0)
+        refused(
+            "--batch-size", tiny_pipe, ["a", "b"], height=64, width=64, num_video_frames=49, num_steps=2, guidance=3.0
+        )
     monkeypatch.setattr(network, "forward", Mock(side_effect=RuntimeError("shapes do not match")))
     with pytest.raises(RuntimeError, match="shapes do not match"):
         tiny_pipe(["a"], num_steps=2)
@@ -199,18 +202,16 @@ def test_too_little_memory_is_said_before_drawing(tiny_pipe, monkeypatch):
     monkeypatch.setattr("dfm_nb.generation.pipeline.available_bytes", lambda device: 30 << 20)
     drawn = []
     request = dict(height=256, width=256, num_video_frames=49, num_steps=1, callback=lambda *a: drawn.append(1))
-    with pytest.raises(ValueError, match="--no-memory-check"):
-        tiny_pipe(["a", "b", "c", "d"], **request)
+    refused("--no-memory-check", tiny_pipe, ["a", "b", "c", "d"], **request)
     assert not drawn
     assert tiny_pipe(["a"], height=32, width=32, num_steps=1).array().shape == (1, 1, 32, 32, 3), "small ones still fit"
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.png.json", "a.png.safetensors"])
 def test_a_file_with_the_name_of_a_clips_is_kept(name, tmp_path):
-    clip = clip_files.Generated(np.zeros((1, 8, 8, 3), np.uint8), Request("a"), torch.zeros(16, 1, 1, 1))
+    clip = clip_files.Generated(black(1, 8, 8), Request("a"), torch.zeros(16, 1, 1, 1))
     (tmp_path / name).write_text('{"mine": 1}')
-    with pytest.raises(FileExistsError, match=re.escape(name)):
-        clip.save(tmp_path / "a.png", latent=True)
+    refused(re.escape(name), clip.save, tmp_path / "a.png", latent=True, error=FileExistsError)
     assert (tmp_path / name).read_text() == '{"mine": 1}'
     clip.save(tmp_path / "a.png", latent=True, overwrite=True)
     clip.save(tmp_path / "a.png", latent=True)  # its own

@@ -27,15 +27,18 @@ def guided(start=X, free=None, **settings):
 
 
 @pytest.mark.parametrize(
-    "settings, want",
+    "settings, want, calls",
     [
-        ({"guidance": 1.0}, CAPTION),
-        ({"guidance": 3.0}, EMPTY + 3 * (CAPTION - EMPTY)),
-        ({"guidance": 3.0, "guidance_interval": (2.0, 9.0)}, CAPTION),
+        ({"guidance": 1.0}, CAPTION, (1, 0)),
+        ({"guidance": 3.0}, EMPTY + 3 * (CAPTION - EMPTY), (0, 1)),
+        ({"guidance": 3.0, "guidance_interval": (2.0, 9.0)}, CAPTION, (1, 0)),
+        ({"guidance": 3.0, "guidance_interval": (0.5, 2.0)}, EMPTY + 3 * (CAPTION - EMPTY), (0, 1)),
     ],
 )
-def test_estimates_are_combined_as_defined(settings, want):
-    torch.testing.assert_close(guided(**settings)(X, SIGMA), torch.full_like(X, want))
+def test_estimates_are_combined_as_defined_and_no_other_is_computed(settings, want, calls):
+    D = guided(**settings)
+    torch.testing.assert_close(D(X, SIGMA), torch.full_like(X, want))
+    assert (D.cond.calls, D.both.calls) == calls
 
 
 def test_rescale_pulls_the_deviation_back_to_the_conditional():
@@ -45,14 +48,6 @@ def test_rescale_pulls_the_deviation_back_to_the_conditional():
         request = Request("a", guidance=3.0, guidance_rescale=rescale)
         D = GuidedDenoiser(request, X, scaled(2.0), scaled(2.0, 1.0), None)(X, SIGMA)
         torch.testing.assert_close(D, share * X)
-
-
-def test_only_what_is_needed_is_computed():
-    outside = guided(guidance=3.0, guidance_interval=(2.0, 9.0))
-    outside(X, SIGMA)
-    assert (outside.cond.calls, outside.both.calls) == (1, 0)
-    outside(X, torch.tensor(3.0))
-    assert (outside.cond.calls, outside.both.calls) == (1, 1)
 
 
 def test_given_frames_stay_as_they_are():

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,6 +11,9 @@ from dfm_nb.checkpoints.loading import find_weights
 from dfm_nb.diffusion import samplers
 from dfm_nb.generate import GenerateOptions, main
 from dfm_nb.generation.request import Request, read_prompts
+from tests.frames import black
+from tests.json_files import write_json
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -34,8 +36,7 @@ from dfm_nb.generation.request import Request, read_prompts
     ],
 )
 def test_bad_settings_are_refused_by_name(settings, name):
-    with pytest.raises(ValueError, match=name):
-        Request("x", **settings).check()
+    refused(name, lambda: Request("x", **settings).check())
 
 
 def arguments(*flags):
@@ -76,8 +77,7 @@ def test_comments_of_a_text_file_are_no_prompts_and_flags_of_other_trainers_are_
     assert [line["prompt"] for _, line in read_prompts(file)] == ["a moth -- red", "a bee #2, well--known"]
     for flags in ("--n ugly --w 64", "--ar 16:9"):
         file.write_text(f"a moth\na bee {flags}\n")
-        with pytest.raises(ValueError, match=f"line 2.*{flags[:3]}"):
-            read_prompts(file)
+        refused(f"line 2.*{flags[:3]}", read_prompts, file)
 
 
 def test_text_file_has_a_prompt_a_line_and_a_sidecar_is_a_prompts_file(tmp_path):
@@ -86,21 +86,19 @@ def test_text_file_has_a_prompt_a_line_and_a_sidecar_is_a_prompts_file(tmp_path)
     (tmp_path / "p.txt").write_bytes("\ufeffa\u2028 moth\ra\x0bbee\r\nan\x85 ant\n".encode())
     assert [line["prompt"] for _, line in read_prompts(tmp_path / "p.txt")] == ["a moth", "a bee", "an ant"]
     (tmp_path / "p.txt").write_text("a moth\n", encoding="utf-16")
-    with pytest.raises(ValueError, match=r"p\.txt.*UTF-8"):
-        read_prompts(tmp_path / "p.txt")
+    refused(r"p\.txt.*UTF-8", read_prompts, tmp_path / "p.txt")
     (tmp_path / "p.jsonl").write_text('\ufeff{"prompt": "a\u2028b"}\n')
     assert read_prompts(tmp_path / "p.jsonl")[0][1] == {"prompt": "a\u2028b"}
     (tmp_path / "p.jsonl").rename(tmp_path / "P.JSONL")
     assert read_prompts(tmp_path / "P.JSONL")[0][1] == {"prompt": "a\u2028b"}
     (tmp_path / "p.txt").rename(tmp_path / "p.csv")
-    with pytest.raises(ValueError, match=r"p\.csv"):  # its header would be a prompt
-        read_prompts(tmp_path / "p.csv")
+    refused(r"p\.csv", read_prompts, tmp_path / "p.csv")  # its header would be a prompt
     sidecar = {"prompt": "a", "index": 7, "seed": 3, "guidance_interval": None, "latent_sha256": "ab", "checkpoint": {}}
-    (tmp_path / "c.mp4.json").write_text(json.dumps(sidecar))
+    write_json(tmp_path / "c.mp4.json", sidecar)
     (request,) = arguments("--prompts-file", tmp_path / "c.mp4.json").requests()
     assert (request.prompt, request.index, request.seed) == ("a", 7, 3)
-    video.write_mp4(tmp_path / "c.mp4", np.zeros((1, 32, 32, 3), np.uint8), 8, comment=json.dumps(sidecar))
-    _, data = video.compressed(np.zeros((1, 32, 32, 3), np.uint8), 1, json.dumps(sidecar))
+    video.write_mp4(tmp_path / "c.mp4", black(1, 32, 32), 8, comment=json.dumps(sidecar))
+    _, data = video.compressed(black(1, 32, 32), 1, json.dumps(sidecar))
     (tmp_path / "c.png").write_bytes(data)
     assert [arguments("--prompts-file", tmp_path / f"c.{end}").requests() for end in ("mp4", "png")] == [[request]] * 2
 
@@ -127,7 +125,7 @@ def test_every_field_of_a_request_can_be_set_by_a_flag(tmp_path, monkeypatch):
 
 
 def test_frames_are_rounded_to_what_a_tokenizer_codes_and_that_is_said_once(caplog, tmp_path):
-    flags = ["--num-video-frames", "250", "--prompt", "a", "--prompt", "b"]
+    flags = "--num-video-frames 250 --prompt a --prompt b".split()
     assert [r.num_video_frames for r in arguments(*flags).requests()] == [249, 249]
     (said,) = (r.getMessage() for r in caplog.records if "--num-video-frames" in r.getMessage())
     assert "250" in said and "249" in said
@@ -137,8 +135,7 @@ def test_frames_are_rounded_to_what_a_tokenizer_codes_and_that_is_said_once(capl
 def test_a_size_is_width_and_height(flags, name):
     (request,) = arguments("--prompt", "a", "--size", "96x64").requests()
     assert (request.width, request.height) == (96, 64)
-    with pytest.raises(ValueError, match=name):
-        arguments("--prompt", "a", "--size", *flags)
+    refused(name, arguments, "--prompt", "a", "--size", *flags)
 
 
 def test_focused_schedule_is_centred_on_the_models_sigma_data():
@@ -147,15 +144,12 @@ def test_focused_schedule_is_centred_on_the_models_sigma_data():
     assert torch.equal(Request("x", schedule="karras").sigmas(3.0), samplers.karras_sigmas(14))
 
 
-def test_nothing_to_draw_and_no_checkpoint_are_named(tmp_path, capsys):
-    with pytest.raises(ValueError, match="--prompt"):
-        arguments().requests()
-    with pytest.raises(FileNotFoundError, match="nowhere.txt"):
-        arguments("--prompts-file", "nowhere.txt").requests()
+def test_nothing_to_draw_and_no_checkpoint_are_named(tmp_path, wrong_use):
+    refused("--prompt", arguments().requests)
+    refused("nowhere.txt", arguments("--prompts-file", "nowhere.txt").requests, error=FileNotFoundError)
     argv = ["--checkpoint-path", str(tmp_path / "none"), "--prompt", "x"]
     for flags, name in ((["--height=100"], "--height"), (["--promt=y"], "--prompt"), ([], str(tmp_path / "none"))):
-        assert guard(main, argv + flags) == 2, "bad sizes are refused before the checkpoint is looked for"
-        said = capsys.readouterr().err
+        said = wrong_use(guard, main, argv + flags)  # bad sizes are refused before the checkpoint is looked for
         assert name in said and len(said.splitlines()) == 1
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dfm_nb import config as cfg
-from dfm_nb import prepare
+from dfm_nb import prepare_dataset
 from dfm_nb.base import video
 from dfm_nb.base.argv import guard
 from dfm_nb.base.video import read_image
@@ -19,11 +19,11 @@ from dfm_nb.data.adoption import index_dataset
 from dfm_nb.generation.pipeline import Pipeline
 from dfm_nb.measure import evaluate, reference, run_verdict
 from tests import tiny_run
-from tests.json_files import read_json
+from tests.json_files import read_json, write_json
 
 pytestmark = pytest.mark.slow
 
-STEPS = ["--num-steps", "2", "--guidance", "2", "--size-px", "32"]
+STEPS = "--num-steps 2 --guidance 2 --size-px 32".split()
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +62,8 @@ def test_a_model_of_pairs_is_asked_with_what_is_given(tmp_path, monkeypatch):
         for suffix, seed in (("", i), (".source", 100 + i)):
             video.write_png(tmp_path / f"set/{i}{suffix}.png", synthetic.render(look, seed, 32, 32)[0])
         (tmp_path / f"set/{i}.txt").write_text("turn it a little")
-    argv = ["--source", f"folder:{tmp_path / 'set'}", "--tokenizer", "pca", "--output-dir", str(tmp_path / "data")]
-    assert prepare.main([*argv, "--short-side", "32", "--val-fraction", "0.25"]) == 0
+    how = {"tokenizer": "pca", "short_side": 32, "val_fraction": 0.25}
+    prepare_dataset(f"folder:{tmp_path / 'set'}", output_dir=tmp_path / "data", **how)
     run = tiny_run.train(tmp_path / "data", tmp_path / "run", "train.eval_interval=3", "validation.num_steps=2")
     assert list((run / "samples/given").glob("*.png")), "validation gives them too"
     asked, generate = [], Pipeline.run
@@ -88,10 +88,8 @@ def test_without_flags_unseen_captions_and_training_ones_are_asked_as_generate_d
     rows = words | {"val/9.png": "Moth  4", "val/again.png": "once more"}
     (tmp_path / "set/captions.csv").write_text("file,caption\n" + "".join(f"{f},{c}\n" for f, c in rows.items()))
     data = str(tmp_path / "data")
-    carried = ["--tokenizer", "pca", "--tokenizer-path", str(tiny_checkpoint / "checkpoints/iter_0000003")]
-    assert (
-        prepare.main(["--source", f"folder:{tmp_path}/set", "--short-side", "32", *carried, "--output-dir", data]) == 0
-    )
+    how = {"tokenizer": "pca", "tokenizer_path": tiny_checkpoint / "checkpoints/iter_0000003", "short_side": 32}
+    prepare_dataset(f"folder:{tmp_path}/set", output_dir=data, **how)
     found = evaluate.evaluate_model(tiny_checkpoint, dataset=data, num_steps=1, guidance=1.0)
     values, pipe = found.values, Pipeline.from_checkpoint(tiny_checkpoint)
     assert values["images"]["samples"] == 23 and values["training images"]["samples"] == 6
@@ -107,7 +105,7 @@ def test_without_flags_unseen_captions_and_training_ones_are_asked_as_generate_d
 def test_unseen_combinations_need_no_dataset_and_repeat(tiny_checkpoint, tmp_path, caplog, monkeypatch):
     """A model of other data is asked for them too, with a warning."""
     argv = ["--checkpoint-path", str(tiny_checkpoint), "--num-prompts", "6", "--num-clips", "0", *STEPS]
-    argv += ["--part", "test", "--wordings", "2", "--distances"]
+    argv += "--part test --wordings 2 --distances".split()
     results = []
     for name in ("a", "b"):
         assert guard(evaluate.main, [*argv, "--output", str(tmp_path / name)]) == 0
@@ -128,9 +126,8 @@ def test_unseen_combinations_need_no_dataset_and_repeat(tiny_checkpoint, tmp_pat
 def run_and_data(tiny_checkpoint, tiny_data, tmp_path_factory):
     """A run of two checkpoints, the first one damaged at a byte, and pictures of which some are held out."""
     top = tmp_path_factory.mktemp("verdict")
-    argv = "--source synthetic --num-images 24 --num-clips 0 --short-side 32 --val-fraction 0.4 --tokenizer pca".split()
-    argv += ["--tokenizer-path", str(tiny_data / "tokenizer.safetensors"), "--output-dir", str(top / "data")]
-    assert prepare.main(argv) == 0
+    how = {"tokenizer": "pca", "tokenizer_path": tiny_data / "tokenizer.safetensors", "short_side": 32}
+    prepare_dataset("synthetic", output_dir=top / "data", num_images=24, num_clips=0, val_fraction=0.4, **how)
     run = shutil.copytree(tiny_checkpoint, top / "run")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace(str(tiny_checkpoint), str(run)))
@@ -174,7 +171,7 @@ def test_what_cannot_be_measured_is_one_sentence(run_and_data, tiny_checkpoint, 
     other = shutil.copytree(tiny_data, tmp_path / "other")
     manifest = read_json(other / "manifest.json")
     manifest["tokenizer"]["sha256"] = "0" * 64
-    (other / "manifest.json").write_text(json.dumps(manifest))
+    write_json(other / "manifest.json", manifest)
     index_dataset(other)  # a change that is meant
     every = ["--all-checkpoints", "--dataset"]
     for checkpoint, flags, name in (

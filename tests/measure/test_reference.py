@@ -4,14 +4,15 @@ import shutil
 from unittest.mock import MagicMock, Mock
 
 import numpy as np
-import pytest
 
-from dfm_nb import prepare
+from dfm_nb import prepare_dataset
 from dfm_nb.adopt import adopt_dataset
 from dfm_nb.base import geometry, video
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.measure.reference import Originals, Real, choose, open_reference
+from tests.frames import noise
 from tests.json_files import read_json
+from tests.refusals import refused
 
 
 def test_no_more_is_looked_at_than_is_asked_for():
@@ -26,20 +27,19 @@ def test_no_more_is_looked_at_than_is_asked_for():
 def test_folder_without_metadata_or_captions_is_named_with_the_way_out(theirs, tmp_path):
     folder = shutil.copytree(theirs / "data", tmp_path / "data")
     pipe = Mock(manifest={"tokenizer": {"name": "cosmos_cv"}})
-    with pytest.raises(FileNotFoundError, match=f"`dfm adopt {folder}"):
-        open_reference(str(folder), "train", pipe, 32)
+    opening = (open_reference, str(folder), "train", pipe, 32)
+    refused(f"`dfm adopt {folder}", *opening, error=FileNotFoundError)
     adopt_dataset(folder, "cosmos_cv", "t5")
-    with pytest.raises(ValueError, match=f"000000 of {folder} must have a caption"):
-        open_reference(str(folder), "train", pipe, 32).read(0)
+    refused(f"000000 of {folder} must have a caption", open_reference(str(folder), "train", pipe, 32).read, 0)
 
 
 def test_samples_are_compared_with_their_files_while_these_are_here_and_unchanged(tmp_path):
-    shown = np.random.default_rng(0).integers(0, 255, (4, 36, 52, 3), np.uint8)
+    shown = noise(4, 36, 52)
     for i, picture in enumerate(shown):
         video.write_png(tmp_path / f"set/{i}.png", picture)
     video.write_mp4(tmp_path / "set/clip.mp4", np.resize(shown, (7, 36, 52, 3)), 25)
-    argv = ["--source", f"folder:{tmp_path / 'set'}", "--tokenizer", "pca", "--output-dir", str(tmp_path / "data")]
-    assert prepare.main([*argv, "--short-side", "32", "--val-fraction", "0"]) == 0
+    how = {"tokenizer": "pca", "short_side": 32, "val_fraction": 0}
+    prepare_dataset(f"folder:{tmp_path / 'set'}", output_dir=tmp_path / "data", **how)
 
     def opened():
         store = ShardStore(tmp_path / "data")

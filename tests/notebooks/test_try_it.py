@@ -77,13 +77,3 @@ def test_names_in_exercises_exist(path):
     spans = [block or span for section in sections for block, span in CODE.findall(section)]
     assert spans
     assert not {span: unknown(span, known) for span in spans if unknown(span, known)}
-
-
-def test_a_control_that_went_is_noticed():
-    known = {"tp", "plan_layouts"}
-    assert unknown("per node", known) == {"per node"}
-    assert unknown("gpus_per_node = 4", known) == {"gpus_per_node"}
-    assert unknown("--no-such-flag 3", known) == {"no_such_flag"}
-    assert not unknown("plan_layouts(tp, gpus=16)", known)
-    with pytest.raises(config.ConfigError):
-        unknown("model.P_men=1.5", known)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from dfm_nb.offline import minilm
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -63,5 +64,4 @@ def test_missing_and_changed_weights_are_refused(tmp_path, monkeypatch):
         monkeypatch.setattr(minilm.importlib.util, "find_spec", lambda name, spec=spec: spec)
         with pytest.raises(error, match="MiniLM|minilm"):
             minilm.build()
-    with pytest.raises(FileNotFoundError, match=tmp_path.name):
-        minilm.build(tmp_path)
+    refused(tmp_path.name, minilm.build, tmp_path, error=FileNotFoundError)

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from dfm_nb.offline.pca import PCATokenizer, build
+from tests.refusals import refused
 
 
 def videos(count=30, frames=9):
@@ -43,7 +44,5 @@ def test_fitting_to_stills_codes_still_clips():
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=tmp_path.name):
-        build(tmp_path)
-    with pytest.raises(ValueError, match="pca"):
-        build()
+    refused(tmp_path.name, build, tmp_path, error=FileNotFoundError)
+    refused("pca", build)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dfm_nb.model.positions import factorised_sincos, rotary_angles
 from dfm_nb.packs.packer import Packer, PackItem, fill
 from dfm_nb.packs.patches import grid_positions, patchify, unpatchify
+from tests.refusals import refused
 
 
 @given(t=st.integers(1, 3), h=st.integers(1, 4), w=st.integers(1, 4), pt=st.integers(1, 2), ps=st.integers(1, 3))
@@ -25,8 +26,7 @@ def test_patchify_orders_tokens_by_frame_row_column_and_refuses_what_does_not_di
     assert tokens[1].tolist() == [2, 3, 8, 9]  # second column of the first row
     assert tokens[3].tolist() == [12, 13, 18, 19]  # second row
     for shape in ((1, 8, 8), (2, 9, 8)):
-        with pytest.raises(ValueError, match="x".join(map(str, shape))):
-            patchify(torch.zeros(4, *shape), 2, 2)
+        refused("x".join(map(str, shape)), patchify, torch.zeros(4, *shape), 2, 2)
 
 
 def test_positions_never_alias_at_any_size():

@@ -55,10 +55,20 @@ def test_minutes_settle_a_run_that_its_configuration_repeats(tiny_data, tmp_path
     assert old.config.config.train.first_frame_share == 0
 
 
-def test_minutes_that_are_over_before_training_begins_still_give_a_run(one_rank, monkeypatch):
-    monkeypatch.setattr(dial, "_iteration", lambda *_: (1.3, 2_000))
-    asked = cfg.resolve("own", overrides=["train.minutes=1"])
-    t = dial.of_rate(asked, MockStore([(1, 8, 8)], length=10), time.monotonic() - 100).config.train
+@pytest.fixture
+def settled(one_rank, monkeypatch):
+    """The training that minutes give, of samples of a size, where an iteration takes so many seconds and tokens."""
+
+    def settle(minutes, grid, iteration, passed_s=0):
+        monkeypatch.setattr(dial, "_iteration", lambda *_: iteration)
+        asked = cfg.resolve("own", overrides=[f"train.minutes={minutes}"])
+        return dial.of_rate(asked, MockStore([grid], length=10), time.monotonic() - passed_s).config.train
+
+    return settle
+
+
+def test_minutes_that_are_over_before_training_begins_still_give_a_run(settled):
+    t = settled(1, (1, 8, 8), (1.3, 2_000), passed_s=100)
     assert t.train_iters == 8 and t.exit_duration_s > 8 * 1.3
 
 
@@ -118,20 +128,16 @@ def test_what_the_time_buys_is_counted_in_uses_of_each_sample():
 
 
 @pytest.mark.parametrize("grid, rounds", [((1, 8, 8), 8), ((13, 12, 12), 4)])
-def test_iterations_and_the_samples_of_validations_fit_into_the_minutes(one_rank, monkeypatch, grid, rounds):
+def test_iterations_and_the_samples_of_validations_fit_into_the_minutes(settled, grid, rounds):
     """1.3 s for 2,000 tokens; four samples of 16 forwards are 21 trainings of a sample, of 468 tokens 6.5 s."""
-    monkeypatch.setattr(dial, "_iteration", lambda *_: (1.3, 2_000))
-    asked = cfg.resolve("own", overrides=["train.minutes=2"])
-    t = dial.of_rate(asked, MockStore([grid], length=10), time.monotonic()).config.train
+    t = settled(2, grid, (1.3, 2_000))
     samples_s = rounds * 4 * 16 / 3 * math.prod(grid) / 4 * 1.3 / 2_000
     assert t.train_iters == rounds * t.eval_interval and samples_s < 30
     assert 120 - 2 * 1.3 * rounds < t.train_iters * 1.3 + samples_s + 0.06 * 120 <= 120
 
 
-def test_one_round_of_long_samples_leaves_three_quarters_of_the_minutes_to_training(one_rank, monkeypatch):
-    monkeypatch.setattr(dial, "_iteration", lambda *_: (1.0, 100))
-    asked = cfg.resolve("own", overrides=["train.minutes=1"])
-    t = dial.of_rate(asked, MockStore([(13, 12, 12)], length=10), time.monotonic()).config.train
+def test_one_round_of_long_samples_leaves_three_quarters_of_the_minutes_to_training(settled):
+    t = settled(1, (13, 12, 12), (1.0, 100))
     assert t.train_iters == t.eval_interval and 39 <= t.train_iters <= 41
 
 

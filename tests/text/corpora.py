@@ -9,6 +9,11 @@ from dfm_nb.text.indexed import Index
 from dfm_nb.text.parts import Parts
 
 
+def words_of(weights: Iterable[float], prefixes: Iterable[str]) -> list[str]:
+    """As a command gives a blend: each weight before its corpus."""
+    return [word for weight, prefix in zip(weights, prefixes) for word in (str(weight), prefix)]
+
+
 def write_pair(prefix: str | Path, documents: Iterable[list[np.ndarray]], dtype: np.dtype | type) -> Index:
     """Write a `.bin/.idx` pair; each document is a list of sequences of token ids."""
     dtype, docs = np.dtype(dtype), list(documents)

@@ -1,6 +1,5 @@
 """inspect's counts against the definition; each check of verify fails on the fault that it is for."""
 
-import json
 import struct
 from pathlib import Path
 
@@ -9,9 +8,11 @@ import pytest
 
 from dfm_nb.text import check as text_check
 from dfm_nb.text import commands
-from dfm_nb.text.corpus import PreprocessConfig, preprocess
+from dfm_nb.text.corpus import preprocess
 from dfm_nb.text.indexed import Index, read_meta
+from tests.refusals import refused
 from tests.text.corpora import write_pair
+from tests.text.test_corpus import config, write_jsonl
 from tests.text.text_tokenizers import sample_text
 
 TEXTS = [sample_text(i, words=3 + i) for i in range(40)]
@@ -19,14 +20,10 @@ TEXTS = [sample_text(i, words=3 + i) for i in range(40)]
 
 @pytest.fixture
 def corpus(folders, tmp_path):
-    source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps({"text": t}) + "\n" for t in TEXTS))
+    source = write_jsonl(tmp_path / "in.jsonl", TEXTS)
 
     def make(name: str = "out", kind: str = "gpt2", **changes) -> str:
-        base = {"append_eod": True, "progress": False}
-        files = {"input": [str(source)], "output_prefix": tmp_path / name, "tokenizer_model": folders[kind]}
-        config = PreprocessConfig(**(files | base | changes))
-        return preprocess(config).prefixes["text"]
+        return preprocess(config(source, tmp_path / name, folders[kind], **changes)).prefixes["text"]
 
     return make
 
@@ -90,8 +87,7 @@ def test_inspect_decodes_and_refuses_a_pair_that_does_not_fit(corpus):
     prefix = corpus()
     assert text_check.inspect(prefix)["first_documents"][0]["text"] == TEXTS[0] + "<|endoftext|>"
     _truncate(prefix)
-    with pytest.raises(ValueError, match="out_text_document"):
-        text_check.inspect(prefix)
+    refused("out_text_document", text_check.inspect, prefix)
 
 
 def test_verify_compares_tokenizers(corpus, folders):

@@ -9,10 +9,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from dfm_nb.text.corpus import PreprocessConfig, merge, preprocess
+from dfm_nb.text.corpus import merge, preprocess
 from dfm_nb.text.input import expand_inputs, open_input
+from tests.refusals import refused
 from tests.servers import Quiet, serving
-from tests.text.test_corpus import pair, texts, write_jsonl
+from tests.text.test_corpus import config, pair, texts, write_jsonl
 
 
 @pytest.fixture
@@ -34,9 +35,7 @@ def served(tmp_path):
 
 
 def corpus(inputs, prefix, tokenizer, **changes):
-    settings = {"output_prefix": prefix, "tokenizer_model": tokenizer, "append_eod": True, "progress": False}
-    done = preprocess(PreprocessConfig(input=inputs, chunk_bytes=4096, **settings, **changes))
-    assert done.documents
+    assert preprocess(config(inputs, prefix, tokenizer, **changes)).documents
     return prefix
 
 
@@ -72,14 +71,11 @@ def test_parts_of_a_url_join_to_the_bytes_of_one_run(url, served, folders, tmp_p
 
 
 def test_a_url_without_files_and_a_name_that_is_a_chain_are_refused(served, tmp_path):
-    with pytest.raises(FileNotFoundError, match="none"):
-        expand_inputs(["memory://text/none*.jsonl"])
-    with pytest.raises(ValueError, match="none"):
-        expand_inputs(["zip://*::memory://text/none.zip"])
+    refused("none", expand_inputs, ["memory://text/none*.jsonl"], error=FileNotFoundError)
+    refused("none", expand_inputs, ["zip://*::memory://text/none.zip"])
     with zipfile.ZipFile(tmp_path / "odd.zip", "w") as archive:
         archive.writestr("a.jsonl::file:///etc/passwd", "{}")
-    with pytest.raises(ValueError, match="passwd"):
-        expand_inputs([str(tmp_path / "odd.zip")])
+    refused("passwd", expand_inputs, [str(tmp_path / "odd.zip")])
     with zipfile.ZipFile(tmp_path / "url.zip", "w") as archive:
         archive.writestr("http://127.0.0.1:9/a.jsonl", "{}")
     assert expand_inputs([str(tmp_path / "url.zip")])[0].startswith("zip://")

@@ -10,6 +10,7 @@ from typing import Sequence
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from dfm_nb.text.tokenizer import TokenizerSpec
+from tests.json_files import write_json
 
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -134,5 +135,5 @@ def save(tokenizer: Tokenizer, folder: Path, eos: bool = True) -> Path:
                 config["eos_token"] = token
         if "[SEP]" in added:
             config |= {"sep_token": "[SEP]", "cls_token": "[CLS]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    write_json(folder / "tokenizer_config.json", config)
     return folder

@@ -41,8 +41,8 @@ def prepared(folder, samples=SAMPLES, given=(), *overrides: str) -> tuple[ShardS
     """The training samples, and the configuration of a run with them."""
     (folder / "set").mkdir()
     write(folder / "set", samples, given)
-    argv = ["--source", f"folder:{folder / 'set'}", "--tokenizer", "pca", "--output-dir", str(folder / "data")]
-    assert prepare.main([*argv, "--short-side", "32", "--val-fraction", "0"]) == 0
+    argv = ["--source", f"folder:{folder / 'set'}", "--output-dir", str(folder / "data")]
+    assert prepare.main([*argv, *"--tokenizer pca --short-side 32 --val-fraction 0".split()]) == 0
     store = ShardStore(folder / "data")
     return store, with_data(cfg.resolve("demo", overrides=list(overrides)), store).config
 

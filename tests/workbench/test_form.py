@@ -1,9 +1,9 @@
 """Forms from the typed settings: the command line's own rules, faults in their place."""
 
-import numpy as np
 import pytest
 
 from dfm_nb import config as cfg
+from tests.frames import black
 from workbench.form import ConfigForm, PrepareForm
 
 ALL = sorted({key.rpartition(".")[0] or key for key in cfg.FIELDS})
@@ -93,7 +93,7 @@ def test_prepare_fault_is_the_commands_own_and_stands_beside_its_control():
 def test_choosing_a_source_clears_the_others_flags(tmp_path):
     from dfm_nb.base import video
 
-    video.write_png(tmp_path / "moth.png", np.zeros((32, 32, 3), np.uint8))
+    video.write_png(tmp_path / "moth.png", black(32, 32))
     form = PrepareForm("out", {"source": "synthetic", "num_images": 20, "num_clips": 4})
     shown = {name for name, control in form.controls.items() if control.box.layout.display != "none"}
     assert {"num_images", "num_clips"} <= shown and "clip_frames" not in shown

@@ -1,7 +1,6 @@
 """Gallery and data set browser: HTML that plays and reads aloud, columns to compare, damaged samples named."""
 
 import base64
-import json
 import re
 import shutil
 
@@ -12,6 +11,8 @@ from dfm_nb.base.run import Run
 from dfm_nb.base.video import read_image, write_mp4, write_png
 from dfm_nb.data.captioning import EDITS, Edit, read_edits
 from dfm_nb.display.dataset import pictures
+from tests.json_files import write_json
+from tests.refusals import refused
 from workbench import browser as browser_module
 from workbench.browser import DatasetBrowser, kind_of
 from workbench.gallery import Gallery, file_stem
@@ -27,7 +28,7 @@ def files(tmp_path):
     for i, name in enumerate(("a", "b")):
         write_mp4(tmp_path / f"{name}.mp4", clip(60 + 100 * i), 8)
         settings = {"prompt": f"a <b>{name}</b> & more", "seed": i, "guidance": 2.5, "num_steps": 18, "sampler": "heun"}
-        (tmp_path / f"{name}.mp4.json").write_text(json.dumps(settings))
+        write_json(tmp_path / f"{name}.mp4.json", settings)
     write_png(tmp_path / "c.png", clip(10, 1)[0])
     return tmp_path
 
@@ -68,8 +69,7 @@ def test_a_row_of_one_prompt_says_it_once_and_its_picture_has_a_line_for_it(file
 
 def test_samples_of_a_training_stand_beside_the_data(tmp_path):
     run = Run(tmp_path)
-    with pytest.raises(ValueError, match="no samples"):
-        Gallery.of_training(tmp_path)
+    refused("no samples", Gallery.of_training, tmp_path)
     for i in (30, 60, 90, 120, 150):
         for name in "abc":
             write_png(run.sample_folder(i) / f"{name}.png", clip(i, 1)[0])
@@ -85,8 +85,7 @@ def test_missing_or_unknown_clips_are_named(tmp_path):
     for shown, error, name in (([tmp_path / "x.mp4"], FileNotFoundError, "x.mp4"), ([3], ValueError, "3")):
         with pytest.raises(error, match=name):
             Gallery(shown)
-    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
-        DatasetBrowser(tmp_path)
+    refused(str(tmp_path), DatasetBrowser, tmp_path, error=FileNotFoundError)
 
 
 # ---- the data set browser -----------------------------------------------------------------------------------------
@@ -153,6 +152,12 @@ def test_drops_are_told_by_reason(tiny_data):
     assert "25 dropped: too_small (25)" in page and "8 &lt;px&gt;" in page and "and 5 more" in page
 
 
+@pytest.fixture
+def own(tiny_data, tmp_path):
+    """The data, to be changed."""
+    return shutil.copytree(tiny_data, tmp_path / "data")
+
+
 def edited(folder) -> DatasetBrowser:
     """A browser that is shown, with its fields for captions."""
     browser = DatasetBrowser(folder)
@@ -161,42 +166,40 @@ def edited(folder) -> DatasetBrowser:
     return browser
 
 
-def test_captions_are_edited_and_samples_set_aside(tiny_data, tmp_path):
-    folder = shutil.copytree(tiny_data, tmp_path / "data")
-    browser = edited(folder)
+def test_captions_are_edited_and_samples_set_aside(own):
+    browser = edited(own)
     first, second = (browser.entries[i] for i in browser._matching[:2])
     assert [kind_of(entry.meta) for entry in (first, second)] == ["pictures", "clips"], "both on the first page"
     _, caption, aside = browser._cells.children[0].children
     caption.value = "  a moth,\n at rest"
     browser._cells.children[1].children[2].value = aside.value = True
-    assert read_edits(folder) == {
+    assert read_edits(own) == {
         first.key: Edit(key=first.key, caption="a moth, at rest", left_out=True),
         second.key: Edit(key=second.key, left_out=True),
     }
     assert "changed: 1; set aside: 2" in browser._told.value and "set aside" in browser._samples.value
-    again = DatasetBrowser(folder)
+    again = DatasetBrowser(own)
     places = [again.entries.index(entry) for entry in (first, second)]
     assert again.find("moth rest") == places[:1] and "set aside: 2" in again.kept_html()
     again.edit(places[0], "")
     again.edit(places[1], second.meta["caption"])
-    assert read_edits(folder) == {} and not again.edited()
+    assert read_edits(own) == {} and not again.edited()
 
 
-def test_a_button_encodes_changed_captions(tiny_data, tmp_path):
-    folder = shutil.copytree(tiny_data, tmp_path / "data")
-    browser = edited(folder)
+def test_a_button_encodes_changed_captions(own):
+    browser = edited(own)
     caption = browser._cells.children[0].children[1]
     assert browser._encode.layout.display == "none"
     before, caption.value = browser.entries[0].read().text_emb, "a moth at rest"
     assert browser._encode.layout.display == "" and browser.pending() == 1
     browser._encode.click()
     assert browser.pending() == 0 and browser._encode.layout.display == "none" and "alert" not in browser._told.value
-    entry = DatasetBrowser(folder).entries[0]
+    entry = DatasetBrowser(own).entries[0]
     assert entry.meta["caption"] == "a moth at rest" and entry.read().text_emb.shape != before.shape
 
 
-def test_a_caption_goes_back_to_the_sources_also_after_it_was_encoded(tiny_data, tmp_path, monkeypatch):
-    browser = DatasetBrowser(shutil.copytree(tiny_data, tmp_path / "data"))
+def test_a_caption_goes_back_to_the_sources_also_after_it_was_encoded(own, monkeypatch):
+    browser = DatasetBrowser(own)
     source = browser.caption(0)
     browser.edit(0, "a moth")
     prepare = browser_module.prepare_dataset
@@ -216,26 +219,23 @@ def test_a_caption_goes_back_to_the_sources_also_after_it_was_encoded(tiny_data,
     assert [browser.caption(i) for i in (0, 1)] == [source, "two moths"] and browser.pending() == 0
     browser.edit(0, "three moths")
     browser.edit(0, "")
-    assert browser.pending() == 0 and DatasetBrowser(tmp_path / "data").caption(0) == source
+    assert browser.pending() == 0 and DatasetBrowser(own).caption(0) == source
 
 
-def test_shards_that_name_a_module_are_not_encoded_again(tiny_data, tmp_path):
-    browser = DatasetBrowser(shutil.copytree(tiny_data, tmp_path / "data"))
+def test_shards_that_name_a_module_are_not_encoded_again(own):
+    browser = DatasetBrowser(own)
     browser.manifest["arguments"]["tokenizer"] = "evil:tokenizer"
-    with pytest.raises(ValueError, match="evil"):
-        browser.encode_captions()
-    browser.manifest["arguments"] |= {"tokenizer": "cosmos_cv", "tokenizer_path": str(tmp_path / "data")}
-    with pytest.raises(ValueError, match="tokenizer_path"):
-        browser.encode_captions()
+    refused("evil", browser.encode_captions)
+    browser.manifest["arguments"] |= {"tokenizer": "cosmos_cv", "tokenizer_path": str(own)}
+    refused("tokenizer_path", browser.encode_captions)
     del browser.manifest["arguments"]["tokenizer_path"]
     browser.manifest["arguments"] |= {"options": {"allow_outside": True}}
-    with pytest.raises(ValueError, match="options"):
-        browser.encode_captions()
+    refused("options", browser.encode_captions)
 
 
-def test_an_edit_that_cannot_be_kept_is_told(tiny_data, tmp_path):
-    browser = edited(shutil.copytree(tiny_data, tmp_path / "data"))
-    (tmp_path / "data" / EDITS).mkdir()
+def test_an_edit_that_cannot_be_kept_is_told(own):
+    browser = edited(own)
+    (own / EDITS).mkdir()
     caption = browser._cells.children[0].children[1]
     before, caption.value = caption.value, "a moth"
     assert 'role="alert"' in browser._told.value and caption.value == before

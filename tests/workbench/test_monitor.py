@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dfm_nb.base.metrics import Metrics
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import write_png
-from tests.json_files import change_json
+from tests.json_files import change_json, write_json, write_metrics
 from tests.processes import wait_until
 from workbench.metrics_reader import MetricsReader
 from workbench.monitor import Monitor
@@ -27,9 +27,7 @@ def record(i: int, **more) -> dict:
 
 def write(run, *records) -> None:
     run.mkdir(exist_ok=True, parents=True)
-    with closing(Metrics(run / "metrics.jsonl")) as metrics:
-        for r in records:
-            metrics.write(r)
+    write_metrics(run, *records)
 
 
 def test_reader_waits_for_the_end_of_a_line(tmp_path):
@@ -212,7 +210,7 @@ def test_samples_of_a_prompt_are_shown_over_the_training(tmp_path):
 def test_a_run_that_diverged_can_be_read(tmp_path):
     write(tmp_path, record(1), record(2, loss=2.8312747e20))
     (tmp_path / "launch.log").write_text("[INFO] start\nerror: loss or gradients were <NaN>; lower optimizer.lr\n")
-    (tmp_path / "launch.json").write_text(json.dumps({"exit_code": 1}))
+    write_json(tmp_path / "launch.json", {"exit_code": 1})
     monitor = Monitor(tmp_path)
     assert "loss 2.831e+20 " in monitor.status()
     monitor.widget  # noqa: B018
@@ -231,7 +229,7 @@ def runs(folder, *settings: dict) -> list:
         made.append(folder / name)
         write(made[-1], *(record(i, samples=4 * i) for i in range(1, 11)), {"iteration": 10, "val_loss": 0.5})
         config = {"train": {"train_iters": 10, **values}, "dataset": {"path": "d"}}
-        (made[-1] / "config.yaml").write_text(json.dumps(config))
+        write_json(made[-1] / "config.yaml", config)
     return made
 
 
@@ -277,7 +275,7 @@ def test_a_running_run_tells_its_phase(tmp_path):
         assert "to go" not in monitor.status()
         change_json(run.pid_file, {"phase": None})
         for started_s, phase in ((time.time() + 60, "starting"), (time.time() - 60, "ending")):
-            (run.path / "launch.json").write_text(json.dumps({"started_s": started_s}))
+            write_json(run.path / "launch.json", {"started_s": started_s})
             assert phase in monitor.status() and "to go" not in monitor.status()
     finally:
         run.release()

@@ -16,7 +16,9 @@ import pytest
 from dfm_nb import cli
 from dfm_nb.base.argv import guard
 from dfm_nb.experiments.sweep import parse_grid
+from tests.notebook_files import write_notebook
 from tests.processes import commands, wait_until
+from tests.refusals import refused
 from workbench import check_parameters, lab, notebook_run
 from workbench.notebook_cli import SweepOptions
 
@@ -52,9 +54,8 @@ def notebook(tmp_path, monkeypatch):
     ("argv", "said"),
     [(["-p", "stepz", "3"], "'stepz'"), (["-p", "steps", "1.5"], "got 1.5"), (["-p", "sizes", "3"], "'sizes'")],
 )
-def test_wrong_parameters_are_one_sentence_and_start_no_kernel(notebook, capsys, argv, said):
-    assert guard(cli.main, ["notebook", "run", str(notebook), *argv, "--output", "out.ipynb"]) == 2
-    error = capsys.readouterr().err
+def test_wrong_parameters_are_one_sentence_and_start_no_kernel(notebook, wrong_use, argv, said):
+    error = wrong_use(guard, cli.main, ["notebook", "run", str(notebook), *argv, "--output", "out.ipynb"])
     assert said in error and len(error.strip().splitlines()) == 1
     assert not Path("out.ipynb").exists()
 
@@ -71,19 +72,11 @@ def test_run_keeps_the_notebook_and_a_page(notebook, capfd):
     assert notebook.read_bytes() == before
 
 
-def _write(name: str, *sources: str, tagged: int = 1, kernel: str = "python3") -> None:
-    cells = [
-        nbformat.v4.new_code_cell(s, metadata={"tags": ["parameters"] * (i < tagged)}) for i, s in enumerate(sources)
-    ]
-    named = {"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(metadata=named, cells=cells), name)
-
-
 @pytest.mark.parametrize(
     ("name", "write"),
     [
-        ("two", lambda: _write("two.ipynb", "a: int = 1", "a: int = 2", tagged=2)),
-        ("nope", lambda: _write("nope.ipynb", "a: int = 1", kernel="nope")),
+        ("two", lambda: write_notebook("two.ipynb", "a: int = 1", "a: int = 2", tagged=2)),
+        ("nope", lambda: write_notebook("nope.ipynb", "a: int = 1", tagged=1, kernel="nope")),
         (
             "odd",
             lambda: Path("odd.ipynb").write_text('{"nbformat": 4, "metadata": {}, "cells": [{"cell_type": "foo"}]}'),
@@ -92,25 +85,24 @@ def _write(name: str, *sources: str, tagged: int = 1, kernel: str = "python3") -
         ("three", lambda: Path("three.ipynb").write_text('{"nbformat": 3, "metadata": {}, "worksheets": []}')),
     ],
 )
-def test_a_notebook_that_cannot_be_run_is_one_sentence(tmp_path, monkeypatch, capsys, name, write):
+def test_a_notebook_that_cannot_be_run_is_one_sentence(tmp_path, monkeypatch, wrong_use, name, write):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(logging, "raiseExceptions", False)  # a handler of another test may hold its closed stream
     write()
-    assert guard(cli.main, ["notebook", "run", f"{name}.ipynb", "--quiet", "--output", "out.ipynb"]) == 2
-    error = capsys.readouterr().err
+    error = wrong_use(guard, cli.main, ["notebook", "run", f"{name}.ipynb", "--quiet", "--output", "out.ipynb"])
     assert f"{name}.ipynb" in error and len(error.strip().splitlines()) == 1
 
 
 def test_optional_parameters_take_values_and_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _write("{n}.ipynb", 'n: int | None = None  # count\nlr: "float | None" = 1.0\nname: Optional[str] = None')
+    source = 'n: int | None = None  # count\nlr: "float | None" = 1.0\nname: Optional[str] = None'
+    write_notebook("{n}.ipynb", source, tagged=1)
     known = notebook_run.parameters("{n}.ipynb")
     assert notebook_run.convert({"n": "3", "lr": "1e-3", "name": "3"}, known) == {"n": 3, "lr": 1e-3, "name": "3"}
     assert notebook_run.convert({"n": "None", "name": "null"}, known) == {"n": None, "name": None}
     deep = "1" + "+1" * 5000
     assert notebook_run.convert({"any": deep}, {"any": notebook_run.Parameter("any", "None", "", "")}) == {"any": deep}
-    with pytest.raises(ValueError, match="'n'"):
-        notebook_run.convert({"n": "x"}, known)
+    refused("'n'", notebook_run.convert, {"n": "x"}, known)
 
 
 @pytest.mark.slow
@@ -119,7 +111,8 @@ def test_a_kernel_that_dies_leaves_the_page_of_what_ran(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("theirs").write_text("precious")
     Path("{n}-out.ipynb").symlink_to("theirs")
-    _write("{n}.ipynb", "n: int = 1", "print('before')", "import os; os.kill(os.getpid(), 9)", "print('after')")
+    cells = "n: int = 1", "print('before')", "import os; os.kill(os.getpid(), 9)", "print('after')"
+    write_notebook("{n}.ipynb", *cells, tagged=1)
     done = notebook_run.execute("{n}.ipynb", "{n}-out.ipynb", {"n": 2}, progress=False, overwrite=True)
     assert "cell 4 of 5" in done.error and not Path("{n}-out.ipynb").is_symlink()
     assert Path("theirs").read_text() == "precious"
@@ -130,10 +123,8 @@ def test_a_kernel_that_dies_leaves_the_page_of_what_ran(tmp_path, monkeypatch):
 
 def test_output_must_be_another_notebook(notebook):
     for output in (notebook, "out.html"):
-        with pytest.raises(ValueError, match=str(output)):
-            notebook_run.execute(notebook, output, {})
-    with pytest.raises(FileNotFoundError, match="tree.ipynb"):
-        notebook_run.existing("tree.ipynb")
+        refused(str(output), notebook_run.execute, notebook, output, {})
+    refused("tree.ipynb", notebook_run.existing, "tree.ipynb", error=FileNotFoundError)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +145,7 @@ def test_notebook_checks_its_own_parameters(given, said):
     space = {"check_parameters": check_parameters}
     exec(cell, space)
     exec(check, space)
-    with pytest.raises(ValueError, match=said):
-        exec(check, space | given)
+    refused(said, exec, check, space | given)
 
 
 def test_names_of_parameters_in_braces_are_their_values(notebook):
@@ -170,14 +160,12 @@ def test_grid_texts_are_parted_at_commas_outside_quotes():
     assert parsed == {"steps": ["1", "2"], "sizes": ["[1, 2]", "[3]"], "name": ["a,b", "c"], "lr": ["0.001"]}
     assert parse_grid(["name=007,1.10"], lambda name: name == "name") == {"name": ["007", "1.10"]}
     for wrong in (["steps"], ["steps=1,,2"], ["steps='a"], ["steps=1,1"], ["steps=1", "steps=2"]):
-        with pytest.raises(ValueError, match="steps"):
-            parse_grid(wrong)
+        refused("steps", parse_grid, wrong)
 
 
-def test_sweep_checks_every_point_before_the_first_run(notebook, capsys):
+def test_sweep_checks_every_point_before_the_first_run(notebook, wrong_use):
     argv = ["notebook", "sweep", str(notebook), "--grid", "steps=1,many", "--output-dir", "grid"]
-    assert guard(cli.main, argv) == 2
-    assert "got 'many'" in capsys.readouterr().err
+    assert "got 'many'" in wrong_use(guard, cli.main, argv)
     assert not Path("grid").exists()
 
 
@@ -200,13 +188,12 @@ def test_sweep_runs_the_grid_with_a_table_and_a_csv(notebook, capsys, monkeypatc
 # ---- dfm lab ------------------------------------------------------------------------------------------------------
 
 
-def test_lab_says_that_a_port_is_taken(tmp_path, capsys):
+def test_lab_says_that_a_port_is_taken(tmp_path, wrong_use):
     with socket.socket() as s:
         s.bind((lab.HOST, 0))
         s.listen()
         port = s.getsockname()[1]
-        assert guard(cli.main, ["lab", "--port", str(port), "--dir", str(tmp_path)]) == 2
-    assert str(port) in capsys.readouterr().err
+        assert str(port) in wrong_use(guard, cli.main, ["lab", "--port", str(port), "--dir", str(tmp_path)])
     assert not (tmp_path / "notebooks").exists()
 
 

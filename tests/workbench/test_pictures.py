@@ -14,6 +14,7 @@ from dfm_nb.data.order import PackOrder
 from dfm_nb.data.stores import ShardStore
 from dfm_nb.diffusion import edm, samplers
 from dfm_nb.packs.packs import PackSettings
+from tests.frames import noise
 from tests.json_files import write_lines
 from workbench import pictures
 
@@ -21,8 +22,7 @@ PROMPT = "a red moth over a meadow"
 
 
 def given(frames=5, height=32, width=48) -> Clip:
-    pixels = np.random.default_rng(0).integers(0, 256, (frames, height, width, 3), np.uint8)
-    return Clip("a", pixels, PROMPT, 12.0, "test")
+    return Clip("a", noise(frames, height, width), PROMPT, 12.0, "test")
 
 
 def numbers(picture: pictures.Picture) -> list[float]:

@@ -3,15 +3,15 @@
 import os
 import shutil
 import threading
-from contextlib import closing
 
-import numpy as np
 import pytest
 
-from dfm_nb.base.metrics import Metrics
 from dfm_nb.base.run import Run
 from dfm_nb.base.video import write_png
+from tests.frames import black
+from tests.json_files import write_metrics
 from tests.processes import wait_until
+from tests.refusals import refused
 from workbench import Monitor, Runs
 from workbench.run_list import BELOW, FILES
 
@@ -21,12 +21,10 @@ def folder(tmp_path):
     for name, lr in (("a", 0.1), ("deep/b", 0.2)):
         run = Run.create(tmp_path / name)
         run.config_file.write_text(f"train:\n  train_iters: 9\noptimizer:\n  lr: {lr}\n")
-        with closing(Metrics(run.metrics_file)) as metrics:
-            metrics.write({"iteration": 1, "loss": 0.5, "elapsed_s": 1.0})
-            metrics.write({"iteration": 1, "val_loss": 0.25})
+        write_metrics(run.path, {"iteration": 1, "loss": 0.5, "elapsed_s": 1.0}, {"iteration": 1, "val_loss": 0.25})
         run.claim()
         run.release()
-        write_png(run.sample_folder(1) / "a.png", np.zeros((16, 16, 3), np.uint8))
+        write_png(run.sample_folder(1) / "a.png", black(16, 16))
     return tmp_path
 
 
@@ -38,8 +36,7 @@ def test_runs_show_their_samples_and_what_differs_and_open_in_a_monitor(folder):
     assert first[:4] == ["a", "stopped", 1, 0.25] and first[-1] == 0.1 and runs._heads()[-1] == "lr"
     assert isinstance(runs.open("a", "deep/b"), Monitor)
     assert "optimizer.lr" in runs.report("a").read_text()
-    with pytest.raises(ValueError, match="'c'"):
-        runs.open("c")
+    refused("'c'", runs.open, "c")
     assert "0 in" in Runs(folder / "none").kept_html()
 
 
@@ -56,8 +53,7 @@ def test_the_table_follows_a_run_and_keeps_what_is_ticked(folder, monkeypatch):
     runs = Runs(folder)
     runs.widget  # noqa: B018
     runs._table.chosen = ["a"]
-    with closing(Metrics(folder / "a/metrics.jsonl")) as metrics:
-        metrics.write({"iteration": 9, "loss": 0.125, "elapsed_s": 2.0})
+    write_metrics(folder / "a", {"iteration": 9, "loss": 0.125, "elapsed_s": 2.0})
     wait_until(lambda: runs._table.rows[0]["cells"][1:3] == ["finished", 9], "the new figures")
     assert 0.125 in runs._table.rows[0]["cells"] and runs._table.chosen == ["a"]
     Runs(folder).widget  # noqa: B018
@@ -79,13 +75,11 @@ def test_only_a_run_of_ours_is_deleted_after_a_confirmation(folder):
     theirs = folder / "deep/b/samples/thesis.txt", folder / "deep/b/checkpoints/iter_0000001/model.pt"
     runs = Runs(folder)
     for name, said in (("a", "confirm"), ("copied", "not created on this machine"), ("bare", "record")):
-        with pytest.raises(ValueError, match=said):
-            runs.delete(name, confirm=name == "bare")
+        refused(said, runs.delete, name, confirm=name == "bare")
     for file in theirs:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("mine")
-        with pytest.raises(ValueError, match=file.name):
-            runs.delete("deep/b", confirm=True)
+        refused(file.name, runs.delete, "deep/b", confirm=True)
         file.unlink()
     assert len(runs.paths) == 4 and all(path.is_dir() for path in runs.paths.values())
     delete = next(b for b in runs.widget.children[0].children if b.description == "Delete")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.refusals import refused
 from workbench.words import word_attention
 
 pytestmark = pytest.mark.slow
@@ -30,5 +31,4 @@ def test_queries_of_zero_look_at_all_tokens_alike(tiny_pipe, clip, monkeypatch):
 
 def test_text_encoder_without_a_tokenizer_is_refused(tiny_pipe, clip, monkeypatch):
     monkeypatch.delattr(tiny_pipe.text_encoder, "tokenizer")
-    with pytest.raises(ValueError, match="tokens to words"):
-        word_attention(tiny_pipe, clip)
+    refused("tokens to words", word_attention, tiny_pipe, clip)

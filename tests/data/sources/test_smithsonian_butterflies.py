@@ -8,6 +8,7 @@ from dfm_nb.base.records import SampleError
 from dfm_nb.data.sources import smithsonian_butterflies
 from tests.data.sources.test_location import hub  # noqa: F401
 from tests.data.sources.test_table import png
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -29,9 +30,8 @@ def parquet(tmp_path):
 
 
 def test_a_row_without_a_name_is_dropped_by_name_and_another_column_can_be_asked_for(parquet):
-    with pytest.raises(SampleError, match="row 3 of data/train") as caught:
-        next(smithsonian_butterflies.build(str(parquet)).read(2))
-    assert caught.value.reason == "no_caption"
+    read = smithsonian_butterflies.build(str(parquet)).read(2)
+    assert refused("row 3 of data/train", next, read, error=SampleError).reason == "no_caption"
     other = smithsonian_butterflies.build(str(parquet), caption_column="scientific_name")
     assert next(other.read(2)).caption == "Lycaena xanthoides"
 
@@ -46,7 +46,5 @@ def test_a_file_its_folder_and_the_hub_give_the_same_source(parquet, hub):  # no
 
 
 def test_what_cannot_be_had_is_named(hub, tmp_path):  # noqa: F811
-    with pytest.raises(ValueError, match="hf download huggan/smithsonian_butterflies_subset"):
-        smithsonian_butterflies.build()
-    with pytest.raises(FileNotFoundError, match=smithsonian_butterflies.FILE):
-        smithsonian_butterflies.build(str(tmp_path))
+    refused("hf download huggan/smithsonian_butterflies_subset", smithsonian_butterflies.build)
+    refused(smithsonian_butterflies.FILE, smithsonian_butterflies.build, str(tmp_path), error=FileNotFoundError)

@@ -13,8 +13,10 @@ from PIL import Image
 
 from dfm_nb.base import urls, video
 from dfm_nb.data.sources import _location, folder, table
-from tests.data.sources.test_folder import counting_clip, fault, read
+from tests.data.sources.test_folder import fault, read
+from tests.frames import counting_clip
 from tests.json_files import write_lines
+from tests.refusals import refused
 from tests.servers import Quiet, serving
 
 
@@ -134,9 +136,7 @@ def test_a_driver_follows_no_redirect_to_this_machine(server, monkeypatch):
 
 
 def folder_fault(spec):
-    with pytest.raises(ValueError, match="inside") as caught:
-        folder.build(spec)
-    return caught.value
+    return refused("inside", folder.build, spec)
 
 
 def test_addresses_of_this_machine_and_its_network_are_not_public():
@@ -305,8 +305,7 @@ def test_a_picture_of_few_bytes_takes_no_memory_for_many(build, tmp_path, large)
 def test_texts_of_few_bytes_take_no_memory_for_many(build, tmp_path):
     texts = {"image": ["a.png"] * 300, "caption": ["x" * (1 << 20)] * 300}
     pq.write_table(pa.table(texts), tmp_path / "u.parquet", compression="zstd")
-    with pytest.raises(ValueError, match=r"u.parquet.*caption"):
-        build("u.parquet")
+    refused(r"u.parquet.*caption", build, "u.parquet")
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ""])
@@ -371,11 +370,9 @@ def test_columns_can_be_chosen(build, option, column, tmp_path):
     rows = [{"image": "gone", "photo": "a.png", "caption": "two", "spoken": "one"}]
     path = str(write_table(tmp_path / "t.csv", rows))
     assert read(table.build(path, image_column="photo", caption_column="spoken"))[0].caption == "one"
-    with pytest.raises(ValueError, match=column):
-        table.build(path, **{option: column})
+    refused(column, table.build, path, **{option: column})
     del rows[0][option.removesuffix("_column")]
-    with pytest.raises(ValueError, match=option.replace("_", "-")):  # it cannot be guessed
-        build("t.csv", rows)
+    refused(option.replace("_", "-"), build, "t.csv", rows)  # it cannot be guessed
 
 
 @pytest.mark.parametrize(
@@ -396,15 +393,12 @@ def test_columns_can_be_chosen(build, option, column, tmp_path):
 )
 def test_malformed_tables_are_refused(build, name, content, where, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=name) as caught:
-        build(name)
-    assert where in str(caught.value)
+    assert where in str(refused(name, build, name))
 
 
 def test_missing_tables_are_refused(tmp_path):
     for name in ("none.csv", ""):
-        with pytest.raises(FileNotFoundError, match=tmp_path.name):
-            table.build(str(tmp_path / name))
+        refused(tmp_path.name, table.build, str(tmp_path / name), error=FileNotFoundError)
 
 
 def test_columns_of_edit_data_sets_give_a_picture_beside_the_row_s_own(build):

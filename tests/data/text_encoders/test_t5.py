@@ -1,6 +1,5 @@
 """The loader on a T5 of T5-11B's width saved whole, against the encoding that NeMo DFM prepares data with."""
 
-import json
 import shutil
 
 import pytest
@@ -8,7 +7,8 @@ import torch
 
 from dfm_nb.data.text_encoders import t5
 from tests.data import encoder_files
-from tests.json_files import read_json
+from tests.json_files import read_json, write_json
+from tests.refusals import refused
 
 CAPTIONS = ["a blue butterfly", "a red butterfly over a meadow, wings spread", "", "a zebra", "a blue butterfly"]
 
@@ -58,16 +58,14 @@ def test_identity_tells_other_weights_and_another_config(folder, tmp_path):
     assert t5.build(copied).identity()["sha256"] == sha256 and len(sha256) == 64
     other = encoder_files.save_t5(tmp_path / "other", seed=1)
     config = read_json(copied / "config.json")
-    (copied / "config.json").write_text(json.dumps(config | {"relative_attention_max_distance": 64}))
+    write_json(copied / "config.json", config | {"relative_attention_max_distance": 64})
     found = {t5.build(place).identity()["sha256"] for place in (other, copied)}
     assert len(found | {sha256}) == 3
 
 
 def test_missing_weights_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="google-t5/t5-11b"):
-        t5.build(tmp_path)
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        t5.build(str(tmp_path / "nowhere"))
+    refused("google-t5/t5-11b", t5.build, tmp_path, error=FileNotFoundError)
+    refused("nowhere", t5.build, str(tmp_path / "nowhere"), error=FileNotFoundError)
 
 
 def test_path_is_a_folder_a_hub_id_or_a_cache_to_be(tmp_path, monkeypatch):

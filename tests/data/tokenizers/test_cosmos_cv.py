@@ -10,6 +10,7 @@ from torch import nn
 
 from dfm_nb.data.tokenizers import cosmos_cv
 from tests.data import encoder_files
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow  # networks, process groups or whole preparations in most of them
 
@@ -105,14 +106,11 @@ def test_bfloat16_trace_runs_as_it_is_on_cuda(half):
 def test_other_networks_files_are_refused(folder, tmp_path):
     for name in ("encoder", "decoder"):  # the halves in each other's place
         shutil.copy(folder / f"{name}.jit", tmp_path / ("encoder.jit" if name == "decoder" else "decoder.jit"))
-    with pytest.raises(ValueError, match=r"encoder\.jit"):
-        cosmos_cv.build(tmp_path).encode(video(1))
+    refused(r"encoder\.jit", cosmos_cv.build(tmp_path).encode, video(1))
     torch.jit.script(nn.Identity()).save(str(tmp_path / "decoder.jit"))
-    with pytest.raises(ValueError, match=r"decoder\.jit"):
-        cosmos_cv.build(tmp_path).decode(torch.zeros(1, 16, 1, 8, 8))
+    refused(r"decoder\.jit", cosmos_cv.build(tmp_path).decode, torch.zeros(1, 16, 1, 8, 8))
     (tmp_path / "decoder.jit").write_bytes(b"<html>")
-    with pytest.raises(ValueError, match=r"decoder\.jit"):
-        cosmos_cv.build(tmp_path).decode(torch.zeros(1, 16, 1, 8, 8))
+    refused(r"decoder\.jit", cosmos_cv.build(tmp_path).decode, torch.zeros(1, 16, 1, 8, 8))
 
 
 # ---- files --------------------------------------------------------------------------------------------------------
@@ -145,8 +143,7 @@ def test_new_cache_folder_is_no_hub_id(folder, tmp_path, monkeypatch):
     assert cosmos_cv.build("weights/cosmos").encode(video(1)).shape == (1, 16, 1, 4, 6)
     assert (tmp_path / "weights" / "cosmos" / "snapshot" / "encoder.jit").is_file()
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *a, **k: (_ for _ in ()).throw(OSError("offline")))
-    with pytest.raises(FileNotFoundError, match=r"encoder\.jit"):
-        cosmos_cv.build(tmp_path).encode(video(1))
+    refused(r"encoder\.jit", cosmos_cv.build(tmp_path).encode, video(1), error=FileNotFoundError)
 
 
 # ---- putting pieces together --------------------------------------------------------------------------------------

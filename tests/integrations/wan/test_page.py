@@ -2,12 +2,12 @@
 
 import pytest
 
-from dfm_nb.base.metrics import read_metrics
 from dfm_nb.base.video import read_video, write_mp4
 from dfm_nb.butterflies import synthetic
 from dfm_nb.checkpoints import loading
 from tests.docs.docs_pages import Page, desk
 from tests.integrations.wan.pipeline_folder import save_wan
+from tests.tiny_run import losses
 
 PAGE = Page("docs/wan.md")
 SHORT = {"train.train_iters": 2, "dataset.task_encoder_seq_length": 160}
@@ -43,5 +43,5 @@ def test_every_block_of_the_page_runs(tmp_path, make_once):
     config = loading.find_weights(tmp_path / "runs" / "wan").config
     assert (config.model.objective, config.model.lora.rank, config.generation.sampler) == ("flow", 16, "unipc_2")
     for name in ("wan", "wan-style", "python"):
-        losses = [r["loss"] for r in read_metrics(tmp_path / "runs" / name / "metrics.jsonl") if "loss" in r]
-        assert losses and all(x == x for x in losses)
+        found = losses(tmp_path / "runs" / name)
+        assert found and all(x == x for x in found)

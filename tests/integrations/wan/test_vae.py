@@ -5,6 +5,7 @@ import torch
 
 from dfm_nb.integrations.wan import vae
 from tests.integrations.wan.pipeline_folder import save_wan_vae
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,6 @@ def test_wrong_files_are_named(folder, tmp_path):
     from diffusers import AutoencoderKLWan
 
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=tmp_path.name):
-        vae.build(tmp_path)
+    refused(tmp_path.name, vae.build, tmp_path)
     AutoencoderKLWan(base_dim=8, num_res_blocks=1, z_dim=8).save_pretrained(tmp_path / "small")
-    with pytest.raises(ValueError, match="16 channels.* 8"):
-        vae.build(tmp_path / "small")
+    refused("16 channels.* 8", vae.build, tmp_path / "small")
