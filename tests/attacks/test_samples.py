@@ -60,7 +60,8 @@ def train(trainer, folder):
 def test_parts_alone_are_refused(change):
     parts = good_parts()
     change(parts)
-    refused(r"\bk7\b", shards.decode_sample, parts, "k7", shards.Fits(16, 384, (1, 4, 4)), error=SampleError)
+    fault = refused(r"\bk7\b", shards.decode_sample, parts, "k7", shards.Fits(16, 384, (1, 4, 4)), error=SampleError)
+    assert len(fault.detail) < 500
     assert not any(hasattr(f, "poison") for f in (torch._utils._rebuild_tensor_v2, torch.storage._load_from_bytes))
 
 

@@ -1,7 +1,6 @@
 """The launcher: starts, finds again, stops whole trees, says why a run failed; with a small program under torchrun."""
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -19,7 +18,9 @@ import pytest
 import workbench
 from dfm_nb.base import process
 from dfm_nb.base.run import Run
+from tests.json_files import write_json
 from tests.processes import alive, wait_until
+from tests.refusals import refused
 from workbench import supervisor
 from workbench.job import Job, RunFailed
 from workbench.launcher import PREPARE, NotOurs
@@ -150,15 +151,11 @@ def test_killed_torchrun_or_supervisor_leaves_no_orphans(launch, victim, state, 
 
 def test_a_running_run_refuses_another_and_stop_or_an_interrupt_ends_the_cell_that_waits(launch, tmp_path, front_end):
     launcher = launch(steps=100_000).start()
-    with pytest.raises(FileExistsError, match=f"process {launcher.job.pid} "):
-        launch(steps=1).start()
+    refused(f"process {launcher.job.pid} ", launch(steps=1).start, error=FileExistsError)
     assert launcher.state == "running"
-    with pytest.raises(FileNotFoundError, match="none"):
-        launch(folder="none").resume()
-    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path))):
-        workbench.Launcher.attach(tmp_path)
-    with pytest.raises(ValueError, match="--mock"):
-        workbench.Launcher("run", "--mock a=1")
+    refused("none", launch(folder="none").resume, error=FileNotFoundError)
+    refused(re.escape(str(tmp_path)), workbench.Launcher.attach, tmp_path, error=FileNotFoundError)
+    refused("--mock", workbench.Launcher, "run", "--mock a=1")
 
     async def cell(end):
         waiting = launcher.wait()
@@ -189,8 +186,8 @@ def test_of_two_starters_one_starts_and_the_other_is_refused(sleeping, tmp_path,
         (job.folder / "metrics.jsonl").touch()
     with ThreadPoolExecutor() as pool:
         starts = [pool.submit(job.start, record, (lambda: next(asides)) if over else None) for _ in range(4)]
-    refused = [str(error) for start in starts if (error := start.exception())]
-    assert len(refused) == 3 and all(f"process {job.record['pid']} " in why for why in refused)
+    faults = [str(error) for start in starts if (error := start.exception())]
+    assert len(faults) == 3 and all(f"process {job.record['pid']} " in why for why in faults)
     assert job.state == "running" and len(list(tmp_path.glob("before-*"))) == over
 
 
@@ -245,7 +242,7 @@ def planted(folder: Path, **record) -> Path:
     """A run folder as somebody else may send it."""
     folder.mkdir()
     told = {"program": "dfm_nb.train", "argv": ["--mock"], "nproc": 1, "exit_code": 1, "host": socket.gethostname()}
-    (folder / "launch.json").write_text(json.dumps({**told, "inode": folder.stat().st_ino, **record}))
+    write_json(folder / "launch.json", {**told, "inode": folder.stat().st_ino, **record})
     return folder
 
 
@@ -258,8 +255,7 @@ def test_resume_runs_nothing_that_a_foreign_folder_names(tmp_path, program):
     (folders[-1] / "launch.json").rename(folders[-1] / "config.yaml")
     for folder in folders:
         launcher = workbench.Launcher.attach(folder)
-        with pytest.raises(ValueError, match="dfm_nb.base.torchrun"):
-            launcher.resume()
+        refused("dfm_nb.base.torchrun", launcher.resume)
         panel = panel_of(launcher)
         for name in ("Continue", "Start over"):
             panel.buttons[name].click()
@@ -280,8 +276,7 @@ def test_stop_asks_before_it_ends_what_a_foreign_record_names(tmp_path, front_en
     stop = panel_of(launcher).buttons["Stop"]
     stop.click()
     assert launcher.state == "running" and "sleep 600" in panel_of(launcher).alert.value
-    with pytest.raises(NotOurs, match=str(other.pid)):
-        launcher.stop()
+    refused(str(other.pid), launcher.stop, error=NotOurs)
     stop.click()
     other.wait(60)
     assert launcher.state != "running"
@@ -292,8 +287,7 @@ def test_a_log_of_somebody_else_is_not_continued(tmp_path):
     planted(tmp_path / "linked").joinpath("launch.log").symlink_to(tmp_path / "notes")
     planted(tmp_path / "theirs").joinpath("launch.json").rename(tmp_path / "theirs/launch.log")
     for name in ("theirs", "linked"):
-        with pytest.raises(FileExistsError, match=f"{name}/launch.log"):
-            workbench.Launcher(tmp_path / name, ["--mock"]).start()
+        refused(f"{name}/launch.log", workbench.Launcher(tmp_path / name, ["--mock"]).start, error=FileExistsError)
     assert (tmp_path / "notes").read_text() == "mine"
 
 
@@ -324,8 +318,7 @@ def test_run_started_in_a_terminal_is_found_stopped_and_resumable(tmp_path):
     launcher.stop()
     assert trainer.wait(5) == 0
     assert launcher.can_resume and launcher.difference() == ""
-    with pytest.raises(ValueError, match="terminal"):
-        workbench.Launcher(run, ["--mock"]).start()
+    refused("terminal", workbench.Launcher(run, ["--mock"]).start)
     assert launcher.command[-4:] == ["--config-file", str(run / "config.yaml"), "--run-dir", str(run)]
 
 
@@ -412,8 +405,7 @@ def test_another_command_goes_on_or_starts_over_when_it_is_told(launch, front_en
     asyncio.run(awaited(other))
     assert steps_done(other) == len((tmp_path / "run-before-1/metrics.jsonl").read_text().splitlines()) == 6
     monkeypatch.setenv("DFM_HEADLESS", "1")
-    with pytest.raises(ValueError, match="6 -> 8"):
-        launch(steps=8).start()
+    refused("6 -> 8", launch(steps=8).start)
 
 
 def test_preparation_with_other_settings_can_only_start_over(tmp_path):
