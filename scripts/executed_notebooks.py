@@ -28,7 +28,6 @@ from dfm_nb.display import contact_sheet
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 PROJECT = "~/butterflies"
-IMAGES = "../../notebooks/images"
 LARGEST_CELL = 256
 """px of the pictures that are put on a sheet; a wider one, alone, stays as it is."""
 
@@ -70,11 +69,15 @@ def picture(markup: str) -> Image.Image | None:
     return Image.fromarray(contact_sheet({"": entries})).quantize(256, kmeans=2)
 
 
+def in_copies(source: str) -> str:
+    """The source of a cell, with the links as they must be in docs/notebooks."""
+    return source.replace("](../", "](../../").replace("](images/", "](../../notebooks/images/")
+
+
 def for_readers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """The notebook with outputs that are shown without a kernel: PNG, tables and text."""
     for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = cell.source.replace("](images/", f"]({IMAGES}/")
+        cell.source = in_copies(cell.source)
         kept = []
         for output in cell.get("outputs", []):
             data = output.get("data", {})
@@ -88,8 +91,8 @@ def for_readers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
                 output.data = {"image/png": base64.b64encode(file.getvalue()).decode()}
             elif "<table" in markup:
                 output.data = {"text/html": markup, "text/plain": data["text/plain"]}
-            elif any("widget" in kind for kind in data):
-                continue
+            elif any("widget" in kind for kind in data) or data.get("text/plain", "").startswith("Launcher("):
+                continue  # a launcher shows the state at the end of the notebook
             elif data:
                 output.data = {"text/plain": data.get("text/plain", "")}
             if data.get("text/plain", "").strip() or image is not None or output.get("text", "").strip():
