@@ -59,14 +59,15 @@ class Media(HTMLParser):
 
 def picture(markup: str) -> Image.Image | None:
     """What an output's HTML shows, as one picture; None without pictures."""
-    entries = Media(markup).entries
+    row, _, pictures = markup.rpartition("</span></td>")  # mediapy's label at the left of a row
+    entries = Media(pictures).entries
     if not entries:
         return None
     (videos, _) = entries[0]
     if len(entries) == 1 and max(videos[0].shape) > LARGEST_CELL:
         return Image.fromarray(videos[0][0])
     # of pictures 256 colours are enough; a plot would lose some of its own
-    return Image.fromarray(contact_sheet({"": entries})).quantize(256, kmeans=2)
+    return Image.fromarray(contact_sheet({row.rpartition(">")[2]: entries}, columns=9)).quantize(256, kmeans=2)
 
 
 def in_copies(source: str) -> str:
