@@ -1,6 +1,6 @@
 """The executed notebooks: HTML pages for the docs, and copies in docs/notebooks that GitHub and VS Code show.
 
-    python scripts/executed_notebooks.py [--output build/docs/notebooks] [--copies docs/notebooks]
+    python scripts/executed_notebooks.py [--output build/docs/notebooks]
 
 They run headless with their defaults, in order, in one folder, like a reader would run them: about 12 minutes on two
 cores. The times are printed and listed in index.html. In the copies a picture or clip is a PNG, because GitHub shows no
@@ -26,7 +26,7 @@ from dfm_nb.base.video import read_image, read_video
 from dfm_nb.display import contact_sheet
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted(path.stem for path in ROOT.glob("notebooks/*.ipynb"))
 PROJECT = "~/butterflies"
 LARGEST_CELL = 256
 """px of the pictures that are put on a sheet; a wider one, alone, stays as it is."""
@@ -63,7 +63,7 @@ def picture(markup: str) -> Image.Image | None:
     entries = Media(pictures).entries
     if not entries:
         return None
-    (videos, _) = entries[0]
+    videos, _ = entries[0]
     if len(entries) == 1 and max(videos[0].shape) > LARGEST_CELL:
         return Image.fromarray(videos[0][0])
     # of pictures 256 colours are enough; a plot would lose some of its own
@@ -83,6 +83,7 @@ def for_readers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             markup = data.get("text/html", "")
+            text = data.get("text/plain", "")
             image = picture(markup)
             if "image/png" in data:
                 image = Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
@@ -91,12 +92,12 @@ def for_readers(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
                 image.save(file, "png", optimize=True)
                 output.data = {"image/png": base64.b64encode(file.getvalue()).decode()}
             elif "<table" in markup:
-                output.data = {"text/html": markup, "text/plain": data["text/plain"]}
-            elif any("widget" in kind for kind in data) or data.get("text/plain", "").startswith("Launcher("):
+                output.data = {"text/html": markup, "text/plain": text}
+            elif text.startswith("Launcher(") or any("widget" in kind for kind in data):
                 continue  # a launcher shows the state at the end of the notebook
             elif data:
-                output.data = {"text/plain": data.get("text/plain", "")}
-            if data.get("text/plain", "").strip() or image is not None or output.get("text", "").strip():
+                output.data = {"text/plain": text}
+            if text.strip() or image is not None or output.get("text", "").strip():
                 kept.append(output)
         if cell.cell_type == "code":
             cell.outputs = kept
@@ -122,11 +123,9 @@ def without_places(page: str, folder: Path) -> str:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--output", type=Path, default=ROOT / "build" / "docs" / "notebooks")
-    p.add_argument("--copies", type=Path, default=ROOT / "docs" / "notebooks")
+    p.add_argument("--output", type=Path, default=ROOT / "build/docs/notebooks")
     args = p.parse_args()
-    for pages in (args.output, args.copies):
-        pages.mkdir(parents=True, exist_ok=True)
+    args.output.mkdir(parents=True, exist_ok=True)
     rows = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "butterflies"
@@ -139,7 +138,7 @@ def main() -> None:
             page = without_places(Path(place, f"{name}.html").read_text(encoding="utf-8"), folder)
             (args.output / f"{name}.html").write_text(page, encoding="utf-8")
             copy = nbformat.writes(for_readers(nbformat.read(f"{place}/{name}.ipynb", as_version=4)))
-            (args.copies / f"{name}.ipynb").write_text(without_places(copy, folder), encoding="utf-8")
+            (ROOT / "docs/notebooks" / f"{name}.ipynb").write_text(without_places(copy, folder), encoding="utf-8")
             rows.append(f'<li><a href="{name}.html">{html.escape(name)}</a>, {took:.0f} s</li>')
             print(f"{name}: {took:.0f} s, {len(page) / 1e6:.1f} MB", flush=True)
     head = '<!doctype html><meta charset="utf-8"><title>Notebooks</title><h1>The notebooks after a run</h1>'

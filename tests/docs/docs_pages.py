@@ -69,14 +69,10 @@ def _dedent(code: str, pad: int) -> str:
 
 
 def all_pages() -> list[Path]:
-    """README, CONTRIBUTING, SECURITY, AGENTS and every page under docs/, deploy/ and skills/."""
+    """README, CONTRIBUTING, SECURITY, AGENTS, every page under docs/, deploy/ and skills/, and notebooks."""
     top = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "AGENTS")]
-    return [*top, *(path for folder in ("docs", "deploy", "skills") for path in sorted((ROOT / folder).rglob("*.md")))]
-
-
-def notebooks() -> list[Path]:
-    """The notebooks, and the executed ones of the docs."""
-    return sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("docs/notebooks/*.ipynb")])
+    below = ("docs/**/*.md", "deploy/**/*.md", "skills/**/*.md", "notebooks/*.ipynb", "docs/notebooks/*.ipynb")
+    return [*top, *(path for pattern in below for path in sorted(ROOT.glob(pattern)))]
 
 
 # ---- running ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dfm_nb import cli, train
 from dfm_nb import config as cfg
 from dfm_nb.base.argv import ArgumentParser, pop_nproc
 from scripts.flags_tables import with_tables
-from tests.docs.docs_pages import FENCE, ROOT, Page, all_pages, desk, notebooks
+from tests.docs.docs_pages import FENCE, ROOT, Page, all_pages, desk
 
 NAMES = [str(p.relative_to(ROOT)) for p in all_pages()]
 README, INDEX, TROUBLES = Page("README.md"), Page("docs/index.md"), Page("docs/troubleshooting.md")
@@ -85,7 +85,7 @@ def test_every_command_of_the_page_is_accepted_by_its_parser(name, monkeypatch, 
     assert refused == []
 
 
-@pytest.mark.parametrize("name", [*NAMES, *(str(p.relative_to(ROOT)) for p in notebooks())])
+@pytest.mark.parametrize("name", NAMES)
 def test_links_and_figures_of_the_page_are_there(name):
     assert Page(name).missing_links() == []
 
