@@ -28,7 +28,6 @@ NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
 PAGES = ROOT / "build/docs/notebooks"
 COPIES = ROOT / "docs/notebooks"
 PROJECT = "~/butterflies"
-IMAGES = "../../notebooks/images"
 WIDTH = 880  # px, about that of a notebook on GitHub
 PAGE = '<body style="margin:0;font:14px sans-serif"><div id="shown" style="padding:4px;width:fit-content">{}</div>'
 REWOUND = """() => Promise.all([...document.querySelectorAll("video")].map((video) => new Promise((done) => {
@@ -62,16 +61,25 @@ class Screen:
         return file.getvalue()
 
 
+def in_copies(source: str) -> str:
+    """The source of a cell, with the links as they must be in docs/notebooks."""
+    return source.replace("](../", "](../../").replace("](images/", "](../../notebooks/images/")
+
+
 def for_readers(notebook: nbformat.NotebookNode, screen: Screen) -> nbformat.NotebookNode:
     """The notebook with outputs that are shown without a kernel: PNG, tables of pandas, and text."""
     for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = cell.source.replace("](images/", f"]({IMAGES}/")
+        cell.source = in_copies(cell.source)
         kept = []
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             markup = data.get("text/html", "")
             text = data.get("text/plain", "")
+            # without a kernel a widget is nothing, and a launcher would show the state at the notebook's end
+            dead = text.startswith("Launcher(") or ("text/html" not in data and any("widget" in kind for kind in data))
+            empty = not (markup or "image/png" in data or text.strip() or output.get("text", "").strip())
+            if dead or empty:
+                continue
             if 'class="dataframe"' in markup:
                 output.data = {"text/html": markup, "text/plain": text}
             elif markup:
@@ -80,9 +88,7 @@ def for_readers(notebook: nbformat.NotebookNode, screen: Screen) -> nbformat.Not
                 output.data = {"image/png": data["image/png"]}
             elif data:
                 output.data = {"text/plain": text}
-            widget = any("widget" in kind for kind in data) and not markup
-            if not widget and (markup or "image/png" in data or text.strip() or output.get("text", "").strip()):
-                kept.append(output)
+            kept.append(output)
         if cell.cell_type == "code":
             cell.outputs = kept
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}

@@ -239,16 +239,13 @@ def anchors(store: SampleStore) -> Anchors | None:
 
 
 def _report_untold(told: Mapping[tuple[Form, bool], list[str]], others: int) -> None:
-    """Say how many samples are not what their caption alone is answered with. others : samples without a record."""
+    """Say for how many captions the samples differ in form. others : samples without a record."""
     shared = defaultdict[str, Counter[Form]](Counter)
     for (form, _), captions in told.items():  # whether pictures are given does not matter here
         for caption in captions:
             shared[simhash([caption])][form] += 1
-    outvoted = sum(uses.total() - max(uses.values()) for uses in shared.values())
-    if outvoted or others:
-        log.info(
-            "A caption alone gives the frames, size and rate of its sample, but not for %d captions that more samples "
-            "of another form share, and for %d samples that were not looked at or whose size cannot be generated",
-            outvoted,
-            others,
-        )
+    several = sum(len(uses) > 1 for uses in shared.values())
+    if several:
+        log.info("%d captions have samples of several sizes, lengths or rates; they get the most frequent", several)
+    if others:
+        log.info("%d samples were not looked at or cannot be generated in their size; prompts may get another", others)

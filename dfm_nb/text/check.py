@@ -161,7 +161,7 @@ def _structure(index: Index) -> list[Check]:
     return [
         Check("the sizes agree", size == want, f".bin has {size:,} bytes, the index needs {want:,}"),
         Check("every sequence has tokens", bool((lengths > 0).all()), f"{int((lengths <= 0).sum())} have none"),
-        Check("the pointers follow the lengths", not len(wrong), f"wrong of sequences {wrong[:3].tolist()}"),
+        Check("the pointers follow the lengths", not len(wrong), f"wrong: {wrong[:3].tolist() or 'none'}"),
         Check("the document bounds rise", rising and ends == [0, len(lengths)], f"{ends} of {len(lengths)} sequences"),
     ]
 

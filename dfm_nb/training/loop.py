@@ -468,8 +468,7 @@ def _warn_of_large_steps(config: cfg.Config, store: SampleStore) -> None:
     tokens = int(store.voxels(np.arange(len(store))).sum()) // (m.patch_temporal * m.patch_spatial**2)
     if tokens < step:
         log.warning(
-            f"A step takes {t.global_batch_size} packs of {config.dataset.task_encoder_seq_length} tokens, and all "
-            f"{len(store)} samples have {tokens} tokens: lower train.global_batch_size or "
+            f"A step takes {step} tokens, and all {len(store)} samples have {tokens}: lower train.global_batch_size or "
             "dataset.task_encoder_seq_length, or let --minutes choose them"
         )
 

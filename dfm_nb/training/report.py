@@ -31,7 +31,7 @@ from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import layout_of
 from dfm_nb.training.trainer import StepResult
 
-PASSES = {140: "85 to 100 %", 30: "25 to 93 %"}
+PASSES = {140: "85 to 100 %", 35: "25 to 93 %"}
 """Pictures that came back from their captions in runs with at least that many passes (docs/own-pictures.md)."""
 
 Values = Mapping[str, "float | Sample"]
@@ -263,11 +263,11 @@ def expected(config: cfg.Config, store: SampleStore, tokens: float) -> str:
     parts = []
     for kind, (count, n) in uses.items():
         if count:
-            parts.append(f"each {kind} about {format(n, '.0f' if n >= 1 else '.2f')} times")
+            parts.append(f"about {format(n, '.0f' if n >= 1 else '.2f')} over each {kind}")
     seen = next((share for least, share in PASSES.items() if len(stills) and epochs >= least), None)
-    gave = f"The shortest measured runs used each picture {min(PASSES)} times"
+    gave = f"The shortest measured run made {min(PASSES)}"
     if seen:
         gave = f"In measured runs of that many passes, {seen} of the pictures came back from their captions"
     share = clips.sum() / (stills.sum() + clips.sum())
     work = f"; clips take {share:.0%} of the work" if 0 < share < 1 else ""
-    return f"Training uses {' and '.join(parts)}{work}. {gave} (docs/own-pictures.md)"
+    return f"Passes of training: {', '.join(parts)}{work}. {gave} (docs/own-pictures.md)"

@@ -167,7 +167,7 @@ def test_a_corpus_is_not_written_through_links(theirs, tmp_path):
 # ---- folders ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["images", "00_tour.ipynb", "images/blend.png"])
+@pytest.mark.parametrize("name", ["images", "00_tour.ipynb", "images/noising.png"])
 def test_lab_follows_no_link_and_keeps_what_is_there(theirs, tmp_path, name):
     place = tmp_path / "foreign/notebooks"
     source = lab.shipped()

@@ -12,6 +12,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import nbformat
+
 from tests.processes import commands
 
 ROOT = Path(__file__).parents[2]
@@ -20,11 +22,14 @@ FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.M | re.S)
 
 
 class Page:
-    """A page of the documentation by its path from the root."""
+    """A page of the documentation by its path from the root; of a notebook its text."""
 
     def __init__(self, name: str):
         self.path = ROOT / name
         self.text = self.path.read_text(encoding="utf-8")
+        if name.endswith(".ipynb"):
+            cells = nbformat.reads(self.text, 4).cells
+            self.text = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
         self.fences = [(language, _dedent(code, len(pad))) for pad, language, code in FENCE.findall(self.text)]
         self.blocks = [(language, code) for language, code in self.fences if language in RUN]
 
@@ -64,9 +69,10 @@ def _dedent(code: str, pad: int) -> str:
 
 
 def all_pages() -> list[Path]:
-    """README, CONTRIBUTING, SECURITY, AGENTS and every page under docs/, deploy/ and skills/."""
+    """README, CONTRIBUTING, SECURITY, AGENTS, every page under docs/, deploy/ and skills/, and notebooks."""
     top = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "AGENTS")]
-    return [*top, *(path for folder in ("docs", "deploy", "skills") for path in sorted((ROOT / folder).rglob("*.md")))]
+    below = ("docs/**/*.md", "deploy/**/*.md", "skills/**/*.md", "notebooks/*.ipynb", "docs/notebooks/*.ipynb")
+    return [*top, *(path for pattern in below for path in sorted(ROOT.glob(pattern)))]
 
 
 # ---- running ------------------------------------------------------------------------------------------------------

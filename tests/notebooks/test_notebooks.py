@@ -14,6 +14,7 @@ import psutil
 import pytest
 from papermill.parameterize import parameterize_notebook
 
+from scripts.executed_notebooks import in_copies
 from tests.browser.lab_page import find_browser
 from tests.processes import commands
 from workbench import notebook_run
@@ -130,8 +131,8 @@ def test_copies_in_the_docs_have_the_sources_of_the_notebooks():
     copies = sorted((FOLDER.parent / "docs/notebooks").glob("*.ipynb"))
     assert copies and sum(path.stat().st_size for path in copies) < 3e6
     for copy in copies:
-        shown = [cell.source.replace("../../notebooks/images/", "images/") for cell in nbformat.read(copy, 4).cells]
-        assert shown == [cell.source for cell in nbformat.read(FOLDER / copy.name, 4).cells], copy.name
+        shown = [cell.source for cell in nbformat.read(copy, 4).cells]
+        assert shown == [in_copies(cell.source) for cell in nbformat.read(FOLDER / copy.name, 4).cells], copy.name
 
 
 @pytest.mark.skipif(not FULL, reason="the same cells as above: make notebooks")
