@@ -36,6 +36,7 @@ FILES = {*WRITTEN, IDENTITY, LOCK, NOTES, "report.html", "launch.json", "launch.
 _PARTS = "|".join(map(re.escape, (*NEEDED, *ASSETS, CHECKSUMS)))
 BELOW = re.compile(
     r"samples/(data|iter_\d+)/[^/]+\.(png|mp4)(\.json)?|tensorboard/events\.out\.tfevents\.[^/]+|"
+    r"wandb/(latest-run|debug[^/]*|(offline-)?run-[^/]+/.+)|"
     rf"checkpoints/(owner\.json|{re.escape(TRACKER)}|iter_\d+(\.removed)?(\.tmp)?/(rank-\d+\.(json|safetensors)|{_PARTS}))"
 )
 """What a run and this workbench write into a run folder, and below it."""
@@ -187,8 +188,7 @@ class Runs(Live):
     def kept_html(self) -> str:
         table = []
         for row in self._rows():
-            cells = ["" if cell is None else cell for cell in row["cells"]]
-            table.append([*cells, row["tags"], row["note"], row["thumbnail"]])
+            table.append([*map(_short, row["cells"]), row["tags"], row["note"], row["thumbnail"]])
         return table_html(table, [*self._heads(), "tags", "note", "samples"]) if table else repr(self)
 
     def _heads(self) -> list[str]:
@@ -244,3 +244,9 @@ class Runs(Live):
 def _plain(value: Any) -> str | int | float | None:
     """A cell as JSON has it: numbers sort as numbers."""
     return value if value is None or (isinstance(value, int | float) and value is not True) else str(value)
+
+
+def _short(value: str | int | float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -82,6 +82,10 @@ def test_only_a_run_of_ours_is_deleted_after_a_confirmation(folder):
         refused(file.name, runs.delete, "deep/b", confirm=True)
         file.unlink()
     assert len(runs.paths) == 4 and all(path.is_dir() for path in runs.paths.values())
+    for file in ("events.wandb", "logs/debug.log"):  # of a service that writes into the run's folder
+        (folder / "a/wandb/run-1/logs").mkdir(parents=True, exist_ok=True)
+        (folder / "a/wandb/run-1" / file).write_text("")
+    (folder / "a/wandb/latest-run").symlink_to("run-1")
     delete = next(b for b in runs.widget.children[0].children if b.description == "Delete")
     runs._table.chosen = ["a"]
     delete.click()
