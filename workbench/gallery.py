@@ -207,8 +207,8 @@ class Gallery:
             items = [item for item in row if item]
             begins = [item.begins for item in items]
             shown = [frames for frames, _ in filter(None, begins)]
-            if wide:  # stills stand side by side
-                shown = [frames[len(frames) // 2][None] for frames in shown]
+            if wide:  # side by side there is room for one
+                shown = [frames[:1] for frames in shown]
             if shown:
                 entries.append((shown, items[0].prompt))
         sheet = display.contact_sheet({" | ".join(self.columns): entries}, columns=1 if wide else 8)

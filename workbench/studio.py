@@ -62,11 +62,8 @@ STRIP_OF = (
     '<div style="font-size:12px;line-height:1.4">'
     "<div>The model's guess at the finished clip (step: noise left). {}</div>{}</div>"
 )
-THUMB = (
-    "<style>.{}{{background:center/cover url({})!important;line-height:1.6;font-size:10px;color:white;"
-    "text-shadow:0 0 3px black,0 0 3px black;display:flex;align-items:flex-end}}</style>"
-)
-"""Gives the button of a class a picture, with its text small at the bottom."""
+THUMB = "<style>.{}{{background:center/cover url({})!important;color:transparent!important}}</style>"
+"""Gives the button of a class a picture in the place of its text, which screen readers still read."""
 EMPTY = fill('<div style="border:1px solid #8888;width:{}px;max-width:100%;aspect-ratio:1"></div>', SIDE_PX)
 
 
@@ -402,7 +399,7 @@ class Studio(Live):
         back.layout = {"width": side, "height": side, "padding": "0"}
         name = f"dfm-{back.model_id}"
         back.add_class(name)
-        url = data_url(clip.frames[len(clip.frames) // 2])
+        url = data_url(clip.frames[0])
         style = w.HTML(fill(THUMB, name, url), layout=HIDDEN)
         column = w.VBox([back, style], layout={"overflow": "visible"})
         self._past.children = (*self._past.children, column)[-HISTORY:]
