@@ -47,6 +47,7 @@ FIRST_SHARE = 0.3  # of a clip's loss, else its first frame is a mesh (benchmark
 BASE = "drawings"
 """The packaged weights that a run starts from where they fit (benchmarks/results/own_pictures.md)."""
 BASE_PASSES = 100  # with fewer, fewer training captions come back than from scratch
+CLIP_PASSES = 150  # the same where there are clips, of which the base has seen none
 CPU_TOKENS, GPU_TOKENS = 768, 8192
 """Of a pack: fewer do not keep the kernels busy; more make fewer steps in the time, and not better ones."""
 
@@ -59,9 +60,10 @@ def settings(resolved: cfg.Resolved, store: SampleStore, world_size: int, starte
     c = chosen.config
     tokens = c.train.train_iters * c.train.global_batch_size * c.dataset.task_encoder_seq_length
     from_base = c.checkpoint.pretrained != resolved.config.checkpoint.pretrained
-    if not from_base or tokens >= BASE_PASSES * np.concatenate(epoch_tokens(c, store)).sum():
+    needed = BASE_PASSES if store.most_frames() == 1 else CLIP_PASSES
+    if not from_base or tokens >= needed * np.concatenate(epoch_tokens(c, store)).sum():
         return chosen
-    why = f"these are fewer than {BASE_PASSES} passes, too few for a start from {BASE}"
+    why = f"these are fewer than {needed} passes, too few for a start from {BASE}"
     log.info("Training starts from scratch: %s", why)
     scratch = resolved.dialled({"checkpoint.pretrained": (None, why)})
     # the network may be smaller, so its iterations are timed too
@@ -114,15 +116,15 @@ def of_data(resolved: cfg.Resolved, store: SampleStore, world_size: int) -> cfg.
 
 
 def _from_base(resolved: cfg.Resolved, values: dict[str, tuple[Any, str]], store: SampleStore) -> cfg.Resolved:
-    """With these values, and the weights of `BASE` if they fit: stills, the same latents, no smaller network."""
+    """With these values, and the weights of `BASE` if they fit: mostly stills, the same latents, no smaller network."""
     c = resolved.config
     scratch = resolved.dialled(values)
     folder = data_folder(c)
     chosen = not resolved.is_free("checkpoint.pretrained") or c.checkpoint.load or c.checkpoint.load_checkpoint
     encoded = folder and (folder / folders.MANIFEST).is_file()
-    # clips come out worse: it has seen none, nor pairs
-    stills = store.most_frames() == 1 and not store.any_given
-    if chosen or c.model.student or not stills or not encoded or weights_path(BASE) != packaged(BASE):
+    # it has seen no pairs; a start of clips alone was not measured
+    pictures = 2 * len(store.of_kind(still=True)) > len(store) and not store.any_given
+    if chosen or c.model.student or not pictures or not encoded or weights_path(BASE) != packaged(BASE):
         return scratch
     source = loading.find_weights(BASE)
     why = f"{BASE} has the latents of these pictures; checkpoint.pretrained=null starts from scratch"

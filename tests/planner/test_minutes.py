@@ -4,6 +4,7 @@ import math
 import re
 import time
 
+import numpy as np
 import pytest
 
 from dfm_nb import config as cfg
@@ -13,7 +14,7 @@ from dfm_nb.checkpoints.loading import find_weights
 from dfm_nb.data.stores import MockStore, ShardStore
 from dfm_nb.planner import minutes as dial
 from dfm_nb.training.batches import with_data
-from dfm_nb.training.report import expected
+from dfm_nb.training.report import epoch_tokens, expected
 from tests.tiny_run import SIZE
 
 pytestmark = pytest.mark.slow
@@ -95,7 +96,20 @@ def test_samples_with_the_latents_of_the_packaged_base_are_trained_from_it(tmp_p
     assert start(same, "checkpoint.pretrained=null") == start("pca") == (None, 4)
     for other in ("model.hidden_size=48", "model.qk_layernorm=false", "checkpoint.load_checkpoint=a"):
         assert start(same, other)[0] is None, "another network, or weights of one's own"
-    assert start(same, store=MockStore([(1, 8, 8), (3, 8, 8)]))[0] is None, "clips"
+    assert start(same, store=MockStore([(1, 8, 8), (3, 8, 8)]))[0] is None, "as many clips as pictures"
+    mixed = MockStore([(1, 8, 8), (1, 8, 8), (3, 8, 8)], length=300)
+    assert start(same, store=mixed)[0] == dial.BASE
+
+    def settled(store, passes: float) -> str | None:
+        asked = ["train.minutes=5", f"dataset.path={tmp_path / same}"]
+        c = dial.of_data(with_data(cfg.resolve("own", overrides=asked), store), store, 1).config
+        step = c.train.global_batch_size * c.dataset.task_encoder_seq_length
+        asked.append(f"train.train_iters={round(passes * np.concatenate(epoch_tokens(c, store)).sum() / step)}")
+        resolved = with_data(cfg.resolve("own", overrides=asked), store)
+        return dial.settings(resolved, store, 1, 0).config.checkpoint.pretrained
+
+    assert settled(ShardStore(tmp_path / same), 1.2 * dial.BASE_PASSES) == dial.BASE
+    assert [settled(mixed, n * dial.CLIP_PASSES) for n in (0.9, 1.2)] == [None, dial.BASE]
 
     monkeypatch.setattr(dial, "_iteration", lambda *_: (2.0, 100))
     monkeypatch.setattr(dial, "ROUNDS", 1)
