@@ -368,7 +368,9 @@ class Monitor(Live):
                 parts.append(fill(NAMED, name, Gallery.of_training(watched.run.path).html()))
         if parts and len(state) == 1:
             every = Gallery.of_training(self.runs[0].run.path, prompts=PROMPTS, rounds=ROUNDS)
-            parts.append(media_html("image/png", every.png(), "Every prompt over the training", 480))
+            rounds = len(every.columns)
+            width = 120 * rounds if 1 < rounds < 4 else 480  # a single round is a sheet of its prompts
+            parts.append(media_html("image/png", every.png(), "Every prompt over the training", width))
         self._films = row_html(parts)
         return self._films
 
