@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import nbformat
-from PIL import Image
+from PIL import Image, ImageOps
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,7 @@ PAGES = ROOT / "build/docs/notebooks"
 COPIES = ROOT / "docs/notebooks"
 PROJECT = "~/butterflies"
 WIDTH = 880  # px, about that of a notebook on GitHub
-PAGE = '<body style="margin:0;font:14px sans-serif"><div id="shown" style="padding:4px;width:fit-content">{}</div>'
+PAGE = '<body style="margin:0;font:14px sans-serif"><div id="shown" style="padding:4px">{}</div>'
 REWOUND = """() => Promise.all([...document.querySelectorAll("video")].map((video) => new Promise((done) => {
     video.autoplay = false;
     video.pause();
@@ -55,9 +55,10 @@ class Screen:
         """PNG of 256 colours, which is enough for pictures and text; clips show their first frame."""
         self.page.set_content(PAGE.format(markup), wait_until="load")
         self.page.evaluate(REWOUND)
-        image = Image.open(io.BytesIO(self.page.locator("#shown").screenshot()))
+        image = Image.open(io.BytesIO(self.page.locator("#shown").screenshot())).convert("RGB")
+        _, _, right, _ = ImageOps.invert(image).getbbox()  # where the page is not white
         file = io.BytesIO()
-        image.convert("RGB").quantize(256, kmeans=2).save(file, "png", optimize=True)
+        image.crop((0, 0, right, image.height)).quantize(256, kmeans=2).save(file, "png", optimize=True)
         return file.getvalue()
 
 

@@ -272,6 +272,8 @@ class DatasetBrowser(Live):
         if not self.manifest:
             return fill("<p>There is no manifest, so drops are unknown.</p>")
         drops = self.about.get("drops", [])
+        if not drops:
+            return fill("<p>Nothing was dropped.</p>")
         reasons = Counter(drop["reason"] for drop in drops)
         counted = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common())
         rows = [(drop.get("key", ""), drop["reason"], drop.get("detail", "")) for drop in drops[:DROPS_SHOWN]]

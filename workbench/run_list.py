@@ -246,7 +246,7 @@ def _plain(value: Any) -> str | int | float | None:
     return value if value is None or (isinstance(value, int | float) and value is not True) else str(value)
 
 
-def _short(value: str | int | float | None) -> str:
+def _short(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
