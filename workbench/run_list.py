@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import anywidget
@@ -243,7 +244,9 @@ class Runs(Live):
 
 def _plain(value: Any) -> str | int | float | None:
     """A cell as JSON has it: numbers sort as numbers."""
-    return value if value is None or (isinstance(value, int | float) and value is not True) else str(value)
+    if value is None or (isinstance(value, int | float) and value is not True):
+        return value
+    return shorten(str(value), 40, placeholder="...") if isinstance(value, list) else str(value)
 
 
 def _short(value: Any) -> str:
