@@ -171,7 +171,7 @@ class Training:
     def samples(self) -> Samples:
         statistics = self.loader.order.settings.statistics
         held_out = self.validation.store
-        stores = [held_out] if held_out.split == "train" else [held_out, self.store]
+        stores = [held_out] if held_out.split == "train" else [self.store, held_out]
         return Samples(self.config, self.trainer, self.folder, stores, statistics)
 
     def resume(self) -> None:

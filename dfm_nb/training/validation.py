@@ -84,11 +84,11 @@ class Validation:
 class Samples:
     """Samples of every round with fixed seeds, from the average that generates, dealt to the data-parallel ranks.
 
-    They are asked for as `dfm generate` does by default. Prompts are `validation.prompts`, and captions of validation
-    and training samples in turn, whose embeddings are in the shards; the real samples are written beside them, in
+    They are asked for as `dfm generate` does by default. Prompts are `validation.prompts`, and captions of training and
+    validation samples in turn, whose embeddings are in the shards; the real samples are written beside them, in
     `samples/data`. If a rank cannot sample, it logs why once; the run continues.
 
-    stores : validation and training samples; the first alone if they are the same.
+    stores : training and validation samples; the first alone if they are the same.
     """
 
     def __init__(
