@@ -29,7 +29,7 @@ PAGES = ROOT / "build/docs/notebooks"
 COPIES = ROOT / "docs/notebooks"
 PROJECT = "~/butterflies"
 WIDTH = 880  # px, about that of a notebook on GitHub
-PAGE = '<body style="margin:0;font:14px sans-serif"><div id="shown" style="padding:4px">{}</div>'
+PAGE = '<body style="margin:0;font:14px sans-serif"><div id="shown" style="padding:4px;min-width:min-content">{}</div>'
 REWOUND = """() => Promise.all([...document.querySelectorAll("video")].map((video) => new Promise((done) => {
     video.autoplay = false;
     video.pause();
