@@ -1,5 +1,5 @@
-// A plain key belongs to the control that has the focus: in JupyterLab "x" on a button would cut the button's cell.
+// A plain key belongs to the control of an output that has the focus: in JupyterLab "x" on a button or link would cut its cell.
 window.dfmKeys ??= ({ target, ctrlKey, metaKey, altKey }) => {
-  if (target.closest?.(".dfm-live")) target.toggleAttribute("data-lm-suppress-shortcuts", !(ctrlKey || metaKey || altKey));
+  if (target.closest?.(".jp-OutputArea-output")) target.toggleAttribute("data-lm-suppress-shortcuts", !(ctrlKey || metaKey || altKey));
 };
 window.addEventListener("keydown", window.dfmKeys, true);  // the page of a copy may run twice: one function, one listener
