@@ -45,9 +45,15 @@ def replacing(path: str | Path, durable: bool = True) -> Iterator[Path]:
             if durable:
                 sync(temporary)
         fix = _free.pop(path.absolute(), "")
-        if fix and os.path.lexists(path):  # another process was first
-            raise FileExistsError(_TAKEN.format(path, fix))
-        os.replace(temporary, path)
+        try:
+            if fix:
+                os.link(temporary, path)  # which fails where another process was first
+        except FileExistsError:
+            raise FileExistsError(_TAKEN.format(path, fix)) from None
+        except OSError:  # of a file system without hard links
+            fix = ""
+        if not fix:
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -79,6 +79,13 @@ def test_a_name_that_was_free_is_taken_once(tmp_path):
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"a": "the other's", "b": "again", "c": "ours"}
 
 
+def test_a_free_name_is_written_without_hard_links(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", lambda *_: os.stat(tmp_path / "none"))
+    files.check_free(tmp_path / "a", False)
+    files.write_atomically(tmp_path / "a", b"ours")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
 def test_a_folder_below_ours_is_no_link_and_one_above_may_be(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "runs").symlink_to("disk")
