@@ -415,8 +415,10 @@ def _changes(before: Sequence[str], now: Sequence[str]) -> list[str]:
     new = _settings(now)
     gone = [word for word in old if word not in new]
     come = [word for word in new if word not in old]
-    if not gone and not come:
+    if old == new:
         return []
+    if not gone and not come:  # another order, in which another setting may be the last
+        gone, come = old, new
     return [f"{' '.join(gone) or 'nothing'} -> {' '.join(come) or 'nothing'}"]
 
 
