@@ -18,7 +18,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from dfm_nb import config as cfg
 from dfm_nb import parallel
-from dfm_nb.base.log import log, tqdm
+from dfm_nb.base.log import log, tqdm, warn_once
 from dfm_nb.checkpoints import saving
 from dfm_nb.checkpoints.loading import Weights
 from dfm_nb.diffusion.objective import get_objective
@@ -262,7 +262,7 @@ class Trainer:
             self.graph = StepGraph(self._backward_packs, packs)
         sums = self.graph(packs)
         if sums is None:
-            log.info("The packs of this step do not fit the CUDA graph and run without it")
+            warn_once("the packs of some steps do not fit the CUDA graph and run without it")
             sums = self._backward_packs(packs)
         self._finish_gradients(self.ddp, sums[1].int())
         return sums
