@@ -110,6 +110,7 @@ class Studio(Live):
         # the thread's next request, and when (monotonic s) it may refine it
         self._job: tuple[Request, float] | None = None
         self._running = self._filling = False
+        self._rough: Request | None = None  # the request of the last rough picture
         self._valid = start  # the controls' last request without a fault
         self.folder = None if folder is None else Path(folder).expanduser()
         self._build(start)
@@ -197,12 +198,13 @@ class Studio(Live):
         request, refine_at = job
         began = time.monotonic()
         rough = request.replace(**self._fast)
-        if request not in self._ways:
+        if rough != self._rough and request not in self._ways:
             # finished even if the slider moves on, or a fast move would show no picture at all
             frames = self._generate(rough, lambda: check(ROUGH_S), rough=True).frames
             frame = frames[len(frames) // 2]
             media = display.media_html(*video.compressed(frame[None], 1), caption(rough), SIDE_PX)
             self._image.value = framed(media, frame)
+            self._rough = rough
             if check(ROUGH_S):
                 self._say(f"rough picture of {rough.num_steps} evaluations in {time.monotonic() - began:.2f} s")
         with self._wake:
@@ -348,6 +350,7 @@ class Studio(Live):
     def _kept_clips(self) -> list[Generated]:
         """The newest clips of these weights in the folder, oldest first."""
         clips: list[Generated] = []
+        self._rough = None
         weights = [self.pipe.made_by.get(key) for key in WEIGHTS]
         paths = display.media_in(self.folder) if self.folder and self.folder.is_dir() else []
         for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
