@@ -146,20 +146,26 @@ def similarities(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def retrieval(generated: np.ndarray, real: np.ndarray, ways: int = WAYS) -> Estimate:
     """Share of samples whose own real one is the nearest of itself and `ways - 1` others, over all choices of these.
 
-    Of N - 1 others, k are at least as near as the own one. A choice of w - 1 has none of these k in
-    C(N - 1 - k, w - 1) of C(N - 1, w - 1) cases: with N = 40 and w = 20, k = 0 gives 1, k = 1 gives 20 / 39.
-
     Parameters
     ----------
     generated, real : features [n, D] and [N, D]; row i of both is of caption i, and further rows of `real` are only
         compared with. N >= ways.
     """
+    right = chances(generated, real, ways)
+    return share_estimate(right.sum(), len(right))  # too wide where captions are right at times
+
+
+def chances(generated: np.ndarray, real: np.ndarray, ways: int = WAYS) -> np.ndarray:
+    """How often each sample of `retrieval` is right, [n].
+
+    Of N - 1 others, k are at least as near as the own one. A choice of w - 1 has none of these k in
+    C(N - 1 - k, w - 1) of C(N - 1, w - 1) cases: with N = 40 and w = 20, k = 0 gives 1, k = 1 gives 20 / 39.
+    """
     near = similarities(generated, real)
     # the own one is among those at least as near, and does not count
     nearer = (near >= np.diag(near)[:, None]).sum(1) - 1
     others = len(real) - 1
-    right = sum(math.comb(others - int(k), ways - 1) for k in nearer) / math.comb(others, ways - 1)
-    return share_estimate(right, len(near))  # too wide where captions are right at times
+    return np.array([math.comb(others - int(k), ways - 1) / math.comb(others, ways - 1) for k in nearer])
 
 
 def wrong_passes(right: float, captions: int, ways: int = WAYS) -> float:
