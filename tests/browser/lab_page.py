@@ -94,7 +94,7 @@ class NotebookPage:
 
     def __init__(self, page, server: LabServer, notebook: str):
         self.page, self.notebook = page, notebook
-        page.goto(server.url(f"lab/tree/{notebook}"))
+        page.goto(server.url(f"lab/tree/{notebook}") + "&reset")  # without the notebooks that were open before
         self.wait_idle()
 
     def wait_idle(self, timeout_s: float = 120) -> None:

@@ -16,7 +16,7 @@ from papermill.parameterize import parameterize_notebook
 
 from tests.browser.lab_page import FLAGS, LabServer, NotebookPage, find_browser
 from tests.notebook_files import write_notebook
-from tests.notebooks.test_notebooks import FOLDER, IN_BROWSER, SMALL
+from tests.notebooks.test_notebooks import FOLDER, FULL, IN_BROWSER, SMALL
 from workbench.job import Job
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install '.[dev]'")
@@ -93,12 +93,9 @@ SCROLL = """() => document.querySelectorAll('.jp-WindowedPanel-outer').forEach(p
 })"""
 
 
-@pytest.mark.parametrize("name", IN_BROWSER)
-def test_notebook_runs_in_lab_from_first_cell_to_last(lab, name):
-    """Run All, then Start wherever a cell waits for it. All of them by `make browser`, in their order."""
-    notebook = lab(name)
-    page, began, pictured, thrown = notebook.page, time.monotonic(), False, []
-    page.on("pageerror", lambda error: thrown.append(str(error)))
+def run_to_the_end(notebook: NotebookPage, name: str) -> None:
+    """Run All, then Start wherever a cell waits for it; without an error and with a picture."""
+    page, began, pictured = notebook.page, time.monotonic(), False
     notebook.run_all()
     page.wait_for_timeout(1000)
     while not notebook.is_done() and not notebook.errors():
@@ -110,8 +107,20 @@ def test_notebook_runs_in_lab_from_first_cell_to_last(lab, name):
         page.evaluate(SCROLL)  # cells out of sight are not on the page, and one of them may wait for Start
         page.wait_for_timeout(500)
     shot(page, f"notebook_{name}")
-    assert notebook.errors() == [] and thrown == [] and (pictured or page.locator(PICTURE).count())
-    page.close()
+    assert notebook.errors() == [] and (pictured or page.locator(PICTURE).count())
+
+
+@pytest.mark.parametrize("name", IN_BROWSER)
+def test_notebook_runs_in_lab_from_first_cell_to_last(lab, name):
+    """All of them by `make browser`, in their order, then in a new kernel with what the first run has made."""
+    notebook, thrown = lab(name), []
+    notebook.page.on("pageerror", lambda error: thrown.append(str(error)))
+    run_to_the_end(notebook, name)
+    if FULL:
+        notebook.restart_kernel()
+        run_to_the_end(notebook, f"{name}_again")
+    assert thrown == []
+    notebook.page.close()
 
 
 def test_a_widget_without_a_kernel_gives_way_to_its_copy(lab):
