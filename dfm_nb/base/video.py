@@ -584,7 +584,7 @@ def write_mp4(path: str | Path, video: np.ndarray, fps: float, crf: int = 18, co
 
 
 def write_png(path: str | Path, image: np.ndarray) -> None:
-    """Write uint8 [H, W, 3], with our mark."""
+    """Write uint8 [H, W, 3 or 4], with our mark."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, _png(image, MARK))
 

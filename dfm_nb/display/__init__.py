@@ -19,11 +19,12 @@ from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run, iteration_folders
 from dfm_nb.base.video import compressed
 
-PAPER = (250, 249, 246)
-INK = (52, 50, 48)
+# 4.5 : 1 on white and on black, for a sheet has no ground of its own: the page that shows it may be light or dark
+INK = (118, 118, 118)
+CLEAR = (*INK, 0)
 GAP_PX = 12
 LINE_PX = 16
-CAPTION_LINES = 5
+CAPTION_LINES = 8
 FILM_FRAMES = 4
 FILM_GAP_PX = 2
 MEDIA = {".mp4": "video/mp4", ".png": "image/png", ".gif": "image/gif", ".webp": "image/webp"}
@@ -33,52 +34,47 @@ MOST_SAMPLE = 1 << 26
 
 
 def contact_sheet(sections: Mapping[str, Sequence[tuple[Sequence[np.ndarray], str]]], columns: int = 8) -> np.ndarray:
-    """A page of pictures and clips with captions below, under headings.
+    """Pictures and clips with captions below, under headings, on a transparent ground.
 
     Parameters
     ----------
     sections : entries by heading ("" for none). An entry has videos that belong together, such as a picture and its
-        sample, uint8 [T, H, W, 3] of any sizes, and their caption, which is cut with an ellipsis after five lines.
+        sample, uint8 [T, H, W, 3] of any sizes, and their caption, which is cut with an ellipsis after eight lines.
         Stills stand side by side; clips are film strips of four frames, one above the other.
     columns : squares in a row; a strip takes up to four.
 
     Returns
     -------
-    uint8 [H, W, 3].
+    uint8 [H, W, 4].
     """
     cell = 128  # px, the longest side of a picture
     for videos, _ in chain(*sections.values()):
         for video in videos:
             cell = max(cell, *video.shape[1:3])
     cell = min(256, cell)
-    font = ImageFont.load_default(size=15)
     placed: list[tuple[Image.Image, int, int]] = []
-    headings: list[tuple[str, int]] = []
-    width = GAP_PX
-    top = GAP_PX
+    top = 0
     for heading, entries in sections.items():
         if entries and heading:
-            headings.append((heading, top))
-            width = max(width, int(font.getlength(heading)) + GAP_PX)
-            top += 2 * LINE_PX
-        x = GAP_PX
+            title = _text(heading, 8 * cell, 15)
+            placed.append((title, 0, top))
+            top += title.height
+        x = 0
         bottom = top
         for videos, caption in entries:
             entry = _entry(videos, caption, cell)
-            if x + entry.width > columns * (cell + GAP_PX) + GAP_PX:
-                x = GAP_PX
+            if x + entry.width > columns * (cell + GAP_PX):
+                x = 0
                 top = bottom
             placed.append((entry, x, top))
             x += entry.width + GAP_PX
-            width = max(width, x - GAP_PX)
             bottom = max(bottom, top + entry.height + GAP_PX)
         top = bottom
-    sheet = Image.new("RGB", (GAP_PX + width, top), PAPER)
-    for heading, y in headings:
-        ImageDraw.Draw(sheet).text((GAP_PX, y), heading, INK, font)
+    width = max((x + entry.width for entry, x, _ in placed), default=1)
+    sheet = Image.new("RGBA", (width, top or 1), CLEAR)
     for entry, x, y in placed:
         sheet.paste(entry, (x, y))
-    return np.asarray(sheet)
+    return np.asarray(sheet.crop(sheet.getbbox()))
 
 
 def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image:
@@ -88,37 +84,56 @@ def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image
         frames = video
         if len(video) > 1:
             frames = video[np.linspace(0, len(video) - 1, FILM_FRAMES).round().astype(int)]
-        strips.append([ImageOps.contain(Image.fromarray(frame), (cell, cell)) for frame in frames])
+        strips.append([ImageOps.contain(Image.fromarray(frame).convert("RGBA"), (cell, cell)) for frame in frames])
     if max(map(len, strips)) == 1:
-        strips = [[ImageOps.pad(p, (cell, cell), color=PAPER, centering=(0.5, 1.0)) for (p,) in strips]]
+        strips = [[ImageOps.pad(p, (cell, cell), color=CLEAR, centering=(0.5, 1.0)) for (p,) in strips]]
     largest = np.max([picture.size for picture in chain(*strips)], 0)
     w, h = (largest + FILM_GAP_PX).tolist()
-    width = max(map(len, strips)) * w - FILM_GAP_PX
-    height = len(strips) * h - FILM_GAP_PX
-    font = ImageFont.load_default(size=12)
-    lines = textwrap.wrap(caption, int(width / font.getlength("n")), max_lines=CAPTION_LINES, placeholder="…")
-    page = Image.new("RGB", (width, height + LINE_PX * (1 + len(lines))), PAPER)
-    ImageDraw.Draw(page).multiline_text((0, height + 4), "\n".join(lines), INK, font)
+    height = len(strips) * h
+    text = _text(caption, max(map(len, strips)) * w - FILM_GAP_PX, 12)
+    page = Image.new("RGBA", (text.width, height + text.height), CLEAR)
+    page.paste(text, (0, height))
     for row, strip in enumerate(strips):
         for column, picture in enumerate(strip):
             page.paste(picture, (column * w, row * h))
     return page
 
 
+def _text(text: str, width: int, size: int) -> Image.Image:
+    """Text in as many lines of `width` px as it needs, at most `CAPTION_LINES`."""
+    font = ImageFont.load_default(size)
+    lines: list[str] = []
+    for letters in range(width // 4, 0, -1):  # as many as fit: their widths differ by a factor of five
+        lines = textwrap.wrap(text, letters, max_lines=CAPTION_LINES, placeholder="…")
+        if max(map(font.getlength, lines), default=0) <= width:
+            break
+    page = Image.new("RGBA", (width, LINE_PX * (1 + len(lines))), CLEAR)
+    ImageDraw.Draw(page).multiline_text((0, 2), "\n".join(lines), INK, font)
+    return page
+
+
 POSTER_PX = 128
 POSTER_FRAMES = 17
 SHEET_BYTES = 100_000
+EDGES = 16  # degrees of transparency
 
 
 def small_png(picture: np.ndarray) -> bytes:
-    """A picture, uint8 [H, W, 3], as a PNG of at most `SHEET_BYTES`: with 256 colours, and smaller if it must be.
+    """A picture, uint8 [H, W, 3], or a sheet as a PNG of at most `SHEET_BYTES`, with 256 colours.
 
     For outputs of a notebook where no HTML is shown: some code hosts, and PDF.
     """
-    image = Image.fromarray(picture)
+    image = Image.fromarray(picture).convert("RGBA")
     while True:
         out = io.BytesIO()
-        image.quantize(256).save(out, "PNG", optimize=True)
+        # Pillow's palettes with transparency have bands in every sky: pictures get one without, ink the rest
+        pictures = image.convert("RGB").quantize(256 - EDGES)
+        alpha = np.asarray(image)[..., 3]
+        coded = Image.fromarray(np.where(alpha == 255, np.asarray(pictures) + EDGES, alpha // EDGES).astype(np.uint8))
+        edges = np.full((EDGES, 4), CLEAR)
+        edges[:, 3] = np.linspace(0, 255, EDGES)
+        coded.putpalette([*edges.flat, *(pictures.getpalette("RGBA") or ())], "RGBA")
+        coded.save(out, "PNG", optimize=True)
         if out.tell() <= SHEET_BYTES:
             return out.getvalue()
         image = image.resize((max(1, image.width * 4 // 5), max(1, image.height * 4 // 5)))

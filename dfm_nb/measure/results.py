@@ -207,7 +207,7 @@ class EvaluationResult:
         return pd.DataFrame(rows(self.values))
 
     def contact_sheet(self) -> np.ndarray:
-        """The samples beside the real ones of their captions, uint8 [H, W, 3]."""
+        """The samples beside the real ones of their captions, uint8 [H, W, 4]."""
         return display.contact_sheet(self.samples, columns=12)
 
     def __str__(self) -> str:
