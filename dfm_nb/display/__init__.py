@@ -126,8 +126,10 @@ def small_png(picture: np.ndarray) -> bytes:
     image = Image.fromarray(picture).convert("RGBA")
     while True:
         out = io.BytesIO()
-        # Pillow's palettes with transparency have bands in every sky: pictures get one without, ink the rest
-        pictures = image.convert("RGB").quantize(256 - EDGES)
+        # Pillow's default turns a purple butterfly among many pink, and its palettes with transparency have bands
+        # in every sky: pictures get a dithered one without, and the ink's edges the rest
+        pictures = image.convert("RGB")
+        pictures = pictures.quantize(palette=pictures.quantize(256 - EDGES, Image.Quantize.FASTOCTREE))
         alpha = np.asarray(image)[..., 3]
         coded = Image.fromarray(np.where(alpha == 255, np.asarray(pictures) + EDGES, alpha // EDGES).astype(np.uint8))
         edges = np.full((EDGES, 4), CLEAR)
