@@ -21,7 +21,6 @@ from dfm_nb.base.video import compressed
 
 # 4.5 : 1 on white and on black, for a sheet has no ground of its own: the page that shows it may be light or dark
 INK = (118, 118, 118)
-CLEAR = (*INK, 0)
 GAP_PX = 12
 LINE_PX = 16
 CAPTION_LINES = 8
@@ -57,7 +56,7 @@ def contact_sheet(sections: Mapping[str, Sequence[tuple[Sequence[np.ndarray], st
     for heading, entries in sections.items():
         if entries and heading:
             title = _text(heading, 8 * cell, 15)
-            placed.append((title, 0, top))
+            placed.append((title, GAP_PX, top))
             top += title.height
         x = 0
         bottom = top
@@ -71,7 +70,7 @@ def contact_sheet(sections: Mapping[str, Sequence[tuple[Sequence[np.ndarray], st
             bottom = max(bottom, top + entry.height + GAP_PX)
         top = bottom
     width = max((x + entry.width for entry, x, _ in placed), default=1)
-    sheet = Image.new("RGBA", (width, top or 1), CLEAR)
+    sheet = Image.new("RGBA", (width, top or 1))
     for entry, x, y in placed:
         sheet.paste(entry, (x, y))
     return np.asarray(sheet.crop(sheet.getbbox()))
@@ -86,12 +85,12 @@ def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image
             frames = video[np.linspace(0, len(video) - 1, FILM_FRAMES).round().astype(int)]
         strips.append([ImageOps.contain(Image.fromarray(frame).convert("RGBA"), (cell, cell)) for frame in frames])
     if max(map(len, strips)) == 1:
-        strips = [[ImageOps.pad(p, (cell, cell), color=CLEAR, centering=(0.5, 1.0)) for (p,) in strips]]
+        strips = [[ImageOps.pad(p, (cell, cell), centering=(0.5, 1.0)) for (p,) in strips]]
     largest = np.max([picture.size for picture in chain(*strips)], 0)
     w, h = (largest + FILM_GAP_PX).tolist()
     height = len(strips) * h
     text = _text(caption, max(map(len, strips)) * w - FILM_GAP_PX, 12)
-    page = Image.new("RGBA", (text.width, height + text.height), CLEAR)
+    page = Image.new("RGBA", (text.width, height + text.height))
     page.paste(text, (0, height))
     for row, strip in enumerate(strips):
         for column, picture in enumerate(strip):
@@ -102,12 +101,11 @@ def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image
 def _text(text: str, width: int, size: int) -> Image.Image:
     """Text in as many lines of `width` px as it needs, at most `CAPTION_LINES`."""
     font = ImageFont.load_default(size)
-    lines: list[str] = []
     for letters in range(width // 4, 0, -1):  # as many as fit: their widths differ by a factor of five
         lines = textwrap.wrap(text, letters, max_lines=CAPTION_LINES, placeholder="…")
         if max(map(font.getlength, lines), default=0) <= width:
             break
-    page = Image.new("RGBA", (width, LINE_PX * (1 + len(lines))), CLEAR)
+    page = Image.new("RGBA", (width, LINE_PX * (1 + len(lines))), (*INK, 0))
     ImageDraw.Draw(page).multiline_text((0, 2), "\n".join(lines), INK, font)
     return page
 
@@ -115,7 +113,6 @@ def _text(text: str, width: int, size: int) -> Image.Image:
 POSTER_PX = 128
 POSTER_FRAMES = 17
 SHEET_BYTES = 100_000
-EDGES = 16  # degrees of transparency
 
 
 def small_png(picture: np.ndarray) -> bytes:
@@ -123,19 +120,10 @@ def small_png(picture: np.ndarray) -> bytes:
 
     For outputs of a notebook where no HTML is shown: some code hosts, and PDF.
     """
-    image = Image.fromarray(picture).convert("RGBA")
+    image = Image.fromarray(picture)
     while True:
         out = io.BytesIO()
-        # Pillow's default turns a purple butterfly among many pink, and its palettes with transparency have bands
-        # in every sky: pictures get a dithered one without, and the ink's edges the rest
-        pictures = image.convert("RGB")
-        pictures = pictures.quantize(palette=pictures.quantize(256 - EDGES, Image.Quantize.FASTOCTREE))
-        alpha = np.asarray(image)[..., 3]
-        coded = Image.fromarray(np.where(alpha == 255, np.asarray(pictures) + EDGES, alpha // EDGES).astype(np.uint8))
-        edges = np.full((EDGES, 4), CLEAR)
-        edges[:, 3] = np.linspace(0, 255, EDGES)
-        coded.putpalette([*edges.flat, *(pictures.getpalette("RGBA") or ())], "RGBA")
-        coded.save(out, "PNG", optimize=True)
+        image.quantize(256).save(out, "PNG", optimize=True)
         if out.tell() <= SHEET_BYTES:
             return out.getvalue()
         image = image.resize((max(1, image.width * 4 // 5), max(1, image.height * 4 // 5)))
