@@ -88,7 +88,7 @@ def unseen_combinations(part: str | None = None, by: str | None = None) -> list[
 
 def seen_combinations() -> list[dict[str, str]]:
     """The triples that training data are drawn from."""
-    return [a for by, _, a in _combinations() if not by]
+    return [a for by, _, a in _combinations() if by is None]
 
 
 def _checked(attributes: dict[str, str]) -> dict[str, str]:
@@ -222,7 +222,7 @@ class Synthetic(Source):
             others = []
             for value in ATTRIBUTES[changed]:
                 other = attributes | {changed: value}
-                triple = {name: other[name] for name in NAMES[:3]}
+                triple = {name: other[name] for name in ("colour", "pattern", "background")}
                 # training may show the given one, too
                 if value != attributes[changed] and (self.unseen or triple in self._combinations):
                     others.append(other)
@@ -256,6 +256,6 @@ def build(
     """
     known = ("unseen", "square", "varied", "edits")
     words = spec.split(",") if spec else []
-    if set(words) - set(known):
+    if not set(words) <= set(known):
         raise ValueError(f"--source synthetic accepts unseen, square, varied and edits, with commas; got {spec!r}")
     return Synthetic(num_images, num_clips, size_px, seed, **{name: name in words for name in known})
