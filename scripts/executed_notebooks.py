@@ -2,7 +2,7 @@
 
     python scripts/executed_notebooks.py
 
-They run headless with their defaults, in order, in one folder, like a reader would run them: about 12 minutes on two
+They run headless with their defaults, in order, in one folder, like a reader would run them: about half an hour on two
 cores. The times are printed and listed in index.html. In the copies an output of HTML is a PNG, taken in Chromium,
 because GitHub shows neither pictures nor styles of HTML; nothing has a path of this machine.
 """
@@ -52,13 +52,13 @@ class Screen:
         self.playwright.stop()
 
     def picture(self, markup: str) -> bytes:
-        """PNG of 256 colours, which is enough for pictures and text; clips show their first frame."""
+        """PNG of 128 colours, which is enough for pictures and text; clips show their first frame."""
         self.page.set_content(PAGE.format(markup), wait_until="load")
         self.page.evaluate(REWOUND)
         image = Image.open(io.BytesIO(self.page.locator("#shown").screenshot())).convert("RGB")
         _, _, right, _ = ImageOps.invert(image).getbbox()  # where the page is not white
         file = io.BytesIO()
-        image.crop((0, 0, right, image.height)).quantize(256, kmeans=2).save(file, "png", optimize=True)
+        image.crop((0, 0, right, image.height)).quantize(128, kmeans=2).save(file, "png", optimize=True)
         return file.getvalue()
 
 
