@@ -241,16 +241,23 @@ def table(result: dict[str, Any]) -> str:
 
 
 def figure(args: argparse.Namespace) -> None:
+    """Share right against copies of each run, coloured by its set."""
     drawn = plots.blank(6, 4)
-    axes = drawn.add_subplot(xlabel="copies, %", ylabel="right, %", title="open: without anchor; filled: with it")
-    for colour, path in zip(itertools.cycle(plots.PALETTE), args.files):
-        lines = json.loads(path.read_text())["lines"]
-        for name, fill in ((PLAIN, "white"), (ANCHORED, colour)):
-            x = 100 * lines[name]["copies"]["value"]
-            low, right, high = (100 * lines[name]["right"][key] for key in ("low", "value", "high"))
-            axes.plot([x, x], [low, high], color=colour, linewidth=0.8)
-            (point,) = axes.plot(x, right, "o", color=colour, markerfacecolor=fill)
-        point.set_label(path.stem)
+    axes = drawn.add_subplot(
+        xlabel="copies, %", ylabel="right, %", title="open: without anchor; filled: with it; x: lookup"
+    )
+    colours: dict[str, str] = {}
+    for path in args.files:
+        result = json.loads(path.read_text())
+        name = Path(result["set"]).name
+        known = name in colours
+        colour = colours.setdefault(name, plots.PALETTE[len(colours)])
+        for line, marker, face in ((PLAIN, "o", "white"), (ANCHORED, "o", colour), ("lookup", "x", colour)):
+            copies = 100 * result["lines"][line]["copies"]["value"]
+            right = {end: 100 * value for end, value in result["lines"][line]["right"].items()}
+            axes.plot([copies, copies], [right["low"], right["high"]], color=colour, linewidth=0.8)
+            label = f"set {name}" if line == ANCHORED and not known else None
+            axes.plot(copies, right["value"], marker, color=colour, markerfacecolor=face, label=label, linestyle="")
     axes.legend(fontsize=7)
     plots.plain(axes)
     plots.save(drawn, args.output_dir / "right_against_copies.png")
