@@ -110,7 +110,7 @@ class Studio(Live):
         # the thread's next request, and when (monotonic s) it may refine it
         self._job: tuple[Request, float] | None = None
         self._running = self._filling = False
-        self._rough: Request | None = None  # the request of the last rough picture
+        self._rough: Request | None = None  # the rough request of what is shown
         self._valid = start  # the controls' last request without a fault
         self.folder = None if folder is None else Path(folder).expanduser()
         self._build(start)
@@ -350,7 +350,6 @@ class Studio(Live):
     def _kept_clips(self) -> list[Generated]:
         """The newest clips of these weights in the folder, oldest first."""
         clips: list[Generated] = []
-        self._rough = None
         weights = [self.pipe.made_by.get(key) for key in WEIGHTS]
         paths = display.media_in(self.folder) if self.folder and self.folder.is_dir() else []
         for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
@@ -491,6 +490,7 @@ class Studio(Live):
     def _show(self, clip: Generated) -> str:
         """Show a clip with its estimates, settings and code; returns its settings in words."""
         self.clip = clip
+        self._rough = clip.request.replace(**self._fast)
         item = load(clip)
         self._image.value = framed(Gallery([item], SIDE_PX).html(), clip.frames[0])
         self._strip.value = strip_html(self._ways[clip.request], clip.request)
