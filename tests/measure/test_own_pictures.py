@@ -5,7 +5,8 @@ import csv
 import numpy as np
 from PIL import Image
 
-from benchmarks.own_pictures import LIST, write_sets
+from benchmarks.own_pictures import LIST, write_clips, write_sets
+from dfm_nb.base import video
 
 
 def test_pictures_are_on_white_and_have_their_captions(tmp_path):
@@ -23,6 +24,18 @@ def test_pictures_are_on_white_and_have_their_captions(tmp_path):
         assert (tmp_path / part / "metadata.csv").read_text() == f"file_name,text\n0000.png,{caption}\n"
         assert Image.open(tmp_path / part / "0000.png").size == size
     assert np.asarray(Image.open(tmp_path / "A/test/0000.png")).min() == 255
+
+
+def test_a_clip_begins_at_its_frame_beside_the_pictures(tmp_path):
+    greys = np.repeat(np.arange(50, dtype=np.uint8) * 5, 48 * 64 * 3).reshape(50, 48, 64, 3)
+    video.write_mp4(tmp_path / "grey.mp4", greys, 10)
+    (tmp_path / "metadata.csv").write_text("file_name,text\n0000.png,a pane of glass\n")
+    (tmp_path / "list.csv").write_text("package,file,first_frame,caption\nfake,grey.mp4,7,it dawns\n")
+    write_clips(tmp_path / "list.csv", {"fake": tmp_path}.__getitem__, tmp_path)
+    clip, fps = video.read_video(tmp_path / "clip00.mp4")
+    assert (tmp_path / "metadata.csv").read_text().endswith("glass\nclip00.mp4,it dawns\n")
+    assert clip.shape == (41, 48, 64, 3) and fps == 25
+    assert abs(clip.mean((1, 2, 3)) - greys[7:48].mean((1, 2, 3))).max() < 4
 
 
 def test_no_file_and_no_caption_is_listed_twice_and_a_third_is_held_out():
