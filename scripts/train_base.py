@@ -1,14 +1,14 @@
 """Train a packaged model: prepare, train on two processes, export, measure, write its model card.
 
 `butterflies` takes about two and a half hours on two CPU cores, two of them for training, and its student
-`butterflies-student` about two and a half hours on one. `drawings` trains on one core, from scratch or on from
-`--pretrained` weights; it needs what `fetch_openclipart.py` and `fetch_emoji.py` fetch. A second run skips finished
-stages and resumes a stopped training.
+`butterflies-student` about two and a half hours on one. `drawings` trains on one core; it needs what
+`fetch_openclipart.py` and `fetch_emoji.py` fetch. Settings of the training can be given, such as the weights to train
+on from. A second run skips finished stages and resumes a stopped training.
 
     python scripts/train_base.py [--run-dir runs/base] [--output dfm_nb/butterflies/pretrained]
     python scripts/train_base.py --model drawings --clipart data/openclipart \\
-        --emoji data/fluent data/flat data/noto data/noto-v1 --run-dir runs/drawings \\
-        --pretrained drawings --output runs/drawings
+        --emoji data/fluent data/flat data/noto data/noto-v1 --run-dir runs/drawings --output runs/drawings \\
+        checkpoint.pretrained=drawings train.train_iters=10000
 """
 
 import argparse
@@ -40,9 +40,10 @@ It knows eight colours, four patterns, four places and six kinds of butterflies.
 too. It understands neither colour words that are not in the training captions nor negation (see the
 wordings). In clips, frames with half-closed wings lose their pattern. At 128 px wings are softer than at 64 px."""
 
-    def __init__(self, run_dir: Path):
+    def __init__(self, run_dir: Path, overrides: list[str]):
         super().__init__(run_dir)
         self.data, self.train = self.run / "data", self.run / "train"
+        self.overrides = overrides
 
     def prepare(self) -> list[list[str]]:
         of = {"source": "synthetic:varied", "num_images": self.images, "num_clips": self.clips}
@@ -60,7 +61,11 @@ wordings). In clips, frames with half-closed wings lose their pattern. At 128 px
         pretrain = dfm("pretrain", recipe=self.recipe, **of)
         trained = self.train / "checkpoints" / "done"
         self.stage(
-            "train", f"{self.processes} process(es)", trained, [*pretrain, *self.settings()], ["touch", str(trained)]
+            "train",
+            f"{self.processes} process(es)",
+            trained,
+            [*pretrain, *self.settings(), *self.overrides],
+            ["touch", str(trained)],
         )
         export = [*dfm("export", output=asset, dtype="bf16"), str(self.train)]
         self.stage("export", "one file in bf16", asset, export)
@@ -163,10 +168,8 @@ reader without captions matched 19 with the list of their names, and would have 
 cars, road signs, glasses and faces succeed ([some](../../../docs/images/drawings.png), each chosen from 64 samples by
 eye); birds, cats, guitars and maps fail. It makes stills of 64 px, no clips. One training, one seed."""
 
-    def __init__(self, run_dir: Path, clipart: Path, emoji: list[Path], pretrained: str | None, train_iters: int):
-        super().__init__(run_dir)
-        self.begun = [f"checkpoint.pretrained={pretrained}"] if pretrained else []
-        self.train_iters = train_iters
+    def __init__(self, run_dir: Path, overrides: list[str], clipart: Path, emoji: list[Path]):
+        super().__init__(run_dir, overrides)
         self.measured = {"dataset": self.data, "split": "test", "num_prompts": 93, "num_clips": 0}
         self.folders = [str(clipart), *map(str, emoji)]
 
@@ -180,10 +183,10 @@ eye); birds, cats, guitars and maps fail. It makes stills of 64 px, no clips. On
     def settings(self) -> list[str]:
         # float32 was 1.2 times as fast on that machine, whose processors list AVX512-BF16
         packs = ["mixed_precision=fp32", "dataset.task_encoder_seq_length=768", "train.global_batch_size=1"]
-        packs += [f"train.train_iters={self.train_iters}", "train.eval_interval=1000"]
+        packs += ["train.train_iters=2900", "train.eval_interval=1000"]
         sampling = {"sampler": "unipc_2", "schedule": "focused", "num_steps": 14, "guidance": 3}
         recommended = [f"generation.{name}={value}" for name, value in sampling.items()]
-        return [*self.begun, *packs, *recommended]
+        return [*packs, *recommended]
 
 
 if __name__ == "__main__":
@@ -191,14 +194,15 @@ if __name__ == "__main__":
     parser.add_argument("--model", choices=("butterflies", "butterflies-student", "drawings"), default="butterflies")
     parser.add_argument("--clipart", type=Path, help="drawings: output folder of fetch_openclipart.py")
     parser.add_argument("--emoji", type=Path, nargs="+", help="drawings: output folders of fetch_emoji.py")
-    parser.add_argument("--pretrained", help="drawings: weights to train on from; default: from scratch")
-    parser.add_argument("--train-iters", type=int, default=2900, help="drawings: iterations of this stage")
     parser.add_argument("--run-dir", default="runs/base", type=Path)
     parser.add_argument("--output", default=Path("dfm_nb/butterflies/pretrained"), type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of the training")
     args = parser.parse_args()
     if args.model != "drawings":
-        {"butterflies": Base, "butterflies-student": Student}[args.model](args.run_dir).main(args.output)
+        {"butterflies": Base, "butterflies-student": Student}[args.model](args.run_dir, args.overrides).main(
+            args.output
+        )
     elif args.clipart and args.emoji:
-        Drawings(args.run_dir, args.clipart, args.emoji, args.pretrained, args.train_iters).main(args.output)
+        Drawings(args.run_dir, args.overrides, args.clipart, args.emoji).main(args.output)
     else:
         parser.error("--model drawings needs --clipart and --emoji")
