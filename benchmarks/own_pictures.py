@@ -137,7 +137,8 @@ def write_sets(listed: Path, share: Callable[[str], Path], output: Path) -> None
 
 def clip(path: Path, first: int) -> np.ndarray:
     """uint8 [41, H, W, 3] of at most `SIDE_PX`."""
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file, av.open(file) as container:
+    data = path.read_bytes()
+    with av.open(io.BytesIO(gzip.decompress(data) if path.suffix == ".gz" else data)) as container:
         frames = []
         for frame in itertools.islice(container.decode(video=0), first, first + CLIP_FRAMES):
             image = frame.to_image()
@@ -151,8 +152,7 @@ def write_clips(listed: Path, share: Callable[[str], Path], folder: Path) -> Non
     with listed.open(encoding="utf-8") as file, (folder / "metadata.csv").open("a", newline="") as metadata:
         for number, row in enumerate(csv.DictReader(file)):
             name = f"clip{number:02d}.mp4"
-            frames = clip(share(row["package"]) / row["file"], int(row["first_frame"]))
-            video.write_mp4(folder / name, frames, CLIP_FPS)
+            video.write_mp4(folder / name, clip(share(row["package"]) / row["file"], int(row["first_frame"])), CLIP_FPS)
             csv.writer(metadata).writerow([name, row["caption"]])
 
 
