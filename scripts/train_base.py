@@ -40,10 +40,9 @@ It knows eight colours, four patterns, four places and six kinds of butterflies.
 too. It understands neither colour words that are not in the training captions nor negation (see the
 wordings). In clips, frames with half-closed wings lose their pattern. At 128 px wings are softer than at 64 px."""
 
-    def __init__(self, run_dir: Path, overrides: list[str]):
+    def __init__(self, run_dir: Path):
         super().__init__(run_dir)
         self.data, self.train = self.run / "data", self.run / "train"
-        self.overrides = overrides
 
     def prepare(self) -> list[list[str]]:
         of = {"source": "synthetic:varied", "num_images": self.images, "num_clips": self.clips}
@@ -54,19 +53,13 @@ wordings). In clips, frames with half-closed wings lose their pattern. At 128 px
         """Of the training, apart from the recipe."""
         return []
 
-    def main(self, output: Path) -> None:
+    def main(self, output: Path, overrides: list[str]) -> None:
         result, asset = self.run / "evaluation.json", output / f"{self.name}.safetensors"
         self.stage("prepare", f"{self.name} {self.about} -> shards", self.data / "manifest.json", *self.prepare())
         of = {"dataset_path": self.data, "run_dir": self.train, "nproc_per_node": self.processes}
-        pretrain = dfm("pretrain", recipe=self.recipe, **of)
+        pretrain = [*dfm("pretrain", recipe=self.recipe, **of), *self.settings(), *overrides]
         trained = self.train / "checkpoints" / "done"
-        self.stage(
-            "train",
-            f"{self.processes} process(es)",
-            trained,
-            [*pretrain, *self.settings(), *self.overrides],
-            ["touch", str(trained)],
-        )
+        self.stage("train", f"{self.processes} process(es)", trained, pretrain, ["touch", str(trained)])
         export = [*dfm("export", output=asset, dtype="bf16"), str(self.train)]
         self.stage("export", "one file in bf16", asset, export)
         tensors, files = exported.read(asset)
@@ -168,8 +161,8 @@ reader without captions matched 19 with the list of their names, and would have 
 cars, road signs, glasses and faces succeed ([some](../../../docs/images/drawings.png), each chosen from 64 samples by
 eye); birds, cats, guitars and maps fail. It makes stills of 64 px, no clips. One training, one seed."""
 
-    def __init__(self, run_dir: Path, overrides: list[str], clipart: Path, emoji: list[Path]):
-        super().__init__(run_dir, overrides)
+    def __init__(self, run_dir: Path, clipart: Path, emoji: list[Path]):
+        super().__init__(run_dir)
         self.measured = {"dataset": self.data, "split": "test", "num_prompts": 93, "num_clips": 0}
         self.folders = [str(clipart), *map(str, emoji)]
 
@@ -199,10 +192,9 @@ if __name__ == "__main__":
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings of the training")
     args = parser.parse_args()
     if args.model != "drawings":
-        {"butterflies": Base, "butterflies-student": Student}[args.model](args.run_dir, args.overrides).main(
-            args.output
-        )
+        chosen = {"butterflies": Base, "butterflies-student": Student}[args.model]
+        chosen(args.run_dir).main(args.output, args.overrides)
     elif args.clipart and args.emoji:
-        Drawings(args.run_dir, args.overrides, args.clipart, args.emoji).main(args.output)
+        Drawings(args.run_dir, args.clipart, args.emoji).main(args.output, args.overrides)
     else:
         parser.error("--model drawings needs --clipart and --emoji")
