@@ -50,7 +50,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import av
 import numpy as np
 from PIL import Image, ImageOps
 
@@ -135,16 +134,16 @@ def write_sets(listed: Path, share: Callable[[str], Path], output: Path) -> None
                 table.writerow([name, row["caption"] or stamp_caption(path)])
 
 
-def clip(path: Path, first: int) -> np.ndarray:
+def read_clip(path: Path, first: int) -> np.ndarray:
     """uint8 [41, H, W, 3] of at most `SIDE_PX`."""
     data = path.read_bytes()
-    with av.open(io.BytesIO(gzip.decompress(data) if path.suffix == ".gz" else data)) as container:
-        frames = []
-        for frame in itertools.islice(container.decode(video=0), first, first + CLIP_FRAMES):
-            image = frame.to_image()
+    clip = []
+    with video.open_video(gzip.decompress(data) if path.suffix == ".gz" else data) as (frames, _):
+        for frame in itertools.islice(frames, first, first + CLIP_FRAMES):
+            image = Image.fromarray(frame)
             image.thumbnail((SIDE_PX, SIDE_PX), Image.Resampling.LANCZOS)
-            frames.append(np.asarray(image)[: image.height // 2 * 2, : image.width // 2 * 2])
-    return np.stack(frames)
+            clip.append(np.asarray(image)[: image.height // 2 * 2, : image.width // 2 * 2])
+    return np.stack(clip)
 
 
 def write_clips(listed: Path, share: Callable[[str], Path], folder: Path) -> None:
@@ -152,7 +151,8 @@ def write_clips(listed: Path, share: Callable[[str], Path], folder: Path) -> Non
     with listed.open(encoding="utf-8") as file, (folder / "metadata.csv").open("a", newline="") as metadata:
         for number, row in enumerate(csv.DictReader(file)):
             name = f"clip{number:02d}.mp4"
-            video.write_mp4(folder / name, clip(share(row["package"]) / row["file"], int(row["first_frame"])), CLIP_FPS)
+            clip = read_clip(share(row["package"]) / row["file"], int(row["first_frame"]))
+            video.write_mp4(folder / name, clip, CLIP_FPS)
             csv.writer(metadata).writerow([name, row["caption"]])
 
 

@@ -26,7 +26,7 @@ def test_pictures_are_on_white_and_have_their_captions(tmp_path):
     assert np.asarray(Image.open(tmp_path / "A/test/0000.png")).min() == 255
 
 
-def test_a_clip_begins_at_its_frame_beside_the_pictures(tmp_path):
+def test_a_clip_begins_at_its_frame_and_is_listed_with_the_pictures(tmp_path):
     greys = np.repeat(np.arange(50, dtype=np.uint8) * 5, 48 * 64 * 3).reshape(50, 48, 64, 3)
     video.write_mp4(tmp_path / "grey.mp4", greys, 10)
     (tmp_path / "metadata.csv").write_text("file_name,text\n0000.png,a pane of glass\n")
