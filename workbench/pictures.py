@@ -257,9 +257,10 @@ def convergence(
 ) -> Picture:
     """How far samplers are from the result of many Heun steps, by evaluations of the network; stills of the most.
 
-    settings : as for `pipe(...)`, for the samplers; the reference has the default schedule. Guidance is 1 if not given.
+    settings : as for `pipe(...)`, for the samplers. Guidance is 1 and the schedule `focused`, as the reference's, if not
+        given.
     """
-    usual = {"guidance": 1.0, **settings}
+    usual = {"guidance": 1.0, "schedule": "focused", **settings}
     (reference,) = pipe(prompt, **usual | {"num_steps": reference_steps, "sampler": "heun", "schedule": "focused"})
     figure = _figure(5.0)
     top, below = figure.subfigures(2, 1, height_ratios=(2, 1.1))  # type: ignore[misc]  # an array of two
