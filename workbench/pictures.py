@@ -257,8 +257,7 @@ def convergence(
 ) -> Picture:
     """How far samplers are from the result of many Heun steps, by evaluations of the network; stills of the most.
 
-    settings : as for `pipe(...)`, for the samplers. Guidance is 1 and the schedule `focused`, as the reference's, if not
-        given.
+    settings : as for `pipe(...)`, for the samplers; by default with guidance 1 and the reference's schedule, `focused`.
     """
     usual = {"guidance": 1.0, "schedule": "focused", **settings}
     (reference,) = pipe(prompt, **usual | {"num_steps": reference_steps, "sampler": "heun", "schedule": "focused"})
