@@ -271,12 +271,10 @@ def convergence(
         for number in evaluations:
             steps = 1 + (number - 1) // samplers.find(name).evaluations_per_step
             (clips[name],) = pipe(prompt, **usual | {"num_steps": steps, "sampler": name})
-            distance = torch.linalg.vector_norm(clips[name].latent - reference.latent)
-            relative = (distance / torch.linalg.vector_norm(reference.latent)).item()
-            points.append((samplers.evaluations(name, steps), relative))
+            relative = torch.dist(clips[name].latent, reference.latent) / torch.linalg.vector_norm(reference.latent)
+            points.append((samplers.evaluations(name, steps), relative.item()))
         axes.loglog(*zip(*points), "o-", color=colour, label=name)
-        distances = ", ".join(f"{relative:.3g} after {count}" for count, relative in points)
-        texts.append(f"{name} {distances}")
+        texts.append(f"{name} " + ", ".join(f"{relative:.3g} after {count}" for count, relative in points))
     axes.set(xlabel="evaluations of the network", ylabel="distance from the reference")
     axes.set_xticks(evaluations, [str(number) for number in evaluations])
     axes.set_xticks([], minor=True)
