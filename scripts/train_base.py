@@ -128,8 +128,8 @@ class Student(Base):
     intro = """
 A few-step student of the packaged `butterflies`: `Pipeline.from_pretrained("butterflies-student")`. It calls the
 network four times a sample instead of 16, without guidance ([how](../../../docs/students.md)). The Studio opens it by
-default. Its training was stopped at 1,600 of 2,200 steps, when it was as good as its teacher
-([figures](../../../benchmarks/results/sampler_quality.md#the-packaged-student))."""
+default. Its training was stopped at 1,600 of 2,200 steps
+([what it loses](../../../benchmarks/results/sampler_quality.md#the-packaged-student))."""
     machine, processes = "one shared CPU core", 1
     drawn, recipe, images, clips = "synthetic:square", "student", 2_400, 1_200
     limits = """
