@@ -5,7 +5,7 @@ The words are in `captions.toml`.
 
 import tomllib
 from pathlib import Path
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -16,13 +16,14 @@ POSTURE_SHARE = 0.5
 """Shares of the captions that name the species and the posture."""
 
 
-def _one(rng: np.random.Generator, words: Sequence[str]) -> str:
-    return words[int(rng.integers(len(words)))]
+def one(rng: np.random.Generator, values: Sequence[Any]) -> Any:
+    """One of them, each as likely."""
+    return values[int(rng.integers(len(values)))]
 
 
 def _word(rng: np.random.Generator, a: dict[str, str], name: str) -> str:
     """A word for the attribute of this name."""
-    return _one(rng, SPOKEN[name][a[name]])
+    return one(rng, SPOKEN[name][a[name]])
 
 
 def _phrase(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
@@ -30,27 +31,27 @@ def _phrase(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
     before = []
     after = []
     if "size" in said:
-        before.append(_one(rng, SPOKEN["small"]))
+        before.append(one(rng, SPOKEN["small"]))
         after.append(_word(rng, a, "position"))
     if "pattern" in said:
         if rng.random() < 0.5:
             before.append(_word(rng, a, "pattern"))
         else:
-            after.append("with " + _one(rng, SPOKEN["wings"][a["pattern"]]))
+            after.append("with " + one(rng, SPOKEN["wings"][a["pattern"]]))
     if "colour" in said:
         colour = a["colour"] if rng.random() < 1 / 3 else _word(rng, a, "colour")
         if rng.random() < 0.75:
             before.append(colour)
         else:
-            after.append(_one(rng, ("with {} wings", "that is {}", "whose wings are {}")).format(colour))
+            after.append(one(rng, ("with {} wings", "that is {}", "whose wings are {}")).format(colour))
     noun = "butterfly"
     if "species" in said:
-        noun = _one(rng, ("{}", "{} butterfly")).format(a["species"])
+        noun = one(rng, ("{}", "{} butterfly")).format(a["species"])
     for name in ("motion", "background", "posture"):
         if name in said:
             after.append(_word(rng, a, name))
     order = rng.permutation(len(after))
-    comma = _one(rng, (" ", ", "))
+    comma = one(rng, (" ", ", "))
     return comma.join([" ".join(["a", *before, noun]), *(after[i] for i in order)])
 
 
@@ -65,7 +66,7 @@ def _tags(a: dict[str, str], said: set[str], rng: np.random.Generator) -> str:
         if name in said:
             words.append(_word(rng, a, name))
     if "size" in said:
-        words += [_one(rng, SPOKEN["small"]), _word(rng, a, "position")]
+        words += [one(rng, SPOKEN["small"]), _word(rng, a, "position")]
     return ", ".join(words[i] for i in rng.permutation(len(words)))
 
 
@@ -92,9 +93,9 @@ def spoken(attributes: dict[str, str], rng: np.random.Generator) -> str:
     if way < 0.6:
         text = phrase
     elif way < 0.8:
-        return _one(rng, SPOKEN["openings"]).format(phrase)
+        return one(rng, SPOKEN["openings"]).format(phrase)
     elif "background" in said and way < 0.9:
         text = f"{_word(rng, attributes, 'background')}: {_phrase(attributes, said - {'background'}, rng)}"
     else:
-        text = f"{_one(rng, SPOKEN['kinds'][attributes['motion']])} of {phrase}"
+        text = f"{one(rng, SPOKEN['kinds'][attributes['motion']])} of {phrase}"
     return text.capitalize() + "."

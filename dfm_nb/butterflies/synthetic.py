@@ -197,20 +197,20 @@ class Synthetic(Source):
     def _item(self, index: int, draw: Callable[..., np.ndarray]) -> Clip:
         moving = index >= self.num_images
         rng = np.random.default_rng(np.random.SeedSequence([self.seed, index]))
-        attributes = dict(self._combinations[rng.integers(len(self._combinations))])
-        attributes["species"] = SPECIES[rng.integers(len(SPECIES))]
-        attributes["posture"] = POSTURES[rng.integers(len(POSTURES))]
+        attributes = dict(captions.one(rng, self._combinations))
+        attributes["species"] = captions.one(rng, SPECIES)
+        attributes["posture"] = captions.one(rng, POSTURES)
         attributes["motion"] = MOTIONS[moving]
         size_px = self.size_px
         if self.varied:
             size_px *= 2 if rng.random() < DOUBLE_SHARE else 1
             if rng.random() < SMALL_SHARE:
-                attributes |= {"size": "small", "position": POSITIONS[rng.integers(len(POSITIONS))]}
+                attributes |= {"size": "small", "position": captions.one(rng, POSITIONS)}
         height, width = image_size(rng, size_px, CLIP_SHAPES if moving else IMAGE_SHAPES)
         if self.square:  # after the draw, so that the rest of the item is unchanged
             height = width = size_px
         frames = _pick(rng, CLIP_FRAMES) if moving else 1
-        fps = CLIP_FPS[rng.integers(len(CLIP_FPS))]
+        fps = captions.one(rng, CLIP_FPS)
         caption = caption_for(attributes, int(rng.integers(NUM_TEMPLATES)))
         if self.varied and (rng.random() >= PLAIN_SHARE or attributes.get("size") == "small"):
             caption = with_articles(captions.spoken(_checked(attributes), rng))
@@ -226,13 +226,13 @@ class Synthetic(Source):
                 # training may show the given one, too
                 if value != attributes[changed] and (self.unseen or triple in self._combinations):
                     others.append(other)
-            given = [draw(others[rng.integers(len(others))], *scene)]
+            given = [draw(captions.one(rng, others), *scene)]
             caption = with_articles(str(rng.choice(EDITS[changed])).format(**words_of(attributes)))
             attributes["changed"] = changed
         return Clip(self.item_key(index), pixels, caption, fps, self.name, attributes, given=given)
 
     def identity(self) -> dict:
-        own = asdict(self)
+        own = asdict(self) | {"varied": self.varied and DOUBLE_SHARE}  # a folder of another share is not resumed
         if not self.edits:  # so that the same pictures keep the identity that stored data have
             del own["edits"]
         return {"name": self.name, **own, "drawing": DRAWING, "held_out": HELD_OUT}
