@@ -70,7 +70,7 @@ class Demo(Stages):
         self.out.mkdir(exist_ok=True)
         print(
             "dfm_nb demo on 2 processes. Estimate on 2 idle CPU cores: prepare 1.5 to 2 min, train 5 to 9 min, measure "
-            "and generate 1.5 to 2.5 min.",
+            "and generate 2 to 3 min.",
             flush=True,
         )
         prepare = dfm(
