@@ -25,7 +25,7 @@ FAST = {"height": 32, "width": 48, "num_video_frames": 1, "fps": 8.0, "num_steps
 def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_pipe, tiny_data):
     from dfm_nb.data.stores import ShardStore
 
-    own = {"guidance": 2.0, "schedule": "flow", "num_steps": 8}  # the demo recipe's
+    own = {"guidance": 3.0, "schedule": "flow", "num_steps": 8}  # the demo recipe's
     store = ShardStore(tiny_data)
     sizes = Counter(tuple(store.read(i).meta[k] for k in SIZE) for i in range(len(store)))
     usual = dict(zip(SIZE.values(), sizes.most_common(1)[0][0]))
@@ -37,8 +37,8 @@ def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_
         [c.request for c in tiny_pipe(PROMPTS[:1], height=32, width=32, **given)]
         for given in ({}, {"num_inference_steps": 2, "sampler": "euler"})
     )
-    assert (request.num_steps, request.guidance, request.sampler) == (8, 2.0, "unipc_2")
-    assert (other.num_steps, other.guidance, other.sampler) == (2, 2.0, "euler")
+    assert (request.num_steps, request.guidance, request.sampler) == (8, 3.0, "unipc_2")
+    assert (other.num_steps, other.guidance, other.sampler) == (2, 3.0, "euler")
 
 
 def test_same_request_gives_the_same_latent_and_another_one_another(tiny_pipe):
