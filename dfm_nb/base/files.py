@@ -195,7 +195,7 @@ MARK = "<!--made by dfm_nb-->"
 """In a view that can be drawn again: the comment of a sheet, the end of a page, the first line of a blend."""
 
 
-_TAKEN = "{} exists, and no record says that it is ours; {}"
+_TAKEN = "{} exists; {}"
 _free: dict[Path, str] = {}
 """The advice about each name that was free and is to be written: two processes that write one at once both found it so,
 and `replacing` then lets one of them. Folders have a lock.
