@@ -47,8 +47,9 @@ cores), the second had patches of 8 px, as now, and pictures of 64 px alone (3,0
     }
     limits = """
 It knows eight colours, four patterns, four places and six kinds of butterflies. Any other prompt gives a butterfly,
-too. It understands neither colour words that are not in the training captions nor negation (see the
-wordings). In clips, frames with half-closed wings lose their pattern. At 128 px wings are softer than at 64 px."""
+too. It understands neither colour words that are not in the training captions nor negation (see the wordings). In clips
+the pattern fades after the first frame, as it does in real clips through the tokenizer. At 128 px half of the wings are
+ragged."""
 
     def __init__(self, run_dir: Path):
         super().__init__(run_dir)
