@@ -33,6 +33,7 @@ def test_what_the_checkpoint_recommends_is_used_where_nothing_else_is_said(tiny_
     assert tiny_pipe.recommended == default | own | usual
     unsized = Request("two robots play chess", width=96).completed(tiny_pipe.config)
     assert {name: getattr(unsized, name) for name in usual} == usual | {"width": 96}
+    assert Request("", schedule="karras").completed(tiny_pipe.config).num_steps == default["num_steps"]
     ((request,), (other,)) = (
         [c.request for c in tiny_pipe(PROMPTS[:1], height=32, width=32, **given)]
         for given in ({}, {"num_inference_steps": 2, "sampler": "euler"})

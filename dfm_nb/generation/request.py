@@ -278,6 +278,8 @@ class Request(Sampling):
         ValueError if it is beyond the checkpoint's training.
         """
         recommended = usual(config, self.chosen.get("num_video_frames"), self.prompt)
+        if self.chosen.get("schedule") not in (None, recommended.get("schedule")):
+            recommended.pop("num_steps", None)  # they are right for the recommended schedule
         flags = fields(Request)
         if config.model.student:
             for name, only in OF_STUDENTS.items():
