@@ -47,7 +47,7 @@ class GenerateOptions(ModelOptions, FileVerb):
     pp_size: Count = option(1, "processes that share the layers")
     tokenizer_model: str | None = option(None, "not needed, as the checkpoint knows its tokenizer")
     video_save_path: str = option(
-        "out.mp4", "NAME.mp4, NAME, or a folder/; several clips get idx=I_rank=R_ before the name", output=True
+        "out.mp4", "NAME.mp4, NAME, or a folder/; several clips get idx=I_rank=R_ in front, seeds seed=S_", output=True
     )
     save_latents: bool = option(False, "also write each latent as NAME.safetensors")
     skip_existing: bool = option(False, "skip what an interrupted run has finished")
