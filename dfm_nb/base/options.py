@@ -154,7 +154,7 @@ class Options(BaseModel):
         for alias, value in values.items():
             name = self.aliases.get(alias, alias)
             if name in given:
-                raise ValueError(f"{name} is given twice, by two of its names; use one")
+                raise ValueError(f"{alias} gives {name} a second time; use one of its names")
             if value is None:
                 continue
             field = known.get(name)
