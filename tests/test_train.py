@@ -25,7 +25,7 @@ from workbench.monitor import Monitor
 
 pytestmark = pytest.mark.slow
 
-SMALL = ["--mock", "--recipe", "demo", *tiny_run.WIDTH, "dataset.mock_latent_sizes=[[1,8,8],[3,4,8],[1,4,4]]"]
+SMALL = ["--mock", "--recipe", "demo", *tiny_run.NETWORK, "dataset.mock_latent_sizes=[[1,8,8],[3,4,8],[1,4,4]]"]
 SMALL += "model.num_layers=2 mixed_precision=fp32 train.eval_interval=0 dataset.task_encoder_seq_length=96".split()
 SMALL += "train.train_iters=12 checkpoint.save_interval=4 checkpoint.keep_last=0 scheduler.lr_warmup_iters=2".split()
 SMALL += "logger.log_interval=4 dataset.condition_frames_prob=0.5 dataset.condition_last_prob=0.5".split()

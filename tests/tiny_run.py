@@ -8,9 +8,9 @@ from tests.conftest import run_ranks
 from tests.networks import cases
 
 VARIANTS = cases("TINY", {"dit": []})
-WIDTH = "model.hidden_size=48 model.num_attention_heads=4 model.patch_spatial=2".split()
+NETWORK = "model.hidden_size=48 model.num_attention_heads=4 model.patch_spatial=2".split()
 SIZE = [
-    *WIDTH,
+    *NETWORK,
     *"model.num_layers=2 train.train_iters=3 train.global_batch_size=1 train.eval_interval=0 optimizer.lr=0.02".split(),
     *"scheduler.lr_warmup_iters=1 dataset.task_encoder_seq_length=160 mixed_precision=fp32".split(),
 ]

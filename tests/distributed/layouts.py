@@ -10,7 +10,7 @@ from tests import tiny_run
 BASE = [
     *"dataset.mock=true dataset.mock_latent_sizes=[[1,8,8],[3,4,6],[1,4,4],[2,8,4]] dataset.num_workers=0".split(),
     *"dataset.task_encoder_seq_length=96 dataset.packing_buffer_size=12 mixed_precision=fp32 rng.seed=7".split(),
-    *tiny_run.WIDTH,
+    *tiny_run.NETWORK,
     *"model.num_layers=4 model.adaln_lora_dim=16 model.in_channels=4 model.text_dim=24 model.rope=true".split(),
     *"train.global_batch_size=4 train.micro_batch_size=1 train.train_iters=5 train.eval_iters=1".split(),
     "train.first_frame_share=0.6",  # not of all tokens the same weight

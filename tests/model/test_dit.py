@@ -17,7 +17,7 @@ from tests import tiny_run
 from tests.refusals import refused
 
 SETTINGS = PackSettings(cfg.resolve(None, overrides=["train.caption_dropout=0"]).config)
-SMALL = [*tiny_run.WIDTH, "model.num_layers=2", "model.in_channels=4", "model.text_dim=6"]
+SMALL = [*tiny_run.NETWORK, "model.num_layers=2", "model.in_channels=4", "model.text_dim=6"]
 
 
 def model_config(*overrides):
