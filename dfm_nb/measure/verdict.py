@@ -5,7 +5,7 @@ Every checkpoint samples the same training and held-out captions with the same s
 1. Copies begin at the first checkpoint whose share of copies among the samples for training captions is significantly
    above that of new pictures: the lower end of its interval is above 1 %, or, with n < 99 held-out pictures, above
    1 / (n + 1), the chance that a new picture is below the least of n. This and later checkpoints are excluded, unless
-   it is the first: then all copy.
+   it is the first: then all are compared.
 2. Of the rest, the one with the smallest kernel distance to held-out pictures is taken. A checkpoint is
    indistinguishable from it if the interval of their difference (same captions, same seeds) includes zero.
 

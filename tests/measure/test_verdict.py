@@ -41,13 +41,13 @@ def test_the_verdict_is_by_copies_then_by_distance(judge):
     found = [judge.figures(100 * i, *some) for i, some in enumerate(made, 1)]
     told = judge.verdict(found)
     best = min(found[:3], key=lambda r: r["kernel_distance"]["value"])["iteration"]
-    assert (told["take"], told["alike"]) == (best, [200, 300])
+    assert (told["take"], told["alike"], told["copies_begin"]) == (best, [200, 300], 400)
     assert told["sentence"].startswith(f"take {best} (") and "copies begin at 400" in told["sentence"].split("; ")
     early = judge.verdict(found[3:])
-    assert early["take"] == 500
+    assert (early["take"], early["copies_begin"]) == (500, 400)
     assert "copies begin at 400, the first checkpoint" in early["sentence"].split("; ")
     assert judge.verdict(found[:2])["copies_begin"] is None
-    assert "12 captions" in told["sentence"]
+    assert "12 captions" in told["sentence"], "fewer than the rule was measured with"
 
 
 def test_differences_of_distances_to_the_same_set_are_narrower():
