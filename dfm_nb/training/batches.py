@@ -61,7 +61,7 @@ def open_store(config: cfg.Config, split: str = "train") -> SampleStore:
     validated = t.eval_iters and 0 < t.eval_interval <= t.train_iters
     if split == "train" and validated and not (held_out or d.use_train_split_for_val) and parallel.rank() == 0:
         log.warning(
-            f"{folder} holds no samples out for validation, so training samples are used, whose loss does not show "
+            f"{folder} has no validation samples, so training samples are used, whose loss does not show "
             "overfitting; more items, or dfm prepare with a larger --val-fraction, give some"
         )
     if split == "val" and not held_out:
