@@ -105,9 +105,10 @@ class PrepareConfig(Verb):
     )
     short_side: int | None = option(
         None,
-        f"px; default: what the tokenizer was made for, else {SHORT_SIDE_PX}; smaller pictures keep their size unless "
-        "--upscale is given; synthetic draws at this size",
+        f"px, divisible by 16; default: what the tokenizer was made for, else {SHORT_SIDE_PX}; smaller pictures keep "
+        "their size unless --upscale is given; synthetic draws at this size",
         ge=16,
+        multiple_of=16,
     )
     fit: Literal["crop", "crop-top", "crop-bottom", "crop-left", "crop-right", "pad"] = option(
         "crop", "to sides that are multiples of 16: crop (the middle, or from which edge to keep) or pad", plan=True
@@ -193,8 +194,7 @@ class PrepareConfig(Verb):
         """`tokenizer`; by default that of the folder if one was begun, else the source's, else `general`."""
         if self.tokenizer:
             return self.tokenizer
-        held = {} if self.overwrite else PreparedFolder(self.output_dir).held_plan()
-        kept = held.get("tokenizer")
+        kept = None if self.overwrite else PreparedFolder(self.output_dir).held_plan().get("tokenizer")
         if kept in plugins.names("tokenizers"):  # never a module's name, whose code would run
             return str(kept)
         return str(getattr(self.source_module, "TOKENIZER", "general"))
