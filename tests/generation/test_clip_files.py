@@ -215,3 +215,4 @@ def test_a_file_with_the_name_of_a_clips_is_kept(name, tmp_path):
     assert (tmp_path / name).read_text() == '{"mine": 1}'
     clip.save(tmp_path / "a.png", latent=True, overwrite=True)
     clip.save(tmp_path / "a.png", latent=True)  # its own
+    refused("folder", clip_files.Clips([clip, clip]).save, tmp_path / "b.mp4")
