@@ -59,6 +59,7 @@ from dfm_nb.data.shard_plan import (
     copies_of,
     evenly,
     grow,
+    share,
     warn_of_copies,
 )
 from dfm_nb.data.shards import SPLITS
@@ -559,7 +560,7 @@ class Preparation:
         """This rank's unfinished shards."""
         rank = self.ranks.rank
         world = self.ranks.world
-        plans = [p._replace(texts=self.plan.get("texts", 0)) for p in self.plans.share(rank, world)]
+        plans = [p._replace(texts=self.plan.get("texts", 0)) for p in share(self.plans, rank, world)]
         count = sum(len(p.items) for p in plans)
         line = f"[INFO] Rank {rank} of {world} processing {count} samples\n"
         os.write(1, line.encode())  # in one write, because several ranks share the terminal

@@ -2,7 +2,7 @@
 
 Every item is in one shard, and a shard belongs to one split. Unless the source sets it, the split depends on the key
 alone, so it stays the same with other ranks and when the source grows. An item takes one byte of memory, and four on
-the planned rank.
+the rank that makes its shard.
 
 In a finished folder whose source grew, what is new goes into new shards, and what was there stays where it is.
 
@@ -124,7 +124,6 @@ class ShardPlans:
         for item, first in first_of.items():
             codes[item] = codes[first]
         self._codes = np.frombuffer(codes, np.uint8)
-        self._world = world
         self._shard_size = shard_size
         self._ranges = balanced_ranges(len(codes), world)
         self.num_items = len(codes)
@@ -133,28 +132,27 @@ class ShardPlans:
         """Indices of the items of a split."""
         return np.flatnonzero(self._codes == SPLITS.index(split))
 
-    def of_rank(self, rank: int) -> Iterator[ShardPlan]:
-        """The shards of one original rank: first training, then validation, then test."""
-        start, stop = self._ranges[rank]
-        number = 0
-        for code, split in enumerate(SPLITS):
-            items = (np.flatnonzero(self._codes[start:stop] == code) + start).astype(np.uint32)
-            for first in range(0, len(items), self._shard_size):
-                yield ShardPlan(f"rank{rank}-{number:06d}.tar", split, items[first : first + self._shard_size])
-                number += 1
-
     def all(self) -> Iterator[ShardPlan]:
-        """The shards of all ranks, in order."""
-        for rank in range(self._world):
-            yield from self.of_rank(rank)
+        """The shards of all ranks, in order: of each first training, then validation, then test."""
+        for rank, (start, stop) in enumerate(self._ranges):
+            number = 0
+            for code, split in enumerate(SPLITS):
+                items = (np.flatnonzero(self._codes[start:stop] == code) + start).astype(np.uint32)
+                for first in range(0, len(items), self._shard_size):
+                    yield ShardPlan(f"rank{rank}-{number:06d}.tar", split, items[first : first + self._shard_size])
+                    number += 1
 
-    def share(self, rank: int, world: int) -> list[ShardPlan]:
-        """The shards that rank `rank` of `world` makes: its own, or an equal part of all if another world started."""
-        if world == self._world:
-            return list(self.of_rank(rank))
-        plans = list(self.all())
-        start, stop = balanced_ranges(len(plans), world)[rank]
-        return plans[start:stop]
+
+def share(plans: "ShardPlans | GrownPlans", rank: int, world: int) -> list[ShardPlan]:
+    """The shards that rank `rank` of `world` makes.
+
+    They are dealt to and fro, the largest first: neighbours cost about as much, and shares are about as large.
+    """
+    sizes = [len(plan.items) for plan in plans.all()]
+    place = np.arange(len(sizes)) % (2 * world)
+    mine = np.minimum(place, 2 * world - 1 - place) == rank
+    dealt = set(np.argsort(np.negative(sizes), kind="stable")[mine].tolist())
+    return [plan for i, plan in enumerate(plans.all()) if i in dealt]
 
 
 def evenly(items: Sequence[int] | np.ndarray, count: int) -> list[int]:
@@ -296,10 +294,6 @@ class GrownPlans:
     def all(self) -> Iterator[ShardPlan]:
         """The shards of all ranks, in order."""
         yield from self._plans
-
-    def share(self, rank: int, world: int) -> list[ShardPlan]:
-        """The shards that rank `rank` of `world` makes."""
-        return self._plans[rank::world]
 
 
 class Stock:
