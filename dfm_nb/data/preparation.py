@@ -106,10 +106,9 @@ class PrepareConfig(Verb):
     )
     short_side: int | None = option(
         None,
-        f"px, divisible by 16; default: what the tokenizer was made for, else {SHORT_SIDE_PX}; smaller pictures keep "
-        "their size unless --upscale is given; synthetic draws at this size",
+        f"px, rounded to a multiple of 16; default: what the tokenizer was made for, else {SHORT_SIDE_PX}; smaller "
+        "pictures keep their size unless --upscale is given; synthetic draws at this size",
         ge=16,
-        multiple_of=16,
     )
     fit: Literal["crop", "crop-top", "crop-bottom", "crop-left", "crop-right", "pad"] = option(
         "crop", "to sides that are multiples of 16: crop (the middle, or from which edge to keep) or pad", plan=True
@@ -380,9 +379,9 @@ class Preparation:
         began = held.get("ranks")
         if type(began) is not int or not 0 < began <= MOST_RANKS:
             began = self.ranks.world
-        share = self.val_share
+        fraction = self.val_share
         if config.val_fraction is None and held.get("val_fraction") in (VAL_FRACTION, SMALL_VAL_FRACTION):
-            share = held["val_fraction"]  # as the default was when the folder was begun
+            fraction = held["val_fraction"]  # as the default was when the folder was begun
         settings = fields(PrepareConfig).items()
         of_encoders = (*plugins.flags("tokenizers"), *plugins.flags("text_encoders"))
         plan = {
@@ -393,7 +392,7 @@ class Preparation:
             "edits": edits_sha256(self.folder.path),
             **{name: getattr(config, name) for name, field in settings if field.marks.get("plan")},
             "tokenizer": config.tokenizer_name,
-            "val_fraction": share,
+            "val_fraction": fraction,
             **{name: config.options.get(name) for name in of_encoders},
         }
         if plugins.takes(config.source_module, "size_px"):

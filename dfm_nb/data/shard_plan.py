@@ -146,7 +146,8 @@ class ShardPlans:
 def share(plans: "ShardPlans | GrownPlans", rank: int, world: int) -> list[ShardPlan]:
     """The shards that rank `rank` of `world` makes.
 
-    They are dealt to and fro, the largest first: neighbours cost about as much, and shares are about as large.
+    They are dealt to and fro, the largest first: shares are about as large, and each has items of all parts of a large
+    source, whose stills and clips may be apart.
     """
     sizes = [len(plan.items) for plan in plans.all()]
     place = np.arange(len(sizes)) % (2 * world)
