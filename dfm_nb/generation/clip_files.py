@@ -108,7 +108,7 @@ class Clips(list):
 
     def save(self, folder: StrPath) -> list[Path]:
         """`Generated.save` into a folder as 0.mp4, 1.mp4, ...; returns the paths."""
-        if Path(folder).suffix.lower() in (".mp4", ".png"):
+        if Path(folder).suffix.lower() in IMAGE_SUFFIXES | VIDEO_SUFFIXES:
             raise ValueError(f"clips are saved into a folder, and {folder} is a file's name; one: clips[0].save(...)")
         digits = len(str(len(self) - 1))
         return [clip.save(Path(folder, f"{i:0{digits}}.mp4")) for i, clip in enumerate(self)]
