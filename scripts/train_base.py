@@ -131,7 +131,7 @@ class Student(Base):
 A few-step student of the packaged `butterflies`: `Pipeline.from_pretrained("butterflies-student")`. It calls the
 network four times a sample instead of 16, without guidance ([how](../../../docs/students.md)). The Studio opens it by
 default ([what it loses](../../../benchmarks/results/sampler_quality.md#the-packaged-student))."""
-    machine, processes = "one shared CPU core", 1
+    machine, processes = "one CPU core", 1
     drawn, recipe, images, clips, seed = "synthetic:square", "student", 2_400, 1_200, 0
     limits = """
 What its teacher cannot do; and guidance, negative prompts and other samplers, for which use the teacher."""

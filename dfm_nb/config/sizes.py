@@ -30,7 +30,7 @@ def peak_flops(gpu: str) -> float | None:
 
 
 SIZES: dict[str, dict[str, Any]] = {
-    # ours, for unit tests; minutes on two CPU cores; the packaged model, two hours on two CPU cores
+    # ours, for unit tests; minutes on two CPU cores; the packaged model, four hours
     "tiny": size_row(2, 64, 4),
     "demo": size_row(4, 192, 6),
     "base": size_row(6, 192, 6),

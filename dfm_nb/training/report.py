@@ -34,7 +34,7 @@ from dfm_nb.training.trainer import StepResult
 PASSES = {
     140: "In measured runs of that many passes, 85 to 100 % of the pictures came back from their captions",
     35: "In measured runs of that many passes, 25 to 93 % of the pictures came back from their captions",
-    0: "The shortest measured run made 35",
+    0: "No run of fewer than 35 was measured",
 }
 """What runs with at least that many passes over pictures gave (docs/own-pictures.md)."""
 
