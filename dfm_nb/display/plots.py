@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,16 +24,22 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#BC6698", "#B07A00", "#2F8DC9")
 """Okabe and Ito's colours, which colour-blind people can distinguish; the last three darker, for 3:1 on white."""
 
 
-def blank(width_in: float, height_in: float, dpi: int = 120) -> Figure:
-    """An empty figure to draw on; every plot begins with one."""
+@contextlib.contextmanager
+def importing_matplotlib() -> Iterator[None]:
+    """matplotlib 3.11 first looks for a `matplotlibrc` of the current folder. Files there are data: bytes would end it,
+    a pipe hang it."""
     exists = os.path.exists
-    # matplotlib 3.11 first looks for a `matplotlibrc` of the current folder, by this function. Files there are data:
-    # bytes would end it, a pipe hang it.
     os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
     try:
-        from matplotlib.figure import Figure  # no pyplot: no global state, no display
+        yield
     finally:
         os.path.exists = exists
+
+
+def blank(width_in: float, height_in: float, dpi: int = 120) -> Figure:
+    """An empty figure to draw on; every plot begins with one."""
+    with importing_matplotlib():
+        from matplotlib.figure import Figure  # no pyplot: no global state, no display
     return Figure(figsize=(width_in, height_in), dpi=dpi, layout="constrained", facecolor="white")
 
 

@@ -30,6 +30,12 @@ def test_contact_sheet_shows_every_picture_and_keeps_a_caption_under_it():
     assert png.getextrema()[3] == (0, 255), "a dark page shows between picture and caption"
 
 
+def test_letters_of_other_scripts_are_no_boxes():
+    still = np.zeros((1, 64, 64, 3), np.uint8)
+    zhe, shcha = (display.contact_sheet({"": [([still], caption)]}) for caption in "жщ")
+    assert not np.array_equal(zhe, shcha)
+
+
 def test_inline_html_carries_the_clip_and_escapes_the_caption(tmp_path):
     text = display.inline_html(gradient(5), 8, 'a <b>"bold"</b> & blue one')
     assert "<b>" not in text and "&lt;b&gt;&quot;bold&quot;" in text
