@@ -150,9 +150,9 @@ def share(plans: "ShardPlans | GrownPlans", rank: int, world: int) -> list[Shard
     source, whose stills and clips may be apart.
     """
     sizes = [len(plan.items) for plan in plans.all()]
-    place = np.arange(len(sizes)) % (2 * world)
-    mine = np.minimum(place, 2 * world - 1 - place) == rank
-    dealt = set(np.argsort(np.negative(sizes), kind="stable")[mine].tolist())
+    order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+    both = 2 * world
+    dealt = {*order[rank::both], *order[both - 1 - rank :: both]}
     return [plan for i, plan in enumerate(plans.all()) if i in dealt]
 
 
