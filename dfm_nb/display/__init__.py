@@ -18,7 +18,7 @@ from dfm_nb.base.markup import Html, fill
 from dfm_nb.base.records import Clip
 from dfm_nb.base.run import Run, iteration_folders
 from dfm_nb.base.video import compressed
-from dfm_nb.display.plots import importing_matplotlib
+from dfm_nb.display.plots import load_matplotlib
 
 # 4.5 : 1 on white and on black, for a sheet has no ground of its own: the page that shows it may be light or dark
 INK = (118, 118, 118)
@@ -101,9 +101,7 @@ def _entry(videos: Sequence[np.ndarray], caption: str, cell: int) -> Image.Image
 
 def _text(text: str, width: int, size: int) -> Image.Image:
     """Text in as many lines of `width` px as it needs, at most `CAPTION_LINES`."""
-    with importing_matplotlib():
-        from matplotlib import get_data_path
-    font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
+    font = ImageFont.truetype(f"{load_matplotlib().get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
     for letters in range(width // 4, 0, -1):  # as many as fit: their widths differ by a factor of five
         lines = textwrap.wrap(text, letters, max_lines=CAPTION_LINES, placeholder="…")
         if max(map(font.getlength, lines), default=0) <= width:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,22 +25,25 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#BC6698", "#B07A00", "#2F8DC9")
 """Okabe and Ito's colours, which colour-blind people can distinguish; the last three darker, for 3:1 on white."""
 
 
-@contextlib.contextmanager
-def importing_matplotlib() -> Iterator[None]:
-    """matplotlib 3.11 first looks for a `matplotlibrc` of the current folder. Files there are data: bytes would end it,
-    a pipe hang it."""
+@functools.cache
+def load_matplotlib() -> ModuleType:
+    """The package, imported without a file of the current folder."""
     exists = os.path.exists
+    # matplotlib 3.11 first looks for a `matplotlibrc` of the current folder, by this function. Files there are data:
+    # bytes would end it, a pipe hang it.
     os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
     try:
-        yield
+        import matplotlib
     finally:
         os.path.exists = exists
+    return matplotlib
 
 
 def blank(width_in: float, height_in: float, dpi: int = 120) -> Figure:
     """An empty figure to draw on; every plot begins with one."""
-    with importing_matplotlib():
-        from matplotlib.figure import Figure  # no pyplot: no global state, no display
+    load_matplotlib()
+    from matplotlib.figure import Figure  # no pyplot: no global state, no display
+
     return Figure(figsize=(width_in, height_in), dpi=dpi, layout="constrained", facecolor="white")
 
 
