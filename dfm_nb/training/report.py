@@ -31,12 +31,8 @@ from dfm_nb.packs.packs import Pack
 from dfm_nb.parallel.groups import layout_of
 from dfm_nb.training.trainer import StepResult
 
-PASSES = {
-    140: "In measured runs of that many passes, 85 to 100 % of the pictures came back from their captions",
-    35: "In measured runs of that many passes, 25 to 93 % of the pictures came back from their captions",
-    0: "No run of fewer than 35 was measured",
-}
-"""What runs with at least that many passes over pictures gave (docs/own-pictures.md)."""
+PASSES = {140: "85 to 100 %", 35: "25 to 93 %"}
+"""Pictures that came back from their captions in runs with at least that many passes (docs/own-pictures.md)."""
 
 Values = Mapping[str, "float | Sample"]
 Logger = Callable[[Run, LoggerConfig, Mapping[str, object]], Generator[None, tuple[int, Values], None]]
@@ -262,14 +258,18 @@ def epoch_tokens(config: cfg.Config, store: SampleStore) -> list[np.ndarray]:
 def expected(config: cfg.Config, store: SampleStore, tokens: float) -> str:
     """What that many tokens of training are for the samples, and what that has given."""
     stills, clips = epoch_tokens(config, store)
-    epochs = tokens / (stills.sum() + clips.sum())
+    epoch = stills.sum() + clips.sum()
+    epochs = tokens / epoch
     uses = {"picture": (len(stills), epochs), "clip": (len(clips), epochs * config.dataset.clip_weight)}
     parts = []
     for kind, (count, n) in uses.items():
         if count:
             parts.append(f"about {format(n, '.0f' if n >= 1 else '.2f')} over each {kind}")
-    gave = next(text for least, text in PASSES.items() if epochs >= least)
+    seen = next((share for least, share in PASSES.items() if epochs >= least), None)
+    gave = f"No run of fewer than {min(PASSES)} was measured"
+    if seen:
+        gave = f"In measured runs of that many passes, {seen} of the pictures came back from their captions"
     of_stills = f". {gave} (docs/own-pictures.md)" if len(stills) else ""
-    share = clips.sum() / (stills.sum() + clips.sum())
+    share = clips.sum() / epoch
     work = f"; clips take {share:.0%} of the work" if 0 < share < 1 else ""
     return f"Passes of training: {', '.join(parts)}{work}{of_stills}"
