@@ -5,7 +5,7 @@ on one. `drawings` trains on one core; it needs what `fetch_openclipart.py` and 
 training can be given, such as the weights to train on from. A second run skips finished stages and resumes a stopped
 training.
 
-    python scripts/train_base.py --run-dir runs/base --output runs/base checkpoint.pretrained=butterflies
+    python scripts/train_base.py --run-dir runs/base --output runs/base
     python scripts/train_base.py --model drawings --clipart data/openclipart \\
         --emoji data/fluent data/flat data/noto data/noto-v1 --run-dir runs/drawings --output runs/drawings \\
         checkpoint.pretrained=drawings train.train_iters=10000
@@ -63,7 +63,7 @@ are ragged."""
 
     def settings(self) -> list[str]:
         """Of the training, apart from the recipe."""
-        return ["optimizer.lr=2e-4", "train.train_iters=4000"]
+        return ["checkpoint.pretrained=butterflies", "optimizer.lr=2e-4", "train.train_iters=4000"]
 
     def main(self, output: Path, overrides: list[str]) -> None:
         result, asset = self.run / "evaluation.json", output / f"{self.name}.safetensors"
